@@ -63,7 +63,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     due = [(row.session_id, row.priority) for row in rows]
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
-    refused = _refused(runtime, due)
+    refused = _wake_sessions(runtime, due)
     deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
     if deliveries[sent:]:
@@ -71,7 +71,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     runtime.eraser.finish_due()
-    drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
+    drawn = 0 if refused or endings[begun:] else _wake_consolidations(runtime)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
         runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
@@ -83,7 +83,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     return swept
 
 
-def _consolidations(runtime: Runtime) -> int:
+def _wake_consolidations(runtime: Runtime) -> int:
     """Publish wake-ups for ended sessions that still wait for consolidation; the number that the broker took."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
     found = consolidate.consolidations_to_wake(
@@ -100,7 +100,7 @@ def postpone(runtime: Runtime, session_id: UUID) -> None:
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 
-def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
+def _wake_sessions(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
     """Publish wake-ups until the broker refuses one; returns the sessions that were not woken."""
     for number, (session_id, priority) in enumerate(due):
         if not runtime.wake.session(session_id, priority):

@@ -88,9 +88,9 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
     try:
         return Decision.model_validate(given)
     except ValidationError as error:
-        wrong = error.errors(include_input=False)
+        items = error.errors(include_input=False)
         raise InvalidRequest(
-            " ".join(f"{'.'.join(map(str, item['loc']))}: {what_is_wrong(item)}." for item in wrong)
+            " ".join(f"{'.'.join(map(str, item['loc']))}: {what_is_wrong(item)}." for item in items)
         ) from None
 
 

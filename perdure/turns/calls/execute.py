@@ -47,7 +47,8 @@ _MOST_LOGGED = 10_000
 
 _MOST_CAUSES = 50
 
-_LOOK_UP_S = 0.5
+_POLL_S = 0.5
+"""Seconds between two checks for a lost lease."""
 
 _RECORDING_S = 5.0
 """Extra seconds to record a result that arrived within the time limit."""
@@ -71,11 +72,11 @@ class CallThread:
         variables: WorkingVariables,
         done: queue.SimpleQueue[CallThread],
         *,
-        came: threading.Event | None = None,
+        arrived: threading.Event | None = None,
     ) -> None:
         self.planned = planned
         self._until = until
-        self._came = came or threading.Event()
+        self._arrived = arrived or threading.Event()
         self.variables = variables
         self.outcome: Any = None
         self._work = work
@@ -86,7 +87,7 @@ class CallThread:
     @property
     def until(self) -> float:
         """The call's deadline (monotonic); `_RECORDING_S` later if its result arrived in time."""
-        return self._until + (_RECORDING_S if self._came.is_set() else 0.0)
+        return self._until + (_RECORDING_S if self._arrived.is_set() else 0.0)
 
     @property
     def alive(self) -> bool:
@@ -101,7 +102,7 @@ class CallThread:
         except ToolError as error:
             # The error's message may quote a user's text.
             kind = type(error.__cause__ or error).__name__
-            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_short(error.__cause__))
+            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(error.__cause__))
             self.outcome = error
         except BaseException as error:
             log.exception("tool %s ended its thread", self.planned.call.name)
@@ -109,13 +110,13 @@ class CallThread:
         self._done.put(self)
 
 
-def _marked(event: threading.Event, *, if_so: bool) -> bool:
-    if if_so:
+def _set_if(event: threading.Event, *, condition: bool) -> bool:
+    if condition:
         event.set()
-    return if_so
+    return condition
 
 
-def _short(error: BaseException | None) -> BaseException | None:
+def _loggable_cause(error: BaseException | None) -> BaseException | None:
     """The error if its traceback may be logged, `None` if a message in its chain of causes is very long."""
     each = error
     for _ in range(_MOST_CAUSES):
@@ -173,7 +174,7 @@ class Executor:
         results: list[Result] = []
         while waiting:
             self._hold.step_within(max(run.until for run in waiting.values()) - self._now())
-            finished = self._next(done, waiting.values())
+            finished = self._next_finished(done, waiting.values())
             if finished is not None:
                 # A finished call counts before a time limit that has passed since.
                 position = finished.planned.position
@@ -276,10 +277,10 @@ class Executor:
         results.append(found)
         return False
 
-    def _next(self, done: queue.SimpleQueue[CallThread], waiting: Any) -> CallThread | None:
+    def _next_finished(self, done: queue.SimpleQueue[CallThread], waiting: Any) -> CallThread | None:
         left = min(run.until for run in waiting) - self._now()
         try:
-            finished = done.get(timeout=max(0.0, min(left, _LOOK_UP_S)))
+            finished = done.get(timeout=max(0.0, min(left, _POLL_S)))
         except queue.Empty:
             finished = None
         if self._hold.lost:
@@ -297,10 +298,10 @@ class Executor:
             self.extend(planned)
         # A successor decides the call no earlier than this, so its time limit ends no later.
         context, until = self._context(planned), self._until(planned)
-        came = threading.Event()
+        arrived = threading.Event()
 
         def record_result(status: str, text: str) -> None:
-            in_time = _marked(came, if_so=self._now() < until)
+            in_time = _set_if(arrived, condition=self._now() < until)
             if record or not in_time:
                 self._finish(planned, status, text, context.working_variables.changes())
 
@@ -315,7 +316,7 @@ class Executor:
             record_result("done", text)
             return text
 
-        return CallThread(planned, work, until, context.working_variables, done, came=came)
+        return CallThread(planned, work, until, context.working_variables, done, arrived=arrived)
 
     def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
         """The tool's result, with the agent's hooks before and after.
@@ -337,7 +338,7 @@ class Executor:
         # A hook that hangs must not use up the call's time limit.
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
-        self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
+        self._call_hooks(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
         # Checked last, in this thread: after a pause of the process, another worker may run the session.
         if not self._may_begin(planned):
             raise NotBegun
@@ -349,10 +350,10 @@ class Executor:
             lease_s=until - self._now(),
             is_over=lambda: self._now() >= until,
         )
-        self._hooked(lambda: call_hooks(self._agent.after_tool, ToolCalled(seen, text), within_s, leaks))
+        self._call_hooks(lambda: call_hooks(self._agent.after_tool, ToolCalled(seen, text), within_s, leaks))
         return text
 
-    def _hooked(self, call: Callable[[], None]) -> None:
+    def _call_hooks(self, call: Callable[[], None]) -> None:
         try:
             call()
         except ToolError:

@@ -128,7 +128,7 @@ class Ledger:
         results: list[Result] = []
         again: list[Planned] = []
         for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
-            found = self._known_or_again(fresh, rows.get(fresh.position))
+            found = self._recorded_or_planned(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
             else:
@@ -137,7 +137,7 @@ class Ledger:
             self._executor.extend(each)
         return results, again
 
-    def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
+    def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
             return refused_result(fresh)
         if row is None or row.status != "intended":

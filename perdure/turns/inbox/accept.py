@@ -172,30 +172,30 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
         rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
-        # Read the earlier message only after the session is locked: the same message, or the session's first one, may be
-        # accepted concurrently.
+        # Look for an earlier message only after the session is locked: the same message, or the session's first one,
+        # may be accepted concurrently.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
         if ending is not None and not earlier:
             transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
         if (ending is not None or not targets) and not earlier:
-            _open(runtime, transaction, message, parameters)
+            _open_session(runtime, transaction, message, parameters)
             targets = transaction.run(sessions.LOCK_TARGET, parameters)
             earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         if earlier:
-            return _again(earlier[0], parameters)
+            return _repeated(earlier[0], parameters)
         rate_limit.check(transaction, runtime.settings.guard, message.user_id)
         if not targets:
             raise Unavailable(_CHANGED)
         if targets[0].over:
             raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
         if targets[0].unsettled:
-            return _into_busy(runtime, transaction, targets[0].session_id, parameters)
-        return replace(_queued(transaction, parameters), ending=ending)
+            return _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
+        return replace(_enqueue_locked(transaction, parameters), ending=ending)
 
 
-def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
+def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     if row.text != parameters["text"]:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
     mine = row.turn_id == parameters["turn_id"]  # committed by an earlier try of this call
@@ -203,7 +203,7 @@ def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
 
-def _open(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
+def _open_session(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
     if message.session_id is not None:
         raise NotFound("There is no such session.")
     agent = message.agent or runtime.agents.default.name
@@ -211,7 +211,9 @@ def _open(runtime: Runtime, transaction: Transaction, message: Incoming, paramet
     transaction.run(sessions.OPEN, opened)
 
 
-def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit:
+def _accept_into_busy(
+    runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
+) -> _Commit:
     match OnBusy(parameters["on_busy"]):
         case OnBusy.REJECT:
             raise Conflict("The session is busy with an earlier message.")
@@ -221,15 +223,15 @@ def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, par
                 row = rows[0]
                 accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False)
                 return _Commit(accepted, wake=not row.held)
-            return _queued(transaction, parameters)
+            return _enqueue_locked(transaction, parameters)
         case OnBusy.INTERRUPT:
             deliveries = _interrupt(runtime, transaction, session_id)
-            return replace(_queued(transaction, parameters), deliveries=deliveries)
+            return replace(_enqueue_locked(transaction, parameters), deliveries=deliveries)
         case OnBusy.ENQUEUE:
-            return _queued(transaction, parameters)
+            return _enqueue_locked(transaction, parameters)
 
 
-def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
+def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
     commit = _enqueue(transaction, {**parameters, "on_busy": OnBusy.ENQUEUE})
     if commit is None:
         raise Unavailable(_CHANGED)

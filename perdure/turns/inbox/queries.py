@@ -128,9 +128,9 @@ QUEUE_UP = Statement(
     "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
 )
 
-# Seconds until each sliding window has room: until its oldest counted message leaves it. A message with a timestamp more
-# than 10 s in the future was accepted while the clock was ahead and is not counted; within 10 s, transactions merely
-# committed out of order.
+# Seconds until all sliding windows have room: until the oldest counted message leaves each. A timestamp more than 10 s
+# in the future was written while the clock was ahead, and is not counted; within 10 s, transactions merely committed
+# out of order.
 FULL_FOR = Statement(
     "turns.full_for",
     """

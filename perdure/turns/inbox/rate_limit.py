@@ -1,6 +1,7 @@
 """Rate limits: messages of one user that are accepted per minute and per hour.
 
-Without a limit no statement is run. With one, a user's messages are accepted one at a time, so the count is exact. A repeated message is not counted again.
+Without a limit no statement is run. With one, a user's messages are accepted one at a time, so the count is exact. A
+repeated message is not counted again.
 """
 
 from __future__ import annotations

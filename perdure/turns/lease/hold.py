@@ -100,7 +100,7 @@ class Hold:
             self.cancelled = True
             self.unwanted.set()
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def lose(self) -> None:
         """Stop: another claim has raised the fence."""
@@ -108,14 +108,14 @@ class Hold:
             self.lost = True
             self.unwanted.set()
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def drain(self) -> None:
         """Stop at the next safe point: a model call is aborted, tool calls are awaited."""
         with self._lock:
             self.draining = True
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def expire_overdue(self) -> None:
         """Abort the model call, or the present attempt of it, if its deadline has passed."""
@@ -129,13 +129,13 @@ class Hold:
         return self._call
 
 
-def _end(call: ModelCall | None) -> None:
+def _abort(call: ModelCall | None) -> None:
     """Abort the call. Never under the lock: `abort` runs the model's own code."""
     if call is not None:
         call.abort()
 
 
-def _all_held(holds: Sequence[Hold]) -> dict[str, Any]:
+def all_held(holds: Sequence[Hold]) -> dict[str, Any]:
     """The parameters of a statement that is conditional on the fences of several sessions."""
     return {
         "session_ids": [hold.session_id for hold in holds],

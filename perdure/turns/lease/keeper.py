@@ -21,7 +21,7 @@ from perdure.sessions.states import State
 from perdure.settings import TurnSettings
 from perdure.turns.lease import queries
 from perdure.turns.lease.claim import Claimed
-from perdure.turns.lease.hold import Hold, _all_held
+from perdure.turns.lease.hold import Hold, all_held
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Keeper:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
-        rows = self._database.run(queries.RELEASE_ALL, _all_held(holds), urgent=True) if holds else ()
+        rows = self._database.run(queries.RELEASE_ALL, all_held(holds), urgent=True) if holds else ()
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
@@ -155,7 +155,7 @@ class Keeper:
         asked_at = self._clock.monotonic()
         rows = self._database.run(
             queries.RENEW,
-            {**_all_held(holds), "lease_s": self._limits.lease_s},
+            {**all_held(holds), "lease_s": self._limits.lease_s},
             urgent=True,
         )
         renewed = {row.session_id for row in rows}

@@ -65,9 +65,9 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     limits = runtime.settings.memory
     quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
-    earlier = _earlier(runtime, turn.before, quoter)
+    earlier = _previous_session(runtime, turn.before, quoter)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - estimate_tokens(earlier)})
-    past, case_ids = _past(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
+    past, case_ids = _recall(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
     quotations = [each for each in (*past, earlier) if each]
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
@@ -85,7 +85,7 @@ def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[T
     return sent
 
 
-def _past(
+def _recall(
     runtime: Runtime,
     hold: Hold,
     turn: TurnRef,
@@ -157,7 +157,7 @@ def _channel(present: str, previous: str | None) -> str:
     return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
 
 
-def _earlier(runtime: Runtime, before: Before, quoter: Quoter) -> str:
+def _previous_session(runtime: Runtime, before: Before, quoter: Quoter) -> str:
     budget = runtime.settings.memory.budget_archive
     if before.session_id is None:
         return ""

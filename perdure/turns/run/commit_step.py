@@ -1,7 +1,7 @@
 """The commit of a step: messages, tool calls' intents, tool results and changed working variables, in one statement.
 
 The statement (`queries.STEP`) is conditional on the fence and on the session's tick. A reply is committed with the
-intents of its tool calls before a tool begins; results are committed before the model is asked again. Called by the
+intents of its tool calls before a tool begins; results are committed before the model is called again. Called by the
 step loop (`react`).
 """
 

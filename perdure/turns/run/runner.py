@@ -355,7 +355,7 @@ class Runner:
 
         Reads nothing that may have caused the failures.
         """
-        verdict = _held(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
+        verdict = _held_verdict(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
         if verdict is None:
             cancelled = ref.cancel_requested_at is not None
             ending = Cancelled() if cancelled else Failed(_out_of_attempts(self._limits.max_attempts))
@@ -437,7 +437,7 @@ class Runner:
             return False
         if ref.cancel_requested_at is not None:
             ending = Cancelled()
-        verdict = _held(ref) or conclude_unread(
+        verdict = _held_verdict(ref) or conclude_unread(
             self._runtime.database, hold.session_id, ref, self._render_error(ref, ending)
         )
         settled = self._settle(ref, hold, verdict, saved=False)
@@ -448,7 +448,7 @@ class Runner:
         return True
 
 
-def _held(ref: TurnRef) -> Verdict | None:
+def _held_verdict(ref: TurnRef) -> Verdict | None:
     """The held verdict; None if there is none, or this release cannot parse it."""
     if ref.held is None:
         return None

@@ -124,7 +124,7 @@ def conclude(
     case_ids: Sequence[str] = (),
 ) -> Verdict:
     """The verdict on a turn with this ending, which closes open calls. `case_ids` are the cases in its prompt."""
-    closing, variables = _closed(executor, session_id, turn, transcript)
+    closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)
     usage = transcript.usage
@@ -152,7 +152,7 @@ def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending:
     [remains] = executor.run(
         queries.REMAINS, {"session_id": session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
     )
-    said = [_said(turn.turn_id, each) for each in remains.uncommitted]
+    said = [_inbox_entry(turn.turn_id, each) for each in remains.uncommitted]
     closing = [
         Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
         for each in remains.open_calls
@@ -216,7 +216,7 @@ def settle(
     return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id, rows[0].others_wait)
 
 
-def _closed(
+def _close_calls(
     executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
 ) -> tuple[list[Entry], dict[str, Any] | None]:
     """Results for the open calls, and the working variables with the changes of those that finished."""
@@ -233,7 +233,7 @@ def _closed(
     return closing, variables.changed()
 
 
-def _said(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
+def _inbox_entry(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
     """An uncommitted message of the inbox as an entry."""
     accepted_at = datetime.fromisoformat(message["accepted_at"])
     return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)

@@ -91,7 +91,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
-    rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
+    rows = persist(runtime, hold, turn.turn_id, lambda: _hold_verdict(runtime, hold, turn, verdict))
     if isinstance(rows, Claimed):  # another runner has settled the turn
         raise LeaseLost
     snapshot = AgentSnapshot(
@@ -106,17 +106,17 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         event_queue_backup=pending.events(rows[0].pending),
     )
     hold.step_within(_STEP_S)
-    stale = _offer(runtime.snapshots, snapshot, hold.token)
+    stale = _try_save(runtime.snapshots, snapshot, hold.token)
     if stale is None:
         return
     # The store has a newer snapshot: either another worker holds the session, or the database was restored from an
     # older backup.
-    _require_ours(runtime, hold)
+    _require_lease(runtime, hold)
     try:
         runtime.snapshots.set_aside(hold.session_id, stale.stored, f"the session is at tick {rows[0].tick}")
     except PerdureError as error:
         raise NotSaved(error.message) from error
-    stale = _offer(runtime.snapshots, snapshot, hold.token)
+    stale = _try_save(runtime.snapshots, snapshot, hold.token)
     if stale is not None:
         raise NotSaved(stale.message)
 
@@ -135,7 +135,7 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
             return None
         if found.version == kept.saved:
             return found.snapshot if kept.tick == kept.saved.tick else None
-        _require_ours(runtime, hold)
+        _require_lease(runtime, hold)
         committed = f"the committed one is of {kept.saved}" if kept.saved else "no snapshot is committed"
         store.set_aside(claimed.session_id, found.version, f"it is of {found.version}; {committed}")
     except LeaseLost:
@@ -146,7 +146,7 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
     return None
 
 
-def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
+def _hold_verdict(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
         queries.HOLD,
@@ -164,7 +164,7 @@ def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequ
     return rows
 
 
-def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
+def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
     """Save `snapshot`; returns the store's error if it has a newer one."""
     try:
         store.save(snapshot, token)
@@ -175,7 +175,7 @@ def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSn
     return None
 
 
-def _require_ours(runtime: Runtime, hold: Hold) -> None:
+def _require_lease(runtime: Runtime, hold: Hold) -> None:
     rows = runtime.database.run(queries.OWNED, hold.held)
     if not rows:
         raise LeaseLost
