@@ -209,8 +209,8 @@ def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCap
     sent = harness.send()
     with caplog.at_level(logging.ERROR):
         harness.run(sent.session_id)
-    assert f"turn {sent.turn_id} is held back because its snapshot is not saved" in caplog.text
-    assert "Make room. Next attempt in 5 s." in caplog.text
+    assert f"turn {sent.turn_id} is not answered: its snapshot is not saved" in caplog.text
+    assert "Make room. Again in 5 s." in caplog.text
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
@@ -335,7 +335,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     assert _count(harness)["status"] == "done"
     assert _results(harness)[-1] == "2"
     assert spy.kept_aside(session_id)
-    assert f"it is of {version}; the one that was committed: at token 1, tick 3" in caplog.text
+    assert f"it is of {version}; the committed one is of token 1, tick 3" in caplog.text
     assert spy.saved[-1] == _committed(harness, session_id).version
 
 

@@ -1,10 +1,8 @@
-"""The tool ledger: intents are committed with the message that asks for the calls, results afterwards.
+"""The tool ledger: runs the calls of a message, and resumes them after a crash.
 
-`run.commit_step` commits both. `calls.execute` also writes the result of each of several calls, and a late one, to its
-own row (`FINISH_EFFECT`).
-
-`Ledger` runs the calls of one message, and decides calls that a crash, a lost lease or a timeout left in doubt.
-Calls that wait for approval have not begun and are not in doubt (`approvals`).
+Their intents are committed with the message, their results afterwards (`run.commit_step`). After a
+crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it. Calls
+that wait for approval have not begun and are not in doubt (`approvals`).
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class Interrupted(Exception):
 
 
 class Ledger:
-    """The tool calls of one message, for the turn that runs under `hold`."""
+    """Runs and resumes the tool calls of the turn under `hold`, one message at a time."""
 
     def __init__(
         self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet | None = None
@@ -97,7 +95,7 @@ class Ledger:
         return in_call_order(with_edited_arguments(asking, rows, results + self._executor.run(again)))
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Begin calls that waited for approval: results of those that do not run, and the calls to run."""
+        """Begin calls that waited for approval; returns results of those that do not run, and the calls to run."""
         planned = plan(self._tools(), calls_as_decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
@@ -121,7 +119,7 @@ class Ledger:
         return [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running], again
 
     def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Take over calls that another worker began: the results of decided ones, and the calls to run again."""
+        """Take over calls that another worker began; returns results of decided ones, and the calls to run again."""
         wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
         if wait_s > 0:
             self._wait(wait_s)
@@ -130,7 +128,7 @@ class Ledger:
         results: list[Result] = []
         again: list[Planned] = []
         for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
-            found = self._known_or_again(fresh, rows.get(fresh.position))
+            found = self._recorded_or_planned(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
             else:
@@ -139,7 +137,7 @@ class Ledger:
             self._executor.extend(each)
         return results, again
 
-    def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
+    def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
             return refused_result(fresh)
         if row is None or row.status != "intended":

@@ -23,7 +23,7 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What preceded a turn: the channel of the turn before it, and the previous session with its summary."""
+    """The previous turn's channel, and the user's previous session with its summary, if any."""
 
     channel: str | None = None
     session_id: UUID | None = None
@@ -43,18 +43,18 @@ class TurnRef:
     cancel_requested_at: datetime | None
     before: Before = Before()
     held: str | None = None
-    """The turn's verdict as JSON, once it waits for the session's snapshot to be saved; else `None`."""
+    """The held verdict as JSON: committed, and settled once the snapshot is saved. None: the turn has not ended."""
     started_at: datetime | None = None
     language: str | None = None
-    """The language named in the message's metadata."""
+    """From the message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a session keeps between its turns.
+    """A session's state between its turns: tick, working variables, version of the valid snapshot.
 
-    `variables`: the working variables as JSON, of tick `variables_tick`; `None` if there are none, or if the claim
-    could not read them. `saved`: the version of the snapshot that counts. `wakes`: wake-ups since the last claim.
+    `variables` is the JSON of `variables_tick`, which is None if there are no variables. `variables` alone is None if
+    the claim could not see the row yet. `wakes` counts wake-ups that no claim followed.
     """
 
     tick: int = 0
@@ -66,7 +66,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The session is held under `fence`. `turn` is `None` if a concurrent commit took the last one."""
+    """The session is held under `fence`. `turn` is None if a concurrent commit settled the last one."""
 
     session_id: UUID
     fence: Fence
@@ -83,33 +83,33 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """Another worker runs the session, or it has nothing to run."""
+    """Another worker holds the session, or it has no turn to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsIsolation:
-    """Earlier claims of the turn ended with their processes: a process of its own must claim it."""
+    """The turn was claimed `claims` times without ending: it must run in a process of its own."""
 
     claims: int
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user's concurrency limit is reached: the session waits until one of the user's turns settles."""
+    """The user's turns take all of the user's places: the session waits until one is free."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued
 
 
 class LeaseLost(Exception):
-    """Another worker has claimed the session: stop, and write nothing."""
+    """Another worker has the session: the caller must stop and write nothing."""
 
 
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
-    """Take the lease on a session whose lease is free, and begin its oldest unsettled turn.
+    """Take a session's lease if it is free, and begin its oldest unsettled turn.
 
-    `alone`: this process runs nothing but this turn. A turn out of attempts may be claimed by any process, because it
-    is only settled as failed.
+    `alone`: this process runs only this session. Any process may claim a turn that is out of attempts, since it is
+    only settled.
     """
     parameters = {
         "session_id": session_id,
@@ -137,7 +137,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
     """Begin the oldest unsettled turn of a session that is held under `fence`.
 
     Raises:
-        LeaseLost: another claim has taken the session.
+        LeaseLost: another worker has the session.
     """
     rows = database.run(queries.BEGIN_NEXT, {**fence.on(session_id), "lease_s": limits.lease_s})
     if not rows:
@@ -147,7 +147,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
-    """Whether a claim returned nothing only because another transaction held the row's lock."""
+    """Whether a session can be claimed: then a claim that returned `NotNeeded` had met a locked row."""
     rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
 

@@ -1,4 +1,4 @@
-"""`Hold`: the state of one session's lease in this process. Shared with the keeper's thread."""
+"""`Hold`: a running turn's lease, deadline and reasons to stop, shared between its thread and the keeper's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ GRACE_S = 5.0
 
 
 class Hold:
-    """One session's lease, and the model call that runs under it."""
+    """The lease of a claimed session, for the turn that runs under it."""
 
     def __init__(self, claim: Claimed, clock: Clock, lease_s: float) -> None:
         self.session_id = claim.session_id
         self.fence = claim.fence
         self.turn_id: UUID | None = None
         self.tick = claim.kept.tick
-        """The session's tick at the last commit known to this process."""
+        """The session's tick after the last commit that this process knows of."""
         self.stopping = threading.Event()
-        """Set when the turn is cancelled, the lease is lost, or the process drains: a wait for a model ends."""
+        """Set when the turn must stop waiting for a model: cancelled, lost or draining."""
         self.unwanted = threading.Event()
-        """Set when the turn is cancelled or the lease is lost: results of its tools are not needed."""
+        """Set when tool results are no longer needed: cancelled or lost."""
         self.cancelled = False
         self.lost = False
         self.draining = False
@@ -50,23 +50,23 @@ class Hold:
         return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:
-        """Record that the database renewed the lease, by a statement sent at `asked_at` (monotonic)."""
+        """Note that a statement sent at `asked_at` (monotonic) renewed the lease."""
         self._valid_until = asked_at + self._lease_s
 
     def still_valid(self) -> bool:
-        """Whether the lease certainly holds, by this process's monotonic clock."""
+        """Whether the lease cannot have expired, by this process's monotonic clock."""
         return not self.lost and self._clock.monotonic() < self._valid_until
 
     def step_within(self, seconds: float) -> None:
-        """Declare that the step that begins now ends within `seconds`; after that, its lease is not renewed."""
+        """Set the deadline of the step that begins now; after it, the keeper does not renew the lease."""
         self._step_until = self._clock.monotonic() + seconds + GRACE_S
 
     def within_step(self) -> bool:
-        """Whether the current step is within its declared time."""
+        """Whether the present step is within its deadline."""
         return self._clock.monotonic() < self._step_until
 
     def begin(self, turn_id: UUID) -> None:
-        """Begin the session's next turn, and forget a cancellation of the previous one."""
+        """Begin the session's next turn: clears the cancellation of the previous one."""
         with self._lock:
             self.turn_id = turn_id
             self.cancelled = False
@@ -77,7 +77,7 @@ class Hold:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Within the block, `call` is ended when the turn is cancelled, lost, drained or out of time."""
+        """Abort `call` when the turn is cancelled, lost, drained, or out of time."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -89,36 +89,36 @@ class Hold:
             with self._lock:
                 self._call = None
 
-    # The reason and the event are set under one lock. Between them `begin` could start the next turn, which would then
-    # find itself stopped without a reason.
+    # Each of these sets the reason and stops under one lock. Without it, `begin` could start the next turn in
+    # between, and that turn would be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
-        """Record that cancelling `turn_id` was requested."""
+        """Stop `turn_id` as cancelled; a different turn is not affected."""
         with self._lock:
             if turn_id != self.turn_id:
                 return
             self.cancelled = True
             self.unwanted.set()
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def lose(self) -> None:
-        """Record that another worker has claimed the session."""
+        """Stop: another claim has raised the fence."""
         with self._lock:
             self.lost = True
             self.unwanted.set()
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def drain(self) -> None:
-        """Record that the process shuts down: model calls are aborted, tool calls awaited."""
+        """Stop at the next safe point: a model call is aborted, tool calls are awaited."""
         with self._lock:
             self.draining = True
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def expire_overdue(self) -> None:
-        """End the model call, or its current part, if its deadline has passed."""
+        """Abort the model call, or the present attempt of it, if its deadline has passed."""
         with self._lock:
             call = self._call
         if call is not None:
@@ -129,13 +129,13 @@ class Hold:
         return self._call
 
 
-def _end(call: ModelCall | None) -> None:
-    """End a call outside the lock, because this runs a model's own code."""
+def _abort(call: ModelCall | None) -> None:
+    """Abort the call. Never under the lock: `abort` runs the model's own code."""
     if call is not None:
         call.abort()
 
 
-def _all_held(holds: Sequence[Hold]) -> dict[str, Any]:
+def all_held(holds: Sequence[Hold]) -> dict[str, Any]:
     """The parameters of a statement that is conditional on the fences of several sessions."""
     return {
         "session_ids": [hold.session_id for hold in holds],

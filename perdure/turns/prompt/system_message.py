@@ -1,8 +1,8 @@
 """The system message: the agent's instructions, the user's channel, and the past.
 
-Made once per turn. The past is in sections of bounded size (`memory.sections`). The previous session comes last, as its
-summary, or as its last messages until the summary exists. Cases similar to the question follow the user's memories. All
-of it is quoted (`text.quoting`) as data. If memory cannot be reached, the turn waits for a bounded time and continues
+Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, then cases that
+are similar to the question, last the previous session: its summary, or its last messages until the summary exists. All
+of it is quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues
 without it.
 """
 
@@ -35,41 +35,39 @@ from perdure.turns.run.transcript import Transcript
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 20
-"""The newest messages of the previous session that replace its summary until it exists."""
+"""The newest messages of the previous session that are shown while it has no summary."""
 
 MOST_CASES = 4
-"""The most cases of the CaseBank in a prompt."""
+"""Cases of the CaseBank in one prompt."""
 
 _MAX_CHARS = 500
 _CASE_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class SystemMessage:
-    """The system message of a turn, and the cases in it."""
+class Briefing:
+    """The system message of a turn, and the ids of the cases in it."""
 
     text: str
     case_ids: tuple[str, ...] = ()
 
 
-def make_system_message(
-    runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript
-) -> SystemMessage:
-    """Make the system message; `transcript` holds the rest of the prompt.
+def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
+    """Build the system message; `transcript` is the rest of the prompt.
 
-    One statement; with a past to recall, those of the recall and one more; with cases to search, one transaction; one
-    more if the previous session has no summary yet.
+    Costs one statement, and: with memories, those of the recall and one more; with cases, one transaction; with a
+    previous session that has no summary, one more.
 
     Raises:
-        CallAborted: the turn is to stop; the hold has the reason.
+        CallAborted: the turn must stop; the hold has the reason.
         Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.memory
     quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
-    earlier = _earlier(runtime, turn.before, quoter)
+    earlier = _previous_session(runtime, turn.before, quoter)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - estimate_tokens(earlier)})
-    past, case_ids = _past(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
+    past, case_ids = _recall(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
     quotations = [each for each in (*past, earlier) if each]
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
@@ -77,17 +75,17 @@ def make_system_message(
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The agent's tools within the token budget; those beyond it are left out, and logged."""
-    told = affordable(schemas, budget)
-    if len(told) < len(schemas):
+    """The tools that are sent to the model, within `budget` tokens; a warning is logged for those left out."""
+    sent = affordable(schemas, budget)
+    if len(sent) < len(schemas):
         log.warning(
-            "agent %s: %d of its tools (from %s on) are left out of the prompt: PERDURE_MEMORY__BUDGET_TOOLS is %d",
-            agent.name, len(schemas) - len(told), schemas[len(told)].name, budget,
+            "agent %s: %d of its tools (from %s on) are not sent to the model: PERDURE_MEMORY__BUDGET_TOOLS is %d",
+            agent.name, len(schemas) - len(sent), schemas[len(sent)].name, budget,
         )  # fmt: skip
-    return told
+    return sent
 
 
-def _past(
+def _recall(
     runtime: Runtime,
     hold: Hold,
     turn: TurnRef,
@@ -97,7 +95,7 @@ def _past(
     quoter: Quoter,
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The sections of the past, and the cases among them; empty if memory cannot be reached."""
+    """The sections of the past, and the ids of the cases in them; both empty if memory is unavailable."""
     in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
     embedder = MemoizedEmbedder(runtime.embedder)
     occasion = SectionsRequest(
@@ -142,14 +140,14 @@ def _past(
     except CallAborted:
         raise
     except PerdureError as error:
-        log.warning("turn %s continues without memory: %s", turn.turn_id, error.message)
-    except DBAPIError:  # a text that breaks the search must not keep its sender from a reply
-        log.exception("turn %s continues without memory", turn.turn_id)
+        log.warning("turn %s continues without its memories: %s", turn.turn_id, error.message)
+    except DBAPIError:  # the user's text may make a query fail; the turn must not fail with it
+        log.exception("turn %s continues without its memories", turn.turn_id)
     return [], ()
 
 
 def _case(case: Found) -> str:
-    served = "" if case.success_rate is None else f" (it served in {case.success_rate:.0f} % of its uses)"
+    served = "" if case.success_rate is None else f" (successful in {case.success_rate:.0f} % of its uses)"
     return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
 
 
@@ -159,14 +157,14 @@ def _channel(present: str, previous: str | None) -> str:
     return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
 
 
-def _earlier(runtime: Runtime, before: Before, quoter: Quoter) -> str:
+def _previous_session(runtime: Runtime, before: Before, quoter: Quoter) -> str:
     budget = runtime.settings.memory.budget_archive
     if before.session_id is None:
         return ""
     if before.summary is None:
         said = read_conversation(runtime.database, before.session_id, MAX_MESSAGES)
         lines = [label_lines(each.role, cut(each.content, _MAX_CHARS)) for each in said if each.content.strip()]
-        title = "The end of your previous conversation with this user, as it was said"
+        title = "The last messages of your previous conversation with this user"
         return render(Section(CONVERSATION, title, lines[::-1], budget, backwards=True), quoter)
     title = "A summary of your previous conversation with this user"
     return render(Section(CONVERSATION, title, [before.summary], budget), quoter)

@@ -33,12 +33,12 @@ WINDOW_TURNS = 20
 """
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
-"""The errors of parsing a row that this release does not understand."""
+"""Errors of parsing a row that this release does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of a transcript. `seq` is `None` until it is committed."""
+    """One message of a transcript; `seq` is None until it is committed."""
 
     turn_id: UUID
     role: Role
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def token_count(self) -> int:
-        """A conservative estimate of the tokens in a text: one for every three bytes of UTF-8."""
+        """A conservative estimate: three bytes of UTF-8 are one token."""
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
         return (len(self.content.encode()) + calls) // 3 + 4
 
@@ -80,7 +80,7 @@ class Entry:
 
 
 class Transcript:
-    """A session's recent turns and the current one, in memory."""
+    """A session's recent turns and the present one, in the runner's memory."""
 
     def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
         self.turn_id = turn_id
@@ -109,11 +109,11 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """The user's messages that are not committed to the transcript yet."""
+        """The user's messages, until the turn's first commit."""
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
-        """The committed messages of the last turns."""
+        """The committed messages of the last turns and of the present one."""
         return tuple(entry.message() for entry in self._entries if entry.seq is not None)
 
     @property
@@ -123,7 +123,7 @@ class Transcript:
 
     @property
     def asked(self) -> str:
-        """The user's text in the current turn."""
+        """The user's text in the present turn."""
         return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
 
     @property
@@ -133,7 +133,7 @@ class Transcript:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of the current turn, over all its steps."""
+        """Tokens of the present turn's steps together."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
     def last_seq(self, first_seq: int) -> int:
@@ -142,28 +142,28 @@ class Transcript:
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The ids of the current turn's calls. An approval names one, which must not mean a later call."""
+        """The ids of the present turn's calls. Approvals name calls by them, so they must be distinct."""
         return frozenset(call.id for entry in self.present for call in entry.tool_calls)
 
     def asking(self) -> Entry | None:
-        """The message whose tool calls have no results yet; `None` if there is none."""
+        """The message whose tool calls have no results yet, if any."""
         last = self._entries[-1] if self._entries else None
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
 
     def committed(self, appended: Sequence[Entry], base: int) -> None:
-        """Record that `appended` were committed after the session's message number `base`."""
+        """Replace the uncommitted entries with `appended`, committed after the session's message number `base`."""
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
     def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
-        """The messages for a model: whole turns from the newest back, as far as `budget` tokens go.
+        """The messages for a model: whole turns, the newest first, within `budget` tokens.
 
-        The newest turn is never cut.
+        The newest turn is always included.
         """
         return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
 
     def first_seen(self, budget: int) -> int:
-        """The number of the first message in such a prompt; 0 if none is committed."""
+        """The number of the first committed message in the prompt of this budget; 0 if there is none."""
         return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
 
     def _within(self, budget: int) -> list[Entry]:
@@ -172,7 +172,7 @@ class Transcript:
 
 
 def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
-    """A model's reply as a storable entry; its call ids are made distinct, also from those in `taken`."""
+    """A model's reply as a storable entry, with call ids that are distinct and not in `taken`."""
     return Entry(
         turn_id,
         Role.ASSISTANT,
@@ -185,12 +185,12 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
 
 
 def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
-    """A tool's result as an entry."""
+    """A tool's result as a storable entry."""
     return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
 
 
 def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
-    """The calls with non-empty, storable, distinct ids."""
+    """The calls, each with a storable, non-empty and distinct id."""
     seen = set(taken)
     distinct = []
     for number, call in enumerate(calls, start=1):
@@ -207,14 +207,14 @@ def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
 
 
 def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
-    """One turn's entries; none if it is settled and cannot be parsed: it must not stop the turns that follow."""
+    """One turn's entries; empty for an earlier turn that cannot be parsed, which must not stop the present one."""
     turn_id = rows[0].turn_id
     try:
         return [_entry(row) for row in rows]
     except UNREADABLE as error:
         if turn_id == present:
             raise
-        log.error("turn %s is left out of the prompt, for it cannot be read: %s", turn_id, loggable(error))  # noqa: TRY400
+        log.error("turn %s is left out of the prompt: it cannot be parsed: %s", turn_id, loggable(error))  # noqa: TRY400
         return []
 
 
