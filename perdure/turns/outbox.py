@@ -95,7 +95,7 @@ def signature(key: bytes, body: bytes) -> str:
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
-    """Attempt one delivery if it is due. `carriers` has the keys `url` and `task`."""
+    """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
     asked = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
@@ -126,10 +126,41 @@ def retry_after(attempts: int) -> float | None:
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
     """Up to `most` deliveries to publish, longest wait first.
 
-    A delivery is returned again after `backoff_s` seconds, then after twice as long, until it is attempted.
+    Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
     """
     asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
+
+
+def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    """The newest deliveries, optionally of one status. A `failed` one is a dead letter: it is not attempted again."""
+    rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
+    return [
+        {
+            "delivery_id": str(row.delivery_id),
+            "turn_id": str(row.turn_id),
+            "tenant": tenant_of(row.user_id),
+            "user_id": user_of(row.user_id),
+            "target": row.target,
+            "status": row.status,
+            "attempts": row.attempts,
+            "last_error": row.last_error,
+            "created_at": row.created_at.isoformat(),
+            "due_at": row.due_at and row.due_at.isoformat(),
+            "delivered_at": row.delivered_at and row.delivered_at.isoformat(),
+        }
+        for row in rows
+    ]
+
+
+def resend(executor: Executor, delivery_id: UUID) -> None:
+    """Start a delivery over, whatever its status, with all of its attempts and under the same id.
+
+    Raises:
+        NotFound: there is no such delivery.
+    """
+    if not executor.run(queries.RESEND, {"delivery_id": delivery_id}):
+        raise NotFound("There is no such delivery.")
 
 
 def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
@@ -138,7 +169,7 @@ def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage costs little."""
+    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage stays cheap."""
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
     retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)

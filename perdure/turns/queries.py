@@ -202,8 +202,8 @@ POSTPONE_DELIVERY = Statement(
     """,
 )
 
-# Deliveries to publish. Each is published again after a pause that doubles until a worker attempts it. A moment further
-# ahead than any pause was written while the clock was ahead.
+# Deliveries to publish, each with the moment before which it is not published again: the pause doubles while no
+# worker attempts it. A moment further ahead than any pause was written while the server's clock was ahead.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
     """
@@ -233,6 +233,14 @@ DELIVERIES_DUE = Statement(
 
 # Undoes the publishing of deliveries that the broker refused: they are due in the next round.
 UNWAKE_DELIVERIES = Statement(
+    "deliveries.unwake",
+    """
+    UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
+    """,
+)
+
+DELIVERIES = Statement(
     "deliveries.unwake",
     """
     UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)

@@ -1,4 +1,4 @@
-"""Restores a session from a snapshot: its working variables and its pending messages.
+"""Restoring a session from a snapshot: its working variables, and its pending messages.
 
 Called by `perdure sessions snapshot import`. Pending messages are accepted like any others, under their own
 `message_id`, so each is answered once, even if a file is imported twice or the original is still queued. A session that

@@ -42,8 +42,14 @@ class Swept:
     consolidations: int = 0
 
 
-def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
+def sweep(
+    runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
+) -> Swept | None:
     """Run one round; `None` if another worker has taken it. `turns=False` wakes no turns, for a closed intake.
+
+    `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
+    most half of the sweeper's interval, so that deliveries to a failed receiver do not compete with the turns in one
+    burst.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -65,14 +71,11 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
     refused = _wake_sessions(runtime, due)
-    deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
-    sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
-    if deliveries[sent:]:
-        outbox.requeue(runtime.database, deliveries[sent:])
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     runtime.eraser.finish_due()
     drawn = 0 if refused or endings[begun:] else _wake_consolidations(runtime)
+    sent = 0 if refused or endings[begun:] else _wake_deliveries(runtime, stopped_after)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
         runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
@@ -82,6 +85,19 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
             swept.sessions, sent, begun, swept.refused,
         )  # fmt: skip
     return swept
+
+
+def _wake_deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int:
+    """Publish wake-ups for the deliveries that are due, spread over time; the count."""
+    sweep_s = runtime.settings.turn.sweep_s
+    due, sent = outbox.due(runtime.database, MOST_A_ROUND, sweep_s), 0
+    while sent < len(due) and runtime.wake.delivery(due[sent]):
+        sent += 1
+        if stopped_after(sweep_s / 2 / MOST_A_ROUND):
+            break
+    if due[sent:]:
+        outbox.requeue(runtime.database, due[sent:])
+    return sent
 
 
 def _wake_consolidations(runtime: Runtime) -> int:

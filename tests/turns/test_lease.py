@@ -18,7 +18,6 @@ from perdure.memory.redis import queries as memory_queries
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions import queries as session_queries
 from perdure.snapshots import queries as snapshot_queries
-from perdure.tools.variables import VariableSet
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, LeaseLost, NeedsIsolation, NotNeeded, claim
@@ -131,7 +130,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     stale, hold = lose(harness)
     assert stale.turn is not None
     transcript = Transcript.load(harness.database, stale.session_id, stale.turn)
-    commits = StepCommits(harness.runtime, hold, stale.turn, transcript, variables=VariableSet(), spent_s=lambda: 0.0)
+    turn = Turn(harness.runtime, hold, stale.turn, transcript, 0)
     before = _state(harness)
     with pytest.raises(LeaseLost):
         turn._steps.commit(Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")]))

@@ -1,4 +1,4 @@
-"""Accepts a message: it is accepted when its row is committed.
+"""Accepting a message: it is accepted when its row is committed.
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
 one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must

@@ -77,7 +77,7 @@ class Claimed:
 
     @property
     def token(self) -> int:
-        """The fence's token; claims are ordered by it."""
+        """The fence's token, by which claims are ordered."""
         return self.fence.token
 
 

@@ -41,12 +41,12 @@ class Hold:
 
     @property
     def token(self) -> int:
-        """The fence's token; claims are ordered by it."""
+        """The fence's token, by which claims are ordered."""
         return self.fence.token
 
     @property
     def held(self) -> dict[str, Any]:
-        """The parameters of a statement that is conditional on this fence."""
+        """The parameters of a statement that is conditional on the fence."""
         return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:

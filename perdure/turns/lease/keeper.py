@@ -66,7 +66,7 @@ class Keeper:
             self._holds[claim.session_id] = hold
             self._touch(claim)
             draining = self._draining
-        if older is not None:  # this process had lost the session and has claimed it again
+        if older is not None:  # this process lost the session and has claimed it again
             older.lose()
         if draining:
             hold.drain()
@@ -111,7 +111,7 @@ class Keeper:
         return len(holds)
 
     def drain(self) -> None:
-        """Stop every turn at its next safe point, including turns that begin later."""
+        """Stop every turn at its next safe point, including those that begin later."""
         with self._lock:
             self._draining = True
             holds = list(self._holds.values())

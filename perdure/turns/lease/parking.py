@@ -24,7 +24,7 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 10
-"""The most parked turns that one round of the sweeper wakes."""
+"""Parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
 """Time after its start for which a turn is parked at most; a later failure of the model settles it as failed."""

@@ -23,7 +23,7 @@ ADMITTED = """
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
-# The next session of a user: the highest priority, then the longest waiting.
+# The next session of a user: the most urgent one, then the one that waits longest.
 _NEXT = """
     SELECT session_id FROM sessions
     WHERE user_id = {user_id} AND unsettled > 0 AND queued_at IS NOT NULL

@@ -71,7 +71,7 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     quotations = [each for each in (*past, earlier) if each]
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
-    return SystemMessage("\n\n".join(part for part in parts if part), case_ids)
+    return Briefing("\n\n".join(part for part in parts if part), case_ids)
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:

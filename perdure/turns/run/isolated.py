@@ -28,8 +28,8 @@ IDLE_S = 60.0
 class Standing:
     """A session and its oldest unsettled turn.
 
-    `limit_s`: the turn's time limit. `spent_s`: its time under lease at the last commit. `is_silent`: the lease was not
-    renewed when its holder should have renewed it.
+    `limit_s` is the turn's time limit, `spent_s` its time under lease at the last commit; `is_silent` says that the
+    lease was not renewed when its holder should have renewed it.
     """
 
     fence: Fence

@@ -71,7 +71,7 @@ class Turn:
         self._began = runtime.clock.monotonic() - spent_s
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
-        self._system_message: SystemMessage | None = None
+        self._briefing: Briefing | None = None
         self._tools = Toolset()
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
@@ -93,7 +93,7 @@ class Turn:
     @property
     def case_ids(self) -> tuple[str, ...]:
         """The cases in the prompt."""
-        return () if self._system_message is None else self._system_message.case_ids
+        return () if self._briefing is None else self._briefing.case_ids
 
     def run(self) -> Ending | Stop:
         """Step until the turn ends.
@@ -232,7 +232,7 @@ class Turn:
         # For the model and its fallbacks together; each also has its own limit.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
-        prompt = self.transcript.prompt(self._system_message.text, self._runtime.settings.memory.budget_working)
+        prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
         request = ModelRequest(prompt, self._offered)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):

@@ -101,7 +101,7 @@ class Turns:
 
 
 class Runner:
-    """Runs the turns of sessions in this process. `owner` names the process in the lease."""
+    """Runs the turns of sessions in this process. `owner` names it in the lease."""
 
     def __init__(self, runtime: Runtime, owner: str) -> None:
         self._runtime = runtime
@@ -147,7 +147,7 @@ class Runner:
         for _ in range(_LOCKED_TRIES):
             if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
                 break
-            time.sleep(_LOCKED_PAUSE_S)  # another transaction held the row's lock for the length of a commit
+            time.sleep(_LOCKED_PAUSE_S)  # another transaction held the row for the length of a commit
             found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         return found
 
@@ -298,7 +298,7 @@ class Runner:
             case Parked():
                 return self._park(hold, ref, began)
             case Waiting():
-                log.info("turn %s waits for approval of its calls", ref.turn_id)
+                log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
             case Delayed(error, wait_s):
                 log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))

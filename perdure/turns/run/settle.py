@@ -35,7 +35,7 @@ CANCELLED = "The turn was cancelled."
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The model replied without asking for another tool."""
+    """The model answered without asking for another tool."""
 
     reply: Entry
 
@@ -181,7 +181,7 @@ def settle(
     keep: bool = False,
     saved: bool = False,
 ) -> Settled:
-    """Settle a turn in one commit.
+    """Settle a turn.
 
     `keep`: keep the lease if the session has more turns. `saved`: the store has the snapshot of the new tick.
 

@@ -28,9 +28,8 @@ from perdure.turns.run import queries
 log = logging.getLogger(__name__)
 
 WINDOW_TURNS = 20
-"""Turns of history that a prompt begins with, before it is cut to its budget; the default of
-`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes.
-"""
+"""Turns of history that a prompt begins with, before it is cut to the budget: the default of
+`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 """Errors of parsing a row that this release does not understand."""
@@ -88,12 +87,12 @@ class Transcript:
 
     @classmethod
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns, including the current one, in one statement.
+        """Read the last `window` turns, the present one included. One statement.
 
         An earlier turn that this release cannot parse is left out as a whole, and logged.
 
         Raises:
-            Exception: the current turn cannot be parsed.
+            Exception: the present turn cannot be parsed.
         """
         rows = executor.run(
             queries.HISTORY,
@@ -118,7 +117,7 @@ class Transcript:
 
     @property
     def present(self) -> list[Entry]:
-        """The entries of the current turn."""
+        """The entries of the present turn."""
         return [entry for entry in self._entries if entry.turn_id == self.turn_id]
 
     @property
@@ -128,7 +127,7 @@ class Transcript:
 
     @property
     def steps(self) -> int:
-        """The number of model replies in the current turn."""
+        """Model replies in the present turn."""
         return sum(entry.role is Role.ASSISTANT for entry in self.present)
 
     @property
