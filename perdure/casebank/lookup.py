@@ -1,6 +1,6 @@
-"""Looking up cases: for a prompt, for what a user's prompts could contain, and for an administrator.
+"""Looking up cases: for a prompt, for a service that acts for a user, and for an administrator.
 
-A prompt has only cases above the similarity floor. A cosine means something else with each embedder: unrelated texts
+A prompt has only cases above the similarity floor. Cosines of different embedders are not comparable: unrelated texts
 have about 0 with one, 0.8 with another. The floors for `hash` and all-MiniLM-L6-v2 were measured with
 `tests/casebank/questions.py`: no question comes as near to a case of another topic. The others are strict guesses;
 docs/casebank.md has the figures.

@@ -1,4 +1,4 @@
-"""Channels: messages come in through them, and replies go out.
+"""Channels: they accept messages and deliver replies.
 
 http/           the HTTP gateway; `perdure gateway` serves it
 cli.py          conversations in a terminal, for `perdure chat` and `perdure send`

@@ -1,9 +1,9 @@
 """Replies to a URL: POSTed as JSON, signed, within one time limit for the whole attempt.
 
 The sender of the message chose the URL, so it is checked before each attempt, and the connection goes to an address
-that was checked (`perdure.network.egress`). A receiver that redirects, or that sends its answer a byte at a time, fails
-like one that refuses. Only the status counts; no body is read. Each host has a breaker, `webhook:HOST`: while it is
-open, no worker's thread waits for the host.
+that was checked (`perdure.network.egress`). A redirect, or an answer that takes too long, is a failed attempt. Only the
+status counts; no body is read. Each host has a breaker, `webhook:HOST`: while it is open, no worker's thread waits for
+the host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_S = 10.0
 
 
 class UrlCarrier:
-    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. Without `breakers`, none limits it.
+    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. `breakers`: `None` disables them.
 
     `keys` sign as Standard Webhooks specifies; `former_key` signs the header `X-Perdure-Signature`.
     """

@@ -1,6 +1,6 @@
-"""The CLI channel: one person's conversation, as a terminal holds it.
+"""The CLI channel: one user's conversation in a terminal.
 
-A terminal cannot take back what it has shown, so it is only given committed text.
+A terminal cannot withdraw text, so it shows committed text only.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Message = dict[str, Any]
 
 
 class Conversation:
-    """What one user says and is answered. Belongs to one thread.
+    """One user's messages and the replies. Not thread-safe.
 
     Args:
         runtime: The parts of this process.
-        user_id: Who speaks.
-        tenant: The tenant of that user; None: none.
-        agent: Who is spoken to; None: the session's own.
-        on_note: Told in a sentence that the answer is delayed, once a time; that the database is away,
-            each time it is tried again.
+        user_id: The user.
+        tenant: The user's tenant, if any.
+        agent: The agent's name; `None`: the session's agent.
+        on_note: Called with a message: once per delay of the answer, and at each retry while the database is
+            unavailable.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Conversation:
 
     @property
     def waited_for(self) -> UUID | None:
-        """The turn of the last message, while its answer has not been heard to its end."""
+        """The turn of the last message until `listen` has returned it."""
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
-        """Go on where this user stopped; return how many messages that conversation has.
+        """Continue the user's live conversation; returns its number of messages.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -88,13 +88,13 @@ class Conversation:
         return self._seen
 
     def say(self, text: str) -> None:
-        """Have `text` accepted, trying again for as long as the database is away.
+        """Accept `text` as a message; retries while the database is unavailable.
 
         Raises:
-            PerdureError: it is refused.
+            PerdureError: the message is refused.
         """
         given = {"user_id": self._user_id, "text": text, "agent": self._agent}
-        # One id for all tries: a try whose answer was lost is not said twice.
+        # One id for all tries: a retry after a lost answer must not send the message twice.
         given["message_id"] = str(new_id(self._runtime.clock))
         incoming = parse_incoming({"channel": CHANNEL, **given}, tenant=self._tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
@@ -104,7 +104,7 @@ class Conversation:
         self._listening = True
 
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
-        """Give each message of the answer to `on_message` as it is committed; return the settled turn."""
+        """Pass each committed message of the answer to `on_message`; returns the settled turn."""
         if self._turn_id is None or self._session_id is None:
             raise LookupError("nothing was said yet")
         turn_id, session_id = self._turn_id, self._session_id
@@ -124,7 +124,7 @@ class Conversation:
         return turn
 
     def cancel(self) -> bool:
-        """Cancel the turn of the last message; whether there was one.
+        """Cancel the turn of the last message; returns whether there was one.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -135,7 +135,7 @@ class Conversation:
         return True
 
     def end(self) -> bool:
-        """Ask for the conversation to end; whether there was one.
+        """Request the end of the conversation; returns whether there was one.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -148,7 +148,7 @@ class Conversation:
         return True
 
     def leave(self) -> bool:
-        """The person goes: the conversation ends, unless it goes on on another channel. Whether it ends.
+        """End the conversation unless the user continued it on another channel; returns whether it ends.
 
         Raises:
             Unavailable: the database cannot be reached.

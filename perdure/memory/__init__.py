@@ -1,8 +1,8 @@
-"""Memory: what users said and what is known about them.
+"""Memory: users' earlier messages and the memories extracted from them.
 
 `recall` searches it, `consolidation` extracts memories from ended sessions, `redis` holds the two short-lived layers,
 `sections` fills the memory sections of a prompt. At the top level: vectors (`embedding`), decay, hot memories, and
 conversations from and to files (`import_export`). Called by turns, tools, tasks, routes and commands.
 
-The state that a turn needs to survive is not here but in `turns` and `snapshots`.
+A turn's durable state is in `turns` and `snapshots`.
 """

@@ -1,7 +1,7 @@
 """Turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
 
-What the engine's runner does around a turn is done here in its simplest form: the turn is never claimed by a second
-process, a settled turn is appended to the store, and an error that is no `PerdureError` reaches the test.
+This module replaces the engine's runner: no second process claims the turn, a settled turn is appended to the store,
+and an error that is not a `PerdureError` reaches the test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Approve = bool | Callable[[ToolCall], bool]
 class Call:
     """A tool call of a turn, as the engine recorded it.
 
-    `arguments` are what the model wrote: by name, or the text itself if it is not a JSON object. `status` is `done`,
+    `arguments` are the model's: by name, or the text itself if it is not a JSON object. `status` is `done`,
     `failed`, `denied`, `unknown`, or `asked` and `approved` while a person decides. `result` is the text that the model
     read; `None` while the call waits. `effect_id` is `None` for a call that was refused before it could run.
     """
@@ -83,7 +83,7 @@ class Answer:
 
 
 class Options(TypedDict, total=False):
-    """What `ask` passes on to `Conversation`, which describes it."""
+    """Keyword arguments that `ask` passes to `Conversation`."""
 
     user_id: str
     tenant: str | None

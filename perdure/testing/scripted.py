@@ -1,4 +1,4 @@
-"""A model whose replies a test writes down."""
+"""A model with the replies of a test's script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = "scripted"
 
 
 class ScriptExhausted(AssertionError):
-    """The agent asked the model once more than the script has replies."""
+    """The turn called the model more often than the script has replies."""
 
 
 @dataclass(frozen=True, slots=True)

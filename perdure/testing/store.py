@@ -1,8 +1,8 @@
-"""What the step loop commits, held in memory in place of PostgreSQL.
+"""The step loop's commits, stored in memory instead of PostgreSQL.
 
 The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` answers
-those that a turn without a past runs, by name, with the rows that PostgreSQL would return; it keeps messages, tool
-calls and working variables. It checks no fence: no other process can hold the session. Every other statement is
+those that a turn without earlier sessions runs, by name, with the rows that PostgreSQL would return; it keeps messages,
+tool calls and working variables. It checks no fence: no other process can hold the session. Every other statement is
 `Unavailable`.
 
 The tests in tests/testing run the same turns here and on PostgreSQL and compare what both committed.
@@ -55,7 +55,7 @@ class MemoryStore(Database):
     """The database of one conversation. Threads may share it."""
 
     def __init__(self) -> None:
-        """Make it without an engine: nothing connects."""
+        """Create it without an engine or connection."""
         self.messages: list[dict[str, Any]] = []
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class MemoryStore(Database):
 
     @contextmanager
     def transaction(self, name: str) -> Iterator[Transaction]:
-        """A block of statements; none is undone."""
+        """A block of statements; an error undoes none of them."""
         del name
         yield cast("Transaction", self)
 

@@ -2,8 +2,8 @@
 
 A route of a router with `StrictRoute` declares its body as a pydantic model. FastAPI alone reads a body of any length,
 before it knows the caller; it takes NaN and duplicate keys; and it refuses JSON that is sent under another media type,
-as `curl -d` does. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404
-whatever the body is.
+as `curl -d` does. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404 even
+if the body is invalid.
 """
 
 from __future__ import annotations

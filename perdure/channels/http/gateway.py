@@ -3,9 +3,10 @@
 Statements block, so they run in threads, as many as there are connections. A request that waits for a turn holds no
 thread.
 
-The gateway stops taking messages before it closes. While it shuts down, and while the fleet's intake is closed, it
-refuses new messages with 503 and a `Retry-After`, and `/readyz` sends balancers elsewhere. Requests that wait for a
-turn have the time of a drain; then they are answered with the turn's present status.
+The gateway refuses messages before it closes. While it shuts down, and while the fleet's intake is closed, it refuses
+new messages with 503 and a `Retry-After`, and `/readyz` answers 503, so that load balancers use other gateways.
+Requests that wait for a turn continue until the drain's time limit; then they are answered with the turn's current
+status.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Gateway:
         self._threads = Threads(_MAX_THREADS)
 
     def admit(self) -> None:
-        """Check that the gateway takes messages.
+        """Check that the gateway accepts messages.
 
         Raises:
             Unavailable: the gateway shuts down, or the intake is closed.

@@ -1,7 +1,7 @@
 """/openapi.json: FastAPI's document, with the keys, the errors and the limits of this installation.
 
-FastAPI makes it from the routes. This module adds what depends on the settings: whether a key is needed, and how long
-a text may be. It replaces FastAPI's own errors by `Problem`, the only form in which the gateway answers them.
+FastAPI makes it from the routes. This module adds what depends on the settings: whether a key is needed, and the
+largest length of a text. It replaces FastAPI's own errors by `Problem`, the form of every error of the gateway.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Embedder(Protocol):
 
     @property
     def dimensions(self) -> int | None:
-        """Numbers in each vector; `None` before the first vector, if only that tells."""
+        """Numbers in each vector; `None` until the first vector, if only that shows it."""
         ...
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -1,6 +1,6 @@
-"""What every model, embedder and snapshot store must do, as pytest classes that third parties subclass.
+"""The required behaviour of models, embedders and snapshot stores, as pytest classes that third parties subclass.
 
-Each class asks for one fixture, which returns the implementation under test:
+Each class needs one fixture, which returns the implementation under test:
 
 | class | module | fixture |
 | --- | --- | --- |

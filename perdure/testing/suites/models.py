@@ -1,4 +1,4 @@
-"""What every model must do.
+"""The required behaviour of every model.
 
 The tests ask the model to compute 12*7+5 with the built-in tools `calculator` and `clock`, and run its tool calls as
 the step loop does. A provider's model is tested against the provider or a server that answers in its place.

@@ -1,1 +1,1 @@
-"""The routes of the HTTP API, one module per resource. `perdure.channels.http.app` puts them together."""
+"""The routes of the HTTP API, one module per resource. `perdure.channels.http.app` includes them."""

@@ -1,4 +1,4 @@
-"""`/healthz`: the process answers. `/readyz`: it takes messages, and PostgreSQL and the broker answer.
+"""`/healthz`: the process runs. `/readyz`: it accepts messages, and PostgreSQL and the broker are available.
 
 This release must be able to use the database (`perdure.database.compatibility`). Neither route needs a key, so their
 answers contain no address, user or table. `/readyz` also reports the workers that were killed within the last hour
@@ -64,7 +64,7 @@ class Lookup(Generic[T]):
 
 
 class Check:
-    """A check of a service. `find_fault` returns a message for people, `None` if the service works."""
+    """A check of a service. `find_fault` returns a message for an operator, `None` if the service works."""
 
     def __init__(self, service: str, find_fault: Callable[[], str | None]) -> None:
         self._service = service
@@ -79,7 +79,7 @@ class Check:
 
 
 def database_check(database: Database) -> Check:
-    """Checks that the database answers and that this release can use it."""
+    """Checks that the database is available and that this release can use it."""
 
     def find_fault() -> str | None:
         try:
@@ -96,7 +96,7 @@ def database_check(database: Database) -> Check:
 
 
 def broker_check(reachable: Callable[[], bool]) -> Check:
-    """Checks that the broker answers."""
+    """Checks that the broker is available."""
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 

@@ -1,4 +1,4 @@
-"""`/v1/memory`: search in a user's memory, as the user's agent does it, and consolidation on request."""
+"""`/v1/memory`: search in a user's memory, as agents do, and consolidation on request."""
 
 from __future__ import annotations
 

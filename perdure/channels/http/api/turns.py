@@ -1,4 +1,4 @@
-"""`/v1/turns`: what became of a message, and decisions and feedback of people."""
+"""`/v1/turns`: the state of a message's turn, approvals and feedback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/users`: everything that is held about a user, to export or to erase."""
+"""`/v1/users`: export and erasure of a user's data."""
 
 from __future__ import annotations
 

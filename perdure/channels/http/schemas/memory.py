@@ -14,7 +14,7 @@ from perdure.turns.inbox.incoming import Name, Text
 
 
 class Search(BaseModel):
-    """What to look for in the memory of a user."""
+    """A search in a user's memory."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -51,15 +51,15 @@ class SearchResults(Answer):
 
 
 class Consolidate(BaseModel):
-    """Which session to consolidate; null: a batch of all sessions that wait for it."""
+    """The session to consolidate; null: a batch of all pending sessions."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 
-    # Any text is taken: one that is no UUID is 404, as an unknown one is.
+    # Any text is accepted: for an invalid UUID the gateway answers 404, as for an unknown one.
     session_id: Annotated[StrictStr, Field(json_schema_extra={"format": "uuid"})] | None = None
 
 
 class ConsolidationRequested(Answer):
-    """The session whose consolidation was requested; null: a batch of all sessions that wait for it."""
+    """The session whose consolidation was requested; null: a batch of all pending sessions."""
 
     session_id: UUID | None

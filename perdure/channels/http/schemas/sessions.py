@@ -13,7 +13,7 @@ from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Text
 
 
 class EndSession(BaseModel):
-    """Why a session is to end."""
+    """The reason for ending a session."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "the case is closed"}, {}]})
 
@@ -21,7 +21,7 @@ class EndSession(BaseModel):
 
 
 class ForkSession(BaseModel):
-    """Through which tick a session is copied; null: all of its settled turns."""
+    """The last tick to copy; null: all settled turns."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 12}, {}]})
 
@@ -59,13 +59,13 @@ class Session(Answer):
 
 
 class Forked(Answer):
-    """The session that a fork made."""
+    """The session that a fork created."""
 
     session_id: UUID
 
 
 class Call(Answer):
-    """A tool call that the model asked for; `arguments` is text where the model gave no object."""
+    """A tool call that the model asked for; `arguments` is text if the model's arguments are not an object."""
 
     id: str
     name: str

@@ -59,7 +59,7 @@ FeedbackBody = Annotated[
 
 
 class Accepted(Answer):
-    """Where a message went."""
+    """An accepted message: its turn and session."""
 
     model_config = examples({**_ACCEPTED, "status": "accepted", "duplicate": False})
 
@@ -93,7 +93,7 @@ class Delay(Answer):
 
 
 class Approval(Answer):
-    """A tool call that waits for a person."""
+    """A tool call that waits for approval."""
 
     call_id: str
     tool: str
@@ -102,7 +102,7 @@ class Approval(Answer):
 
 
 class Turn(Answer):
-    """A message and what became of it. `done`, `failed` and `cancelled` are final."""
+    """A message and its turn. `done`, `failed` and `cancelled` are final."""
 
     model_config = examples(
         {

@@ -8,7 +8,7 @@ from perdure.channels.http.schemas.answer import Answer, Instant
 
 
 class Export(Answer):
-    """Everything that is held about a user: rows by table, and the recent events of the user's stream."""
+    """A user's data: rows by table, and the recent events of the user's stream."""
 
     user_id: str
     exported_at: Instant
@@ -17,7 +17,10 @@ class Export(Answer):
 
 
 class Erased(Answer):
-    """The count of erased rows, by table. `everywhere`: Redis and the snapshots are erased; else a worker does it."""
+    """The count of erased rows, by table.
+
+    `everywhere`: Redis and the snapshots are erased; otherwise a worker erases them later.
+    """
 
     user_id: str
     rows: dict[str, int]
