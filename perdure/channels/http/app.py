@@ -35,11 +35,11 @@ def create_app(
 
     Args:
         runtime: The parts of this process; the caller closes them.
-        broker_reachable: Whether the broker answers; may block.
+        broker_reachable: Whether the broker is available; may block.
         killed_lately: The workers that `/readyz` reports as killed.
 
     Raises:
-        SettingsError: the configured keys cannot be used.
+        SettingsError: the configured keys are invalid.
     """
     gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock))
 

@@ -135,7 +135,7 @@ class Keys:
     """The keys of one installation.
 
     Raises:
-        SettingsError: a file cannot be used, or a key is listed for two tenants.
+        SettingsError: a file is invalid, or a key is listed for two tenants.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:

@@ -1,7 +1,7 @@
 """FastAPI dependencies of the routes: the gateway, the caller, and what the caller has access to.
 
 A route that names a user takes `TheUsers`, which makes the user's key. A route that names a turn or a session by its
-id takes `TheTurn` or `TheSession`: they answer 404 for what does not exist and for what the caller has no access to.
+id takes `TheTurn` or `TheSession`: they answer 404 if it does not exist or the caller has no access to it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Users:
     all_users: bool = False
 
     def key(self, user_id: str) -> str:
-        """The key of a user that the request names.
+        """The key of the user in the request.
 
         Raises:
             InvalidRequest: no user can have that id.
@@ -139,7 +139,7 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     """Check that the caller has access to a session. Blocks.
 
     Raises:
-        NotFound: the caller has none, or there is no such session.
+        NotFound: the session does not exist, or the caller has no access to it.
     """
     _require(caller, partial(sessions.owner, gateway.runtime.database, session_id), "session")
 
