@@ -105,7 +105,7 @@ def load(name: str) -> typer.Typer:
 
     command = COMMANDS[name]
     found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(lambda: None)  # without it typer would make the only command the application itself
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)

@@ -11,7 +11,8 @@ WRONG_USAGE = 2
 UNAVAILABLE = 3
 
 _WAY_OUT = (
-    "Is it running? `perdure up` starts everything; PERDURE_DATABASE_URL and PERDURE_REDIS_URL name servers of your own."
+    "Is it running? `perdure up` starts everything; "
+    "PERDURE_DATABASE_URL and PERDURE_REDIS_URL name servers of your own."
 )
 
 

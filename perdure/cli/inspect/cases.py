@@ -103,7 +103,9 @@ def list_(
     tenant: connecting.OnlyTenant = None,
     bank: OfBank = None,
     *,
-    flagged: Annotated[bool, typer.Option("--flagged", help="Only cases that fail more often than they succeed.")] = False,
+    flagged: Annotated[
+        bool, typer.Option("--flagged", help="Only cases that fail more often than they succeed.")
+    ] = False,
     archived: Annotated[bool, typer.Option("--archived", help="Archived cases instead of active ones.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -299,9 +301,7 @@ def unshare(case_id: CaseId, *, as_json: AsJson = False) -> None:
 @commands.command()
 def reflect(
     *,
-    others: Annotated[
-        bool, typer.Option("--embed-anew", help="Replace the vectors of other embedders.")
-    ] = False,
+    others: Annotated[bool, typer.Option("--embed-anew", help="Replace the vectors of other embedders.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Update success rates from the latest uses, flag failing cases, and embed cases without a vector."""

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
@@ -27,14 +28,19 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="Memories and messages of users.", no_args_is_help=True)
 
 User = Annotated[str, typer.Option(help="The id of the user.")]
-LayerName = Literal["episodic", "semantic"]
-"""The values of `perdure.memory.recall.search.Layer`, which a test compares."""
 
 MAX_K = 100
 
 _STDOUT = Path("-")
 _LOCAL = "local"
 _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
+
+
+class LayerName(StrEnum):
+    """The values of `perdure.memory.recall.search.Layer`, which a test compares."""
+
+    EPISODIC = "episodic"
+    SEMANTIC = "semantic"
 
 
 @commands.command()
@@ -67,9 +73,7 @@ def consolidate(
         str | None, typer.Option(help="Consolidate only this ended session, even if it was abandoned.")
     ] = None,
     *,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="First retry abandoned sessions.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="First retry abandoned sessions.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Consolidate a batch of ended sessions into memories, in this process.
@@ -118,9 +122,7 @@ def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
     outcome = consolidator.consolidate(session_id)
     match outcome:
         case NotDue():
-            raise Failure(
-                "Nothing to do: the session is live, is consolidated, or is being consolidated."
-            )
+            raise Failure("Nothing to do: the session is live, is consolidated, or is being consolidated.")
         case Failed(error):
             sys.stderr.write(f"{error}\n")
         case Consolidated() | Skipped():
@@ -180,7 +182,9 @@ def forget(
     user: Annotated[str, typer.Option(help="The id of the user. Required.")] = "",
     tenant: connecting.Tenant = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Everything stored about the user, messages included.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Everything stored about the user, messages included.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Erase one memory of a user, or with --all everything about the user. This cannot be undone.
@@ -206,7 +210,7 @@ def forget(
     else:
         write_fields({user_table.table: erased.rows[user_table.table] for user_table in reversed(USER_TABLES)})
     if not erased.everywhere:
-        sys.stderr.write("Redis or the snapshots are unavailable; a worker erases the user there once they are available.\n")
+        sys.stderr.write("Redis or the snapshots are unavailable; a worker erases the user there later.\n")
 
 
 def _cell(result: dict[str, Any], column: str) -> Any:

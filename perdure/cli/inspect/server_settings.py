@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import redis
 import typer
@@ -55,7 +55,9 @@ def _postgres(database: Database) -> Iterator[Finding]:
             yield Finding("PostgreSQL", f"{row.name} is off", risk, f"Set {row.name} = on.")
     if (quoting := serverlog.quoting(database)) is not None:
         fix = "Set log_min_error_statement = panic, log_error_verbosity = terse, log_statement = none."
-        yield Finding("PostgreSQL", quoting, "the server's log quotes users' messages; erasing a user does not remove them", fix)
+        yield Finding(
+            "PostgreSQL", quoting, "the server's log quotes users' messages; erasing a user does not remove them", fix
+        )
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:
