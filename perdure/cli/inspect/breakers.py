@@ -40,7 +40,10 @@ def reset(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Close a breaker: calls pass again, and the turns that it parked resume."""
+    """Close a breaker.
+
+    Calls pass again, and the turns that it parked resume.
+    """
     with _breakers() as breakers:
         closed = breakers.reset(name).record()
     if as_json:

@@ -83,7 +83,10 @@ def export(
     tenant: connecting.OnlyTenant = None,
     bank: OfBank = None,
 ) -> None:
-    """Export all cases, archived ones included, one per line, for `perdure cases import`."""
+    """Export all cases.
+
+    Writes one case per line, archived ones included, for `perdure cases import`.
+    """
     from perdure.casebank.transfer import export_lines
 
     named = parse_tenant(tenant)
@@ -150,7 +153,10 @@ def search(
     include_archived: Annotated[bool, typer.Option("--include-archived", help="Search archived cases, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the cases of all users by their questions, nearest first; user_id is a case's author."""
+    """Search the cases of all users by their questions.
+
+    Prints the nearest first; user_id is a case's author.
+    """
     from perdure.casebank.search import EVERYBODY, Within
 
     if not query.strip():
@@ -178,9 +184,10 @@ def prune_(
     apply: Annotated[bool, typer.Option("--apply", help="Apply the plan; without it nothing changes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the plan of the weekly policy, with the reason for each spared case; with --apply, apply it.
+    """Print the plan of the weekly policy, or with --apply apply it.
 
-    If runs need approval, --apply only makes the plan. An interrupted run is continued.
+    The plan has the reason for each spared case. If runs need approval, --apply only makes the plan. An interrupted run
+    is continued.
     """
     from perdure.casebank.runs import prune
     from perdure.casebank.runs.state import Phase
@@ -225,7 +232,10 @@ def show_run(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run: its counts, then the action and the reason for each case, with duplicates next to each other."""
+    """Show a run.
+
+    Prints its counts, then the action and the reason for each case, with duplicates next to each other.
+    """
     from perdure.casebank.plan.policy import Action
     from perdure.casebank.runs.state import read_run
     from perdure.cli.inspect.case_report import write_report
@@ -242,7 +252,10 @@ def show_run(
 
 @commands.command()
 def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
-    """Approve the plan of a run that waits for approval, and apply it in this process."""
+    """Approve the plan of a run, and apply it.
+
+    The plan is applied in this process.
+    """
     from perdure.casebank.runs import prune, state
 
     wanted = connecting.parse_id(run_id, "run")
@@ -255,7 +268,7 @@ def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
-    """Reject the plan of a run that waits for approval. Nothing of it is applied."""
+    """Reject the plan of a run. Nothing of it is applied."""
     from perdure.casebank.runs import state
 
     wanted = connecting.parse_id(run_id, "run")
@@ -278,7 +291,10 @@ def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def share(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Let a case that was made from one user's messages enter the prompts of all users of its bank."""
+    """Let a case enter the prompts of all users of its bank.
+
+    Otherwise a case that was made from one user's messages enters only that user's prompts.
+    """
     from perdure.casebank import sharing
 
     with connecting.database() as database:
@@ -304,7 +320,10 @@ def reflect(
     others: Annotated[bool, typer.Option("--embed-anew", help="Replace the vectors of other embedders.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Update success rates from the latest uses, flag failing cases, and embed cases without a vector."""
+    """Update success rates, flag failing cases, embed new ones.
+
+    The rates are those of the latest uses. Cases without a vector are embedded.
+    """
     from perdure.casebank import reflection
 
     with connecting.runtime() as runtime:

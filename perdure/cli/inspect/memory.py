@@ -53,7 +53,7 @@ def search(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Search the memories and messages of a user, as the user's agent does."""
+    """Search the memories and messages of a user."""
     from perdure.memory.recall.search import Layer
 
     layers = tuple(map(Layer, layer or Layer))
@@ -76,7 +76,7 @@ def consolidate(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="First retry abandoned sessions.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Consolidate a batch of ended sessions into memories, in this process.
+    """Consolidate a batch of ended sessions into memories.
 
     The exit status is 1 if a session fails. It keeps its error and is retried later.
     """
@@ -147,7 +147,7 @@ def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
 
 @commands.command()
 def decay(*, as_json: AsJson = False) -> None:
-    """Update the value of every memory to the current time, and archive faded ones."""
+    """Update the value of every memory, and archive faded ones."""
     from perdure.memory.decay import decay as decay_all
 
     with connecting.database() as database, progress("memories") as (shown, task):
@@ -161,7 +161,10 @@ def export(
     tenant: connecting.Tenant = None,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; default, or -: stdout.")] = _STDOUT,
 ) -> None:
-    """Export everything that is stored about a user as one JSON document. The file is written atomically."""
+    """Export everything that is stored about a user.
+
+    Writes one JSON document, atomically.
+    """
     from perdure.users.export import export_user
 
     key = user_key(parse_tenant(tenant), user)
@@ -187,9 +190,10 @@ def forget(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase one memory of a user, or with --all everything about the user. This cannot be undone.
+    """Erase one memory of a user, or with --all the user.
 
-    Prints the number of erased rows of each table. The user's data in Redis is erased too, and again after one lease.
+    This cannot be undone. Prints the number of erased rows of each table. The user's data in Redis is erased too, and
+    again after one lease.
     """
     from perdure.memory.recall.agent_memory import forget as forget_memory
     from perdure.users.tables import USER_TABLES

@@ -58,7 +58,10 @@ def export(
     tenant: connecting.OnlyTenant = None,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; default, or -: stdout.")] = STDIO,
 ) -> None:
-    """Export conversations, one message per line, for `perdure messages import`."""
+    """Export conversations.
+
+    Writes one message per line, for `perdure messages import`.
+    """
     from perdure.memory.import_export import export_messages
 
     key, named = connecting.parse_user(user, tenant)

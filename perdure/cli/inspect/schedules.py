@@ -23,7 +23,7 @@ def _commands() -> None:
 
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
-    """List scheduled entries with the last completed slot and the next due one."""
+    """List scheduled entries with their last and next slots."""
     from perdure import schedules
     from perdure.schedule.reading import read_schedules
     from perdure.settings import Settings

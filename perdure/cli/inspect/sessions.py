@@ -103,7 +103,10 @@ def end(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
     reason: Annotated[str, typer.Option(help="The reason to record.")] = "requested on the command line",
 ) -> None:
-    """Request the end of a session: its turns run first, and later messages open a new session."""
+    """Request the end of a session.
+
+    Its turns run first. Later messages open a new session.
+    """
     from perdure.sessions.ending import request_end
     from perdure.turns.inbox.incoming import parse_reason
 

@@ -46,11 +46,11 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The exported file; -: stdin.")],
     session: Annotated[str | None, typer.Option(help="Refuse a snapshot of any other session.")] = None,
 ) -> None:
-    """Restore the working variables and pending messages of a snapshot into its session.
+    """Restore a snapshot into its session.
 
-    Each message is accepted once, by its id, even if the file is imported again. The variables are restored only
-    while the session is at the snapshot's tick. For pending messages of an unknown session, the session is opened.
-    The conversation is unchanged.
+    Restores the working variables and accepts the pending messages. Each message is accepted once, by its id, even if
+    the file is imported again. The variables are restored only while the session is at the snapshot's tick. A session
+    that is unknown here is opened for its pending messages. The conversation is unchanged.
     """
     from perdure.snapshots.codec import parse
     from perdure.turns.restore_snapshot import restore

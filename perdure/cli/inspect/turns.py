@@ -70,7 +70,10 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def cancel(turn_id: TurnId) -> None:
-    """Cancel a turn: immediately if no worker runs it, else at its next safe point."""
+    """Cancel a turn.
+
+    If a worker runs the turn, it is cancelled at its next safe point, else immediately.
+    """
     from perdure.turns.cancel import cancel as cancel_turn
     from perdure.turns.reading import read_turn
 
@@ -89,14 +92,20 @@ def approve(
         str | None, typer.Option(help="A JSON object: the arguments to run the call with, instead of the model's.")
     ] = None,
 ) -> None:
-    """Approve a tool call that waits for approval; the turn continues and runs it."""
+    """Approve a tool call that waits for approval.
+
+    The turn continues and runs the call.
+    """
     given = {} if arguments is None else {"arguments": _object(arguments)}
     _decide(turn_id, {"call_id": call_id, "decision": "approve", **given})
 
 
 @commands.command()
 def deny(turn_id: TurnId, call_id: CallId) -> None:
-    """Deny a tool call that waits for approval; the model receives the denial as its result."""
+    """Deny a tool call that waits for approval.
+
+    The model receives the denial as the call's result.
+    """
     _decide(turn_id, {"call_id": call_id, "decision": "deny"})
 
 

@@ -1,9 +1,9 @@
-"""Bounds on the gateway's connections: no client holds an idle one, and no client exhausts the descriptors.
+"""Limits on the gateway's connections: a client cannot hold one without sending, nor exhaust the descriptors.
 
-A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. Of the connections whose
-header is incomplete, one address has `MOST_PER_ADDRESS`, and all connections together `connection_limit()`;
-beyond either, the server closes the oldest one with an incomplete header. Connections that have sent a
-header do not count against an address, so a proxy and long streams are not affected.
+A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. Of the connections whose header is
+incomplete, one address has at most `MOST_PER_ADDRESS`, and all connections together are at most `connection_limit()`;
+beyond either, the server closes the oldest one with an incomplete header. Connections that have sent a header do not
+count against an address, so a proxy and long streams are not affected.
 
 `perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol.
 """

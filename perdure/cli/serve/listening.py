@@ -34,9 +34,9 @@ def bind(host: str, port: int, option: str) -> socket.socket:
 
 
 def _named_tcp(listener: socket.socket) -> socket.socket:
-    """The same socket with the protocol's number: without it asyncio does not set `TCP_NODELAY`.
+    """The same socket with the protocol's number, without which asyncio does not set `TCP_NODELAY`.
 
-    Each response on a kept connection then waits 40 ms for the client's delayed acknowledgement.
+    Without that option each response on a kept connection waits 40 ms for the client's delayed acknowledgement.
     """
     return socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, fileno=listener.detach())
 

@@ -1,4 +1,4 @@
-"""The options that commands which listen have in common."""
+"""Options that several commands of this room share."""
 
 from __future__ import annotations
 

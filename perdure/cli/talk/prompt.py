@@ -193,7 +193,7 @@ class Prompt:
             self._status.start()
 
     def _note(self, text: str) -> None:
-        """Print a remark on stderr, apart from the conversation. A closed terminal is no error."""
+        """Print a remark on stderr, apart from the conversation. A closed terminal is ignored."""
         with suppress(OSError):
             self._notes.print(Text(printable(text), style="dim"))
 
