@@ -47,7 +47,7 @@ autoload -Uz +X bashcompinit && bashcompinit
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
-    """Print a script that completes commands and options in a shell."""
+    """Print a script that completes commands in a shell."""
     names = {"": ["--help", *COMMANDS], **dict(_names())}
     match shell:
         case Shell.BASH:
