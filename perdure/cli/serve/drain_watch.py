@@ -63,7 +63,7 @@ class Drain:
             "turns_parked": max(len(self._found) - settled - self.left.running, 0),
             "turns_running": self.left.running,
             "turns_waiting": self.left.waiting,
-            "sessions_ends_requested": self._ends_requested,
+            "sessions_asked_to_end": self._ends_requested,
             "sessions_ending": self.left.ending,
             "sessions_held_back": self.left.held_back,
             "workers": len(self._workers),
