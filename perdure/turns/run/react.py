@@ -35,7 +35,7 @@ from perdure.turns.lease.hold import Hold
 from perdure.turns.prompt.system_message import Briefing, brief, offered
 from perdure.turns.run.commit_step import Step, StepCommit
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied
-from perdure.turns.run.transcript import Entry, Transcript, result_of, said
+from perdure.turns.run.transcript import Entry, Transcript, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,11 @@ class Turn:
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
         self._variables = variables or VariableSet()
-        self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
-        self._steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
+        self._steps = steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
+        self._ledger = Ledger(
+            runtime, hold, ref, self._agent, self._variables,
+            commit=lambda entries, results: steps.commit(Step(entries, results=results)),
+        )  # fmt: skip
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
@@ -265,12 +268,7 @@ class Turn:
 
     def _run_calls(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
-        results = self._ledger.resume(asking) if planned is None else self._ledger.perform(planned, self._steps.sent_at)
-        entries = [
-            result_of(self.ref.turn_id, call, result.text)
-            for call, result in zip(asking.tool_calls, results, strict=True)
-        ]
-        self._steps.commit(Step(entries, results=results))
+        self._ledger.answer(asking, planned, self._steps.sent_at)
 
 
 def out_of_time(limit_s: float) -> DeadlineExceeded:
