@@ -389,7 +389,8 @@ class Settings(BaseSettings):
     @field_validator("redis_prefix")
     @classmethod
     def _plain_prefix(cls, value: str) -> str:
-        # It becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash tags.
+        # The prefix becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash
+        # tags.
         if _KEY_PREFIX.fullmatch(value) is None:
             raise ValueError("accepted: 1 to 64 letters, digits and the characters : . _ -, such as perdure:")
         return value

@@ -19,7 +19,7 @@ from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask
 from perdure.turns.inbox.incoming import parse_reason
 from perdure.turns.lease.claim import Claimed
-from perdure.turns.sweep import put_off
+from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
             requested.wake(self.process.runtime.wake)
             return
     if not self.process.endings.acquire(blocking=False):
-        put_off(self.process.runtime, wanted)
+        postpone(self.process.runtime, wanted)
         return
     try:
         outcome = ender(self.process).end(wanted)

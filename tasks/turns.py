@@ -15,7 +15,7 @@ from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
 from perdure.turns.run.runner import Ran
-from perdure.turns.sweep import put_off
+from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,6 @@ def run(self: PerdureTask, session_id: str) -> None:
         case NeedsIsolation(claims):
             log.warning("session %s: its turn was claimed %d times and must run in a child process", session_id, claims)
             if not self.process.isolate(UUID(session_id)):
-                put_off(self.process.runtime, UUID(session_id))
+                postpone(self.process.runtime, UUID(session_id))
         case _:
             assert_never(outcome)

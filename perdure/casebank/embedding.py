@@ -32,7 +32,7 @@ def embed_cases(
     without a vector, with a warning in the log.
 
     Raises:
-        CallAborted: `call` was ended.
+        CallAborted: `call` was aborted.
         PerdureError: the embedder or the database cannot be reached; another call continues.
     """
     processed, after = 0, ""

@@ -4,13 +4,14 @@
     talk/       send and chat
     inspect/    commands that show and change stored things, and doctor
 
-    connecting.py   what a command needs of the installation: its database, and wake-ups for its workers
-    display.py      tables, JSON, text that is safe on a terminal
-    files.py        files that are read tolerantly, and written whole or not at all
+    connecting.py   the database and the wake-ups that commands need of a running installation
+    display.py      tables, JSON, progress, text that is safe on a terminal
+    files.py        files that are read tolerantly and written atomically
     errors.py       errors as a message and an exit status
     completion.py   completion scripts for shells
 
-`perdure --help` prints a table from here. A command's module is imported when that command runs.
+`perdure --help` prints the table below. A command's module is imported when the command runs or prints its help, and
+imports the rest of perdure when it runs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _STATUS = "Exit status: 0 done, 1 failed, 2 wrong usage (a wrong setting too), 3
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, or a group of commands: the module and its attribute, and the first line of the help."""
+    """A command or a group of commands: its module, the attribute there, and the first line of its help."""
 
     module: str
     attribute: str
@@ -55,6 +56,7 @@ COMMANDS = {
     "send": Command("talk.send", "send", "Send a message."),
     "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
+    "deliveries": Command("inspect.deliveries", "commands", "Replies sent to URLs and tasks."),
     "messages": Command("inspect.messages", "commands", "Export and import conversations."),
     "memory": Command("inspect.memory", "commands", "Memories and messages of users."),
     "cases": Command("inspect.cases", "commands", "The CaseBank: answered questions."),
@@ -65,7 +67,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command of the process's arguments, and exit with its status."""
+    """Run the command in `sys.argv` and exit with its status."""
     _add_working_directory()
     name, *arguments = sys.argv[1:] or [""]
     if name in {"", "--help", "-h"}:
@@ -76,9 +78,10 @@ def main() -> None:
 
 
 def _add_working_directory() -> None:
-    """Put the working directory, for the module of `PERDURE_AGENTS`, on the path behind libraries.
+    """Append the working directory, where the module of `PERDURE_AGENTS` may be, to `sys.path`.
 
-    It precedes a checkout that perdure is imported from, whose `tasks` would hide the application's.
+    If perdure is imported from a checkout, it is inserted before that: the checkout's `tasks` would hide the
+    application's.
     """
     here = str(Path.cwd())
     if here in sys.path:
@@ -90,21 +93,21 @@ def _add_working_directory() -> None:
 
 
 def load(name: str) -> typer.Typer:
-    """An application that has this command, or group of commands, alone.
+    """An application with this one command or group of commands.
 
     Raises:
-        Failure: there is no such command.
+        Failure: the command does not exist.
     """
     if name not in COMMANDS:
         similar = get_close_matches(name, COMMANDS, n=1)
         hint = f" Did you mean {similar[0]!r}?" if similar else " `perdure --help` lists the commands."
         raise Failure(f"There is no command {name!r}.{hint}", WRONG_USAGE)
-    import typer  # noqa: PLC0415 (takes longer to import than the help to print)
+    import typer
 
     command = COMMANDS[name]
     found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(lambda: None)  # or the only command would take the place of the application
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(lambda: None)  # without it typer would make the only command the application itself
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)
     else:

@@ -1,4 +1,4 @@
-"""`python -m perdure.cli`: the command line, for an interpreter that is known by its path."""
+"""The command line as `python -m perdure.cli`, in the interpreter that the caller chooses."""
 
 from perdure.cli import main
 

@@ -1,6 +1,6 @@
-"""`perdure completion`: a shell's completion of commands, subcommands and options.
+"""`perdure completion`: completion of commands, subcommands and options in a shell.
 
-The script holds all names, so that completing starts no Python. It is printed again after an upgrade.
+The script contains all names, so completing starts no Python. Print it again after an upgrade.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.cli import COMMANDS, load
 
 
 class Shell(StrEnum):
-    """The shells that a script can be printed for."""
+    """A shell that has a script."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -47,7 +47,7 @@ autoload -Uz +X bashcompinit && bashcompinit
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
-    """Print a script that completes commands and options in a shell."""
+    """Print a script that completes commands in a shell."""
     names = {"": ["--help", *COMMANDS], **dict(_names())}
     match shell:
         case Shell.BASH:
@@ -59,7 +59,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
 
 
 def _names() -> Iterator[tuple[str, list[str]]]:
-    """Each command and subcommand, as on the command line, with the words that may follow."""
+    """Each command and subcommand, as typed, with the words that may follow it."""
     for name in COMMANDS:
         application: Any = get_command(load(name))
         yield from _following(name, application.commands[name])
@@ -74,7 +74,7 @@ def _following(path: str, command: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def _bash(names: dict[str, list[str]]) -> str:
-    # The pattern is the path so far, a space and the word: of a command at the top, a space and the command.
+    # A pattern is the path so far, a space and the next word. For a top-level command the path is empty.
     paths = "\n".join(
         f'            "{path if " " in path else f" {path}"}") path="{path}" ;;' for path in names if path
     )

@@ -1,4 +1,4 @@
-"""What a command needs of the system that runs: its database, and a way to wake its workers."""
+"""The database and the wake-ups that commands need of a running installation."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli.errors import WRONG_USAGE, Failure
-from perdure.database.engine import Database
 from perdure.errors import Unavailable
-from perdure.runtime import Runtime
-from perdure.settings import Settings
 from perdure.workers import logs
-from perdure.workers.assembly import addresses, assemble, database_address, redis_address
-from perdure.workers.publish.wake import CeleryWaker
+
+if TYPE_CHECKING:
+    from perdure.database.engine import Database
+    from perdure.runtime import Runtime
+    from perdure.settings import Settings
+    from perdure.workers.publish.wake import CeleryWaker
 
 log = logging.getLogger(__name__)
 
-Tenant = Annotated[str | None, typer.Option(metavar="TENANT", help="The user's tenant; default none.")]
-OnlyTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only this tenant's users.")]
+Tenant = Annotated[str | None, typer.Option(metavar="TENANT", help="The user's tenant; default: none.")]
+OnlyTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only users of this tenant.")]
 
 
-class _NobodyToWake:
-    """Stands in for a broker that does not run: the sweeper finds what was accepted."""
+class _UnavailableBroker:
+    """The waker if the broker is unavailable: publishes nothing. The sweeper finds what was accepted."""
 
     def session(self, session_id: UUID, priority: int) -> bool:  # noqa: ARG002 (the port's signature)
         return False
@@ -45,8 +46,13 @@ class _NobodyToWake:
     def casebank(self) -> bool:
         return False
 
+    def ask(self, question: str, within_s: float) -> dict[str, Any]:  # noqa: ARG002 (CeleryWaker's signature)
+        """Wait for `within_s`, so that a caller that polls does not spin."""
+        time.sleep(within_s)
+        return {}
+
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 @contextmanager
@@ -54,8 +60,12 @@ def opened() -> Iterator[tuple[Settings, Database]]:
     """The settings and the database, for a command that only reads.
 
     Raises:
-        Unavailable: no embedded PostgreSQL runs, and no URL is set.
+        Unavailable: no database URL is set, and no embedded PostgreSQL runs.
     """
+    from perdure.database.engine import Database
+    from perdure.settings import Settings
+    from perdure.workers.assembly import database_address
+
     settings = Settings.load()
     logs.configure(logging.WARNING)
     made = Database(database_address(settings))
@@ -74,11 +84,14 @@ def database() -> Iterator[Database]:
 
 @contextmanager
 def runtime() -> Iterator[Runtime]:
-    """The parts of a process that accepts messages and cancels turns.
+    """The parts of a process that accepts messages and cancels turns. The broker may be unavailable.
 
     Raises:
-        Unavailable: the database is not there. That the broker is not there is no error.
+        Unavailable: the database is unavailable.
     """
+    from perdure.settings import Settings
+    from perdure.workers.assembly import assemble, database_address
+
     settings = Settings.load()
     logs.configure(logging.WARNING)
     database_url = database_address(settings)
@@ -97,57 +110,59 @@ def runtime() -> Iterator[Runtime]:
 
 @contextmanager
 def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
-    """A way to ask all workers something, waiting for so many seconds: their answers by their names, none if away."""
-    settings = Settings.load()
-    waker = _waker(settings)
+    """A function that asks all workers a question and waits for a number of seconds.
 
-    def ask(question: str, within_s: float) -> dict[str, Any]:
-        if isinstance(waker, CeleryWaker):
-            return waker.ask(question, within_s)
-        time.sleep(within_s)
-        return {}
+    It returns the answers by worker name: an empty dictionary if no worker or no broker is available.
+    """
+    from perdure.settings import Settings
 
+    waker = _waker(Settings.load())
     try:
-        yield ask
+        yield waker.ask
     finally:
         waker.close()
 
 
 def parse_user(user: str | None, tenant: str | None) -> tuple[str | None, str | None]:
-    """The key of the user that a person named, if any, and the tenant.
+    """The key of the user, `None` if none was named, and the tenant.
 
     Raises:
-        InvalidRequest: no user has that id, or no tenant that name.
+        InvalidRequest: the user's id or the tenant's name is invalid.
     """
     named = parse_tenant(tenant)
     return None if user is None else user_key(named, user), named
 
 
 def parse_id(text: str, thing: str) -> UUID:
-    """The id that a person typed.
+    """The UUID in a command's argument.
 
     Raises:
-        Failure: it is none.
+        Failure: the text is not a UUID.
     """
     try:
         return UUID(text)
     except ValueError:
         raise Failure(
-            f"{text!r} is no id of a {thing}: an id is a UUID, as `perdure send` prints it.", WRONG_USAGE
+            f"{text!r} is not the id of a {thing}: an id is a UUID, as `perdure send` prints it.", WRONG_USAGE
         ) from None
 
 
 def _redis_url(settings: Settings) -> str | None:
-    """Where Redis is; None if none runs: then a worker sees to what is there."""
+    """The address of Redis, `None` if it is unavailable."""
+    from perdure.workers.assembly import redis_address
+
     try:
         return redis_address(settings)
     except Unavailable:
         return None
 
 
-def _waker(settings: Settings) -> CeleryWaker | _NobodyToWake:
+def _waker(settings: Settings) -> CeleryWaker | _UnavailableBroker:
+    from perdure.workers.assembly import addresses
+    from perdure.workers.publish.wake import CeleryWaker
+
     try:
         return CeleryWaker(settings, addresses(settings))
     except Unavailable as error:
-        log.warning("%s A message is accepted nevertheless, and answered once it is back.", error.message)
-        return _NobodyToWake()
+        log.warning("%s Accepted messages are answered once it is available.", error.message)
+        return _UnavailableBroker()

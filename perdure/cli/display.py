@@ -1,26 +1,30 @@
-"""What commands print: a table on a terminal, tab-separated lines elsewhere, JSON when asked.
+"""Output of commands: a table on a terminal, tab-separated lines elsewhere, JSON with `--json`.
 
-Text of users, models and tools may hold escape sequences, with which it would write over
-the terminal; they are made visible instead.
+Text of users, models and tools may contain escape sequences that would rewrite the terminal. It is printed with
+visible symbols in place of its control characters.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _PICTURES = {
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: "\N{SYMBOL FOR DELETE}",
 }
-"""For each control character what is shown for it: the C0 controls have their pictures from U+2400 on, in order."""
+"""The symbol shown for each control character; those of the C0 controls begin at U+2400, in order."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def write_json(value: Any) -> None:
@@ -29,25 +33,25 @@ def write_json(value: Any) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` with its control characters, line breaks and tabs aside, as Unicode's pictures of them."""
+    """`text` with Unicode's symbols for its control characters, except line breaks and tabs."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
 def write_text(text: str) -> None:
-    """Print a foreign text: unchanged into a pipe, printable on a terminal."""
+    """Print untrusted text: unchanged into a pipe, `printable` on a terminal."""
     sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + "\n")
     sys.stdout.flush()
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows: a table on a terminal; elsewhere a line each, tabs between, without headings."""
+    """Print rows: a table on a terminal, tab-separated lines without headings elsewhere."""
     if not sys.stdout.isatty():
         for row in rows:
             sys.stdout.write("\t".join(_cell(value) for value in row) + "\n")
         return
-    from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
-    from rich.table import Table  # noqa: PLC0415 (as above)
-    from rich.text import Text  # noqa: PLC0415 (as above)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
@@ -56,11 +60,22 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def write_fields(fields: Mapping[str, Any]) -> None:
-    """Print names and values, a line each."""
+    """Print one line per name and value."""
     width = max(map(len, fields)) if sys.stdout.isatty() else 0
     for name, value in fields.items():
         separator = "  " if width else "\t"
         sys.stdout.write(f"{name:<{width}}{separator}{_cell(value)}\n")
+
+
+@contextmanager
+def progress(task: str) -> Iterator[tuple[Progress, TaskID]]:
+    """A progress bar on a terminal's stderr; prints nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
+        yield shown, shown.add_task(task, total=None)
 
 
 def _cell(value: Any) -> str:

@@ -11,12 +11,13 @@ WRONG_USAGE = 2
 UNAVAILABLE = 3
 
 _WAY_OUT = (
-    "Is it running? `perdure up` starts all; PERDURE_DATABASE_URL and PERDURE_REDIS_URL name servers of your own."
+    "Is it running? `perdure up` starts everything; "
+    "PERDURE_DATABASE_URL and PERDURE_REDIS_URL name servers of your own."
 )
 
 
 class Failure(Exception):
-    """A command cannot do what was requested; `message` and the exit status are for the caller."""
+    """A command cannot do what was requested. The text is printed on stderr; `status` is the exit status."""
 
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
@@ -38,30 +39,33 @@ def reported() -> Iterator[None]:
 
 
 def _expected(error: Exception) -> tuple[str, int] | None:
-    """The message and the status of an error, `None` if it is unexpected. Imports the errors' modules only here."""
-    from psycopg2 import errors as postgresql  # noqa: PLC0415
-    from sqlalchemy.exc import ProgrammingError  # noqa: PLC0415
+    """The message and the status of an error, `None` if it is unexpected."""
+    from perdure.errors import IncompatibleDatabase, InvalidRequest, PerdureError, SettingsError, Unavailable
 
-    from perdure.embedded import EmbeddedServerError  # noqa: PLC0415
-    from perdure.errors import (  # noqa: PLC0415
-        IncompatibleDatabase,
-        InvalidRequest,
-        PerdureError,
-        SettingsError,
-        Unavailable,
-    )
-
-    not_migrated = (postgresql.UndefinedTable, postgresql.UndefinedColumn, postgresql.UndefinedFunction)
     match error:
         case Failure():
             return str(error), error.status
-        case SettingsError() | EmbeddedServerError():
-            return str(error), WRONG_USAGE if isinstance(error, SettingsError) else UNAVAILABLE
+        case SettingsError():
+            return str(error), WRONG_USAGE
         case Unavailable():
             has_way_out = isinstance(error, IncompatibleDatabase) or "perdure up" in error.message
             return error.message if has_way_out else f"{error.message} {_WAY_OUT}", UNAVAILABLE
         case PerdureError():
             return error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED
+        case _:
+            return _expected_of_servers(error)
+
+
+def _expected_of_servers(error: Exception) -> tuple[str, int] | None:
+    from psycopg2 import errors as postgresql
+    from sqlalchemy.exc import ProgrammingError
+
+    from perdure.embedded import EmbeddedServerError
+
+    not_migrated = (postgresql.UndefinedTable, postgresql.UndefinedColumn, postgresql.UndefinedFunction)
+    match error:
+        case EmbeddedServerError():
+            return str(error), UNAVAILABLE
         case ProgrammingError() if isinstance(error.orig, not_migrated):
             return "The database lacks the tables of this release. Create them with `perdure migrate`.", UNAVAILABLE
         case _:

@@ -1,4 +1,4 @@
-"""Files that commands read, forgivingly, and write, whole or not at all."""
+"""Files that commands read tolerantly and write atomically."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TextIO
 from perdure.cli.errors import Failure
 
 STDIO = Path("-")
-"""Stands for stdin or stdout."""
+"""stdin or stdout."""
 
 
 def write_whole(file: Path, text: str | Iterable[str]) -> None:
-    """Write a temporary file and rename it: a reader of `file` finds the new content in full, or the old one."""
+    """Write a temporary file and rename it: a reader of `file` sees the old content or all of the new."""
     file = file.resolve()
     parts = [text] if isinstance(text, str) else text
     try:
@@ -41,7 +41,7 @@ def write_whole(file: Path, text: str | Iterable[str]) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[TextIO]:
-    """The lines of a file; what is no UTF-8 in it becomes U+FFFD, and the line is judged by what is left."""
+    """The lines of a file. Bytes that are not UTF-8 become U+FFFD."""
     if file == STDIO:
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
         yield sys.stdin

@@ -93,7 +93,7 @@ class Statement:
 
     @cached_property
     def prepare(self) -> str:
-        """The SQL that prepares it on a connection."""
+        """The SQL that prepares the statement on a connection."""
         numbers = {name: f"${number}" for number, name in enumerate(self.parameters, start=1)}
         return f'PREPARE "{self.name}" AS {_PARAMETER.sub(lambda found: numbers[found[1]], self.sql)}'
 
@@ -140,7 +140,7 @@ class Database:
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
-            use_native_hstore=False,  # else each connection begins with a query for a type that no table has
+            use_native_hstore=False,  # otherwise each connection begins with a query for a type that no table has
             pool_size=_POOL_SIZE,
             max_overflow=0,  # a connection beyond the pool would be opened and prepared for one statement
             pool_timeout=_POOL_WAIT_S,
@@ -194,7 +194,7 @@ class Database:
         """Run one statement, again on a new connection if the connection's state was the reason for its error.
 
         An error that the server reports aborts the statement's own transaction, so repeating it writes nothing twice.
-        After a lost connection that is unknown: it is not repeated.
+        After a lost connection that is unknown: the statement is not repeated.
         """
         for _ in range(_TRIES - 1):
             try:
@@ -298,7 +298,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
-    """The error of perdure for one of the driver's; `None` if the statement itself is at fault."""
+    """The error of perdure for one of the driver's; `None` if the statement itself is wrong."""
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")

@@ -1,4 +1,4 @@
-"""Errors of the driver without the values of the statement that failed.
+"""Removes values of the failed statement from the driver's errors.
 
 Errors are logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
 (`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`), and in the first line, between

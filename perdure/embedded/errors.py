@@ -18,7 +18,7 @@ _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class EmbeddedServerError(Exception):
-    """An embedded server cannot be started, found or stopped; the message says why and what to do."""
+    """An embedded server cannot be started, found or stopped; the message gives the reason and a way out."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def explained(server: str, directory: Path) -> Iterator[None]:
     """Raise an `OSError` about `directory` as an `EmbeddedServerError` with a remedy.
 
     Raises:
-        EmbeddedServerError: in place of the `OSError`.
+        EmbeddedServerError: instead of the `OSError`.
     """
     try:
         yield

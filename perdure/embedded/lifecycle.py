@@ -121,7 +121,7 @@ class Running:
             Whether the server is stopped now.
 
         Raises:
-            EmbeddedServerError: it did not end in `timeout_s` seconds, nor when forced to.
+            EmbeddedServerError: it did not end in `timeout_s` seconds, nor when killed.
         """
         directory = self._server.directory
         with self._users, explained(self._server.title, directory), _starting(directory):
@@ -152,7 +152,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
         timeout_s: Seconds until it must answer. After a crash, PostgreSQL first replays its log.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message says why and what to do.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
     """
     with explained(server.title, server.directory):
         server.directory.mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,7 @@ def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
                 stderr=output,
                 cwd="/",
                 umask=0o077,
-                start_new_session=True,  # a Ctrl-C is for the application, which must drain first
+                start_new_session=True,  # a Ctrl-C must reach only the application, which drains first
                 pass_fds=(alive.descriptor,),
             )
 

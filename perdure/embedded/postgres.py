@@ -77,7 +77,7 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
         A server that accepts connections and has the database `perdure`; `url` is for SQLAlchemy with psycopg2.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message says why and what to do.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
     """
     return lifecycle.start(_Postgres(directory.resolve()), timeout_s=timeout_s)
 

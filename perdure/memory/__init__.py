@@ -1,4 +1,4 @@
-"""Memory: what users said and what is known about them.
+"""Memory: users' earlier messages and the memories extracted from them.
 
 `recall` searches it, `consolidation` extracts memories from ended sessions, `redis` holds the two short-lived layers,
 `sections` fills the memory sections of a prompt. At the top level: vectors (`embedding`), decay, hot memories, and

@@ -94,7 +94,7 @@ class Reachable:
 
 
 ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network("::/0")))
-"""For URLs that the operator sets."""
+"""For URLs from the operator's settings."""
 
 
 def _unquoted(path: str) -> str:

@@ -22,7 +22,7 @@ _TRANSIENT_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARL
 
 
 class Verdict(Enum):
-    """What an error means to a retry and to a breaker."""
+    """The meaning of an error for a retry and for a breaker."""
 
     TRANSIENT = auto()
     """Transient: the next attempt may succeed."""

@@ -25,7 +25,7 @@ from perdure.settings import REDIS_PREFIX
 from perdure.text.untrusted import first_line
 
 _TIMEOUT_S = 0.25
-"""Seconds for connecting, and for an answer: together half a second."""
+"""Timeout for connecting, and for an answer: together half a second."""
 
 _CONNECTIONS = 10_000  # one per thread at most, for the duration of one script
 

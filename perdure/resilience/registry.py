@@ -67,7 +67,7 @@ class Switchboard(BreakerRegistry, Protocol):
         ...
 
     def reset(self, name: str) -> Metrics:
-        """Close the breaker called `name`.
+        """Close the breaker `name`.
 
         Raises:
             NotFound: there is no such breaker.

@@ -84,7 +84,7 @@ class Answer:
 
 
 class Options(TypedDict, total=False):
-    """What `ask` passes on to `Conversation`, which describes it."""
+    """Keyword arguments that `ask` passes to `Conversation`."""
 
     user_id: str
     tenant: str | None

@@ -1,8 +1,8 @@
 """The step loop's commits, stored in memory instead of PostgreSQL.
 
 The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` answers
-those that a turn without a past runs, by name, with the rows that PostgreSQL would return; it keeps messages, tool
-calls and working variables. It checks no fence: no other process can hold the session. Every other statement is
+those that a turn without earlier sessions runs, by name, with the rows that PostgreSQL would return; it keeps messages,
+tool calls and working variables. It checks no fence: no other process can hold the session. Every other statement is
 `Unavailable`.
 
 The tests in tests/testing run the same turns here and on PostgreSQL and compare what both committed.

@@ -1,4 +1,4 @@
-"""Counts threads of tools and hooks that ran past their time. Python cannot end them.
+"""Counts threads of tools and hooks that ran past their time limit. Python cannot end them.
 
 A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them shuts down, so that a new process replaces it.
 """

@@ -1,6 +1,6 @@
-"""Cancelling a turn: immediately if no worker runs it, else at its next safe point.
+"""Cancelling a turn: at once if it is idle, else at its next safe point.
 
-Also settles turns that have begun, for a message that interrupts them.
+Also settles begun turns whose session was seized, for a message that interrupts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
-    """Request that a turn be cancelled; has no effect on a settled turn.
+    """Request that a turn is cancelled; a settled turn is not changed.
 
-    A running turn stops between steps or in the middle of a model's stream. A turn that waits for approval is settled
-    here, and its calls are denied. For any other turn that no worker runs, a worker is woken, claims it and settles it.
+    A running turn stops between steps or during a model call. A turn that has not begun or waits for an approval is
+    settled here; the approval's calls are denied. For any other, a wake-up is published, and a worker settles it.
 
     Raises:
         NotFound: there is no such turn.
@@ -51,19 +51,19 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 
 
 def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
-    """Settle as cancelled the turns that have begun, in a session that was taken over under `tenure`."""
+    """Settle a begun turn as cancelled, in a session that was seized under `tenure`."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
     try:
         transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
         verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
     except UNREADABLE:
-        log.exception("turn %s cannot be read, and is cancelled unread", turn.turn_id)
+        log.exception("turn %s cannot be parsed; its open calls are closed without it", turn.turn_id)
         verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
     return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
-    """Settle a turn that still waits for approval; returns whether the session then has nothing left to run."""
+    """Settle a turn if it still waits for an approval; whether the session then has no more turns to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()

@@ -1,8 +1,8 @@
 """The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
-While it is closed no turn is claimed, because the claim itself reads the row; this survives restarts. Accepting does
-not read it: messages that a process still accepts wait. Every process reads the row regularly, refuses new work and
-finishes running turns.
+While it is closed no turn is claimed, also after restarts, since the claim itself reads the row. Accepting a message
+does not read it: the message waits. Every process reads the row regularly, to refuse new work and to finish running
+turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 from perdure.database.engine import Executor, Statement
 
 CLOSED = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
-"""A condition for the statements that begin work."""
+"""The condition of the statements that begin work."""
 
 _READ = Statement("intake.read", f"SELECT {CLOSED} AS closed", writes=False)
 
@@ -27,7 +27,7 @@ _CLOSE = Statement(
     """,
 )
 
-# Opens the intake and makes all waiting work due now, whatever its back-off.
+# Opens the intake, and makes all sessions with unsettled turns due at once.
 _OPEN = Statement(
     "intake.open",
     """
@@ -77,7 +77,7 @@ _SETTLED = Statement(
 
 
 class Phase(StrEnum):
-    """How far a worker's drain has come: not begun, finishing or parking turns, done."""
+    """A worker's phase: `OPEN` runs turns, `DRAINING` finishes or parks them, `QUIET` has none left."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -90,9 +90,9 @@ class Unfinished:
 
     Attributes:
         running: Turns under a lease.
-        waiting: Turns that are accepted or parked, and run when the intake is open again.
-        ending: Sessions whose end is requested and that have no unsettled turn.
-        held_back: Sessions whose end is requested and that have turns to run first.
+        waiting: Accepted or parked turns, which run when the intake is open again.
+        ending: Sessions with a requested end and no turns to run.
+        held_back: Sessions with a requested end and turns to run first.
     """
 
     running: int
@@ -111,17 +111,17 @@ def is_closed(executor: Executor) -> bool:
 
 
 def close(executor: Executor) -> None:
-    """Close the intake: no further turn is begun. Closing it twice has no further effect."""
+    """Close the intake. Idempotent."""
     executor.run(_CLOSE, {})
 
 
 def reopen(executor: Executor) -> None:
-    """Open the intake and make all waiting work due now."""
+    """Open the intake; waiting sessions are due at once."""
     executor.run(_OPEN, {})
 
 
 def running(executor: Executor) -> list[UUID]:
-    """The turns that run now."""
+    """The turns under a live lease."""
     return [row.turn_id for row in executor.run(_RUNNING, {})]
 
 
@@ -131,7 +131,7 @@ def settled(executor: Executor, turn_ids: Sequence[UUID]) -> int:
 
 
 def unfinished(executor: Executor) -> Unfinished:
-    """The fleet's running and waiting work."""
+    """Count the unfinished work."""
     row = executor.run(_UNFINISHED, {})[0]
     return Unfinished(row.running, row.unsettled - row.running, row.ending, row.held_back)
 

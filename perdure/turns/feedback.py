@@ -1,7 +1,7 @@
-"""Feedback: a user's score of a reply, and its effect on the CaseBank.
+"""Feedback: a person's score of a reply, and its effect on the CaseBank.
 
-The score overrides the turn's outcome for the cases in its prompt, and positive feedback makes the turn a case. The
-last feedback on a turn counts. A case that came from feedback is then judged by its uses.
+For the cases in the turn's prompt, the score replaces the turn's outcome. A turn with a positive score becomes a case.
+The last feedback on a turn counts, but does not remove a learnt case.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_COMMENT_CHARS = 2_000
 
 
 def _no_truth_value(value: object) -> object:
-    """`value`, unless it is a boolean, which Python takes for 0 or 1."""
+    """Reject `true`, which Python treats as 1."""
     if isinstance(value, bool):
         raise ValueError("must be -1 or 1")  # noqa: TRY004 (pydantic reports only this one)
     return value
 
 
 class Feedback(BaseModel):
-    """A score of a turn, as `POST /v1/turns/{id}/feedback` takes it."""
+    """A person's feedback on a turn: the body of `POST /v1/turns/{id}/feedback`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,33 +44,33 @@ class Feedback(BaseModel):
 
 
 def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
-    """Store `feedback`, count it for the cases in the turn's prompt, and make a case of a praised turn.
+    """Record `feedback`, apply it to the cases in the turn's prompt, and learn a case from a positive score.
 
     Raises:
         NotFound: there is no such turn.
         Conflict: the turn has no reply.
-        Unavailable: the database cannot be reached; repeating the call is safe.
+        Unavailable: the database cannot be reached; the call may be repeated.
     """
-    said = {"score": feedback.score, "comment": None if feedback.comment is None else storable(feedback.comment)}
+    record = {"score": feedback.score, "comment": None if feedback.comment is None else storable(feedback.comment)}
     case_id, asked = None, ""
     with runtime.database.transaction("turns.feedback") as transaction:
-        rows = transaction.run(queries.FEEDBACK, {"turn_id": turn_id, "feedback": as_json(said)})
+        rows = transaction.run(queries.FEEDBACK, {"turn_id": turn_id, "feedback": as_json(record)})
         if not rows:
             status = read_turn(transaction, turn_id)["status"]
-            raise Conflict(f"There is no reply yet to say something of: the turn is {status}.")
+            raise Conflict(f"The turn has no reply to rate: it is {status}.")
         executions.feedback(transaction, turn_id, feedback.score)
-        told = rows[0]
-        bank = _bank(runtime, told.agent)
-        praised = feedback.score > 0 and told.status == "done"
-        if praised and bank is not None and (told.asked or "").strip() and told.reply.strip():
-            asked = told.asked
+        rated = rows[0]
+        bank = _bank(runtime, rated.agent)
+        is_positive = feedback.score > 0 and rated.status == "done"
+        if is_positive and bank is not None and (rated.asked or "").strip() and rated.reply.strip():
+            asked = rated.asked
             case_id = cases.learn(
                 transaction,
                 runtime.clock,
                 turn_id=turn_id,
-                user_id=told.user_id,
+                user_id=rated.user_id,
                 query=asked,
-                response_text=told.reply,
+                response_text=rated.reply,
                 bank=bank,
             )
     if case_id is not None:
@@ -78,15 +78,15 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
 
 
 def _bank(runtime: Runtime, name: str) -> str | None:
-    """The case bank of the agent `name`; `None` if it uses none or is no longer defined."""
+    """The agent's bank; `None` if it uses none, or this installation does not have the agent."""
     agent = runtime.agents.find(name)
     return None if agent is None else agent.bank
 
 
 def _embed(runtime: Runtime, case_id: str, query: str) -> None:
-    """Give a new case its vector now; if the embedder fails, the next reflection does it."""
+    """Embed a new case; if that fails, the next reflection does it."""
     call = ModelCall(runtime.clock, runtime.settings.memory.recall_timeout_s)
     try:
         embed_case(runtime.database, runtime.embedder, case_id, query, call)
     except PerdureError as error:
-        log.warning("case %s gets its vector later: %s", case_id, loggable(error))
+        log.warning("case %s is embedded later: %s", case_id, loggable(error))

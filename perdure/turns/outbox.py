@@ -1,7 +1,7 @@
 """The outbox: delivers a settled turn's reply to its receiver, at least once.
 
-Before an attempt the delivery's due time is moved ahead: no other worker attempts it, and if this process dies it is
-attempted again. The receiver recognises a repeated delivery by its id.
+An attempt first moves the delivery's due time ahead, so that no other worker attempts it, and so that it is repeated if
+this worker dies. The receiver deduplicates by the delivery's id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Database
+from perdure.access.tenants import tenant_of, user_of
+from perdure.database.engine import Database, Executor
+from perdure.errors import NotFound
 from perdure.turns import queries
 from perdure.turns.reading import read_turn
 
@@ -25,18 +27,18 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 12
 ATTEMPT_S = 60
-"""Seconds after which a begun attempt counts as lost."""
+"""Seconds after which an attempt without a result is repeated."""
 
 FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 3_600.0
 
 
 REFUSALS_FORGIVEN_S = 86_400.0
-"""Age of a delivery, in seconds, from which an open breaker costs it attempts, so that it ends."""
+"""Age in seconds up to which the receiver's open breaker costs no attempt; later it does, so that attempts end."""
 
 
 class DeliveryFailed(Exception):
-    """The receiver could not be reached, or refused; `status_code` is its HTTP status, if it answered."""
+    """The receiver could not be reached, or refused. `status_code` is its HTTP status, if it answered."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -44,11 +46,11 @@ class DeliveryFailed(Exception):
 
 
 class Undeliverable(DeliveryFailed):
-    """The receiver or this installation refuses the delivery permanently; it is not attempted again."""
+    """The receiver or this installation refuses it permanently: it is not attempted again."""
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver's breaker is open, and no request was sent. `retry_s`: seconds until the next attempt, at least."""
+    """The receiver's breaker is open: no request was sent; the next attempt is in `retry_s` seconds or later."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -56,10 +58,10 @@ class NotAsked(DeliveryFailed):
 
 
 class Carrier(Protocol):
-    """Sends a body to a receiver: `carry` returns once the receiver has it, and raises otherwise."""
+    """Sends to one kind of receiver."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send `body` (JSON) to `target`. `message_id` is the same at each attempt.
+        """Send `body` (JSON) to `target`; returns once the receiver has it. `message_id` is the same at each attempt.
 
         Raises:
             DeliveryFailed: the receiver has not confirmed it.
@@ -74,32 +76,32 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed. The next one is due in `retry_s` seconds; `None`: there is none."""
+    """The attempt failed; the next is in `retry_s` seconds. None: it was the last."""
 
     retry_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The delivery is settled, or another worker attempts it."""
+    """It was delivered, has failed, or another worker is attempting it."""
 
 
 Outcome = Delivered | Postponed | NotDue
 
 
 def signature(key: bytes, body: bytes) -> str:
-    """The value of `X-Perdure-Signature`, which this release still sends: HMAC-SHA256 of the raw body."""
+    """The value of the legacy header `X-Perdure-Signature`: HMAC-SHA256 of the raw body."""
     return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
-    """Attempt one delivery if it is due. `carriers` has the keys `url` and `task`."""
+    """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
     asked = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
         return NotDue()
-    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process or with an internal error
-        return _postpone(database, delivery_id, rows[0].attempts, "every attempt broke off")
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process or an internal error
+        return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:
@@ -115,28 +117,59 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
 
 
 def retry_after(attempts: int) -> float | None:
-    """Seconds until the next attempt after `attempts` failures; `None` if there is none."""
+    """Seconds until the next attempt after `attempts` failed ones; None after the last."""
     if attempts >= MAX_ATTEMPTS:
         return None
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """At most `most` deliveries to publish, the longest waiting first.
+    """Up to `most` deliveries to publish, longest wait first.
 
-    A delivery is returned again after `backoff_s` seconds, then after twice as long, until it is attempted.
+    Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
     """
     asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
 
 
-def put_back(database: Database, delivery_ids: Sequence[UUID]) -> None:
-    """Undo `due` for deliveries that were not published: they are due in the next round."""
+def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    """The newest deliveries, optionally of one status. A `failed` one is a dead letter: it is not attempted again."""
+    rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
+    return [
+        {
+            "delivery_id": str(row.delivery_id),
+            "turn_id": str(row.turn_id),
+            "tenant": tenant_of(row.user_id),
+            "user_id": user_of(row.user_id),
+            "target": row.target,
+            "status": row.status,
+            "attempts": row.attempts,
+            "last_error": row.last_error,
+            "created_at": row.created_at.isoformat(),
+            "due_at": row.due_at and row.due_at.isoformat(),
+            "delivered_at": row.delivered_at and row.delivered_at.isoformat(),
+        }
+        for row in rows
+    ]
+
+
+def resend(executor: Executor, delivery_id: UUID) -> None:
+    """Start a delivery over, whatever its status, with all of its attempts and under the same id.
+
+    Raises:
+        NotFound: there is no such delivery.
+    """
+    if not executor.run(queries.RESEND, {"delivery_id": delivery_id}):
+        raise NotFound("There is no such delivery.")
+
+
+def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
+    """Undo `due` for deliveries that the broker refused: the next round returns them again."""
     database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage costs little."""
+    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage stays cheap."""
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
     retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)
@@ -155,7 +188,7 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         delivery_id,
         attempts,
         reason,
-        "given up" if retry_s is None else f"again in {retry_s:g} s",
+        "abandoned" if retry_s is None else f"again in {retry_s:g} s",
     )
     database.run(
         queries.POSTPONE_DELIVERY,

@@ -7,8 +7,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
 
-# A turn that has not begun is settled now; one that has begun is asked to stop, and its wait ends. A session without a
-# remaining turn becomes active again, whatever state a dead runner left it in.
+# Settles a turn that has not begun; requests that a begun one stops, and ends its wait. A session without further
+# turns becomes active, whatever state a dead runner left it in.
 CANCEL = Statement(
     "turns.cancel",
     f"""
@@ -35,7 +35,7 @@ CANCEL = Statement(
             queued_at = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.queued_at END,
             state = CASE WHEN asked.settled AND s.unsettled = 1
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
-        FROM asked WHERE s.session_id = asked.session_id  -- whatever it was when this began: it may just be parked
+        FROM asked WHERE s.session_id = asked.session_id  -- not by its old state: it may be parked concurrently
         RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
@@ -49,7 +49,7 @@ CANCEL = Statement(
     """,
 )
 
-# The same for a turn that no worker runs: it waits.
+# Raises the fence of a session that no worker holds, to settle its waiting turn.
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
     f"""
@@ -59,14 +59,14 @@ SEIZE_WAITING = Statement(
     """,
 )
 
-# The worker that moves the row ahead sweeps this round.
+# The worker whose statement moves `due_at` ahead sweeps this round.
 TAKE_SWEEP = Statement(
     "sweep.take",
     """
     INSERT INTO sweeps AS s (name, due_at)
     VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-    -- Or the server's clock was ahead for a while; by less, two rounds only began in another order than they ran.
+    -- A later `due_at` was written while the clock was ahead. Within 1 s, two rounds merely committed out of order.
     WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
     RETURNING s.name
     """,
@@ -77,18 +77,17 @@ _UNLEASED = """
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
 """.strip()
 
-# Sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up, and after
-# twice as long with each further wake-up that no claim followed (`wakes`). Ordered by priority, then by fewer wake-ups,
-# then by waiting time: no session is woken twice while another waits for its first wake-up.
+# Wakes sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up; the
+# pause doubles with each wake-up that no claim followed (`wakes`). Order: priority, fewest wake-ups, longest wait. So
+# no session is woken twice while another of its priority waits for its first wake-up.
 #
-# `ready` reads sessions whose turn may run. `waiting` reads those whose turn waited for approval or a model until
-# `not_before`; they wait since that moment. Of those that waited for a model (`paced`), `most_paced` a round are woken,
-# so that a recovered model is not overrun. The claim may follow, because this statement records that `not_before` has
-# passed.
+# `ready` reads sessions whose turn may run; `waiting` reads those whose turn waited for a person or a model until
+# `not_before`, from which their wait is counted. Of those that waited for a model (`paced`), a round wakes only
+# `most_paced`, so that a recovered model is not overloaded. Writing `not_before` here makes the session claimable.
 #
-# Each pair (priority, level) is one range of `sessions_wake_idx`, read in its order up to the limit. The limit is a
-# subquery because the planner, if it knew the number, would expect fewer rows than that in one range, and then read and
-# sort the whole range. A moment in the future was written while the server's clock was ahead, and counts as past.
+# Each pair (priority, level) is one range of `sessions_wake_idx`, read in index order up to the limit. The limit is a
+# subquery: if the planner knew the number, it would expect fewer rows than that in a range, and read and sort the
+# whole range. A timestamp in the future was written while the server's clock was ahead, and counts as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
@@ -143,7 +142,7 @@ WAKE_DUE = Statement(
     """,
 )
 
-# For wake-ups that the broker refused: the sessions are due in the next round, as if they had not been woken.
+# Undoes wake-ups that the broker refused: the sessions are due in the next round.
 UNWAKE = Statement(
     "sweep.unwake",
     """
@@ -157,8 +156,8 @@ UNWAKE = Statement(
     """,
 )
 
-# For a wake-up that met a full worker. It counts, so that other sessions come first, but the pause stays short enough
-# to use a place that becomes free.
+# A worker received the wake-up but had no free slot. The wake-up counts, so that other sessions come first; the limit
+# `most_wakes` keeps the pause short, so that a slot that becomes free is used.
 CROWDED = Statement(
     "sweep.crowded",
     """
@@ -167,8 +166,8 @@ CROWDED = Statement(
     """,
 )
 
-# Attempts cannot overlap: an attempt begins by moving the due time ahead. A due time further ahead than any pause was
-# written while the clock was ahead.
+# TAKE_DELIVERY moves the due time ahead, so attempts never overlap. A due time further ahead than any pause was written
+# while the server's clock was wrong, and counts as past.
 _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s))"
 
 TAKE_DELIVERY = Statement(
@@ -203,8 +202,8 @@ POSTPONE_DELIVERY = Statement(
     """,
 )
 
-# Deliveries to publish. Each is published again after a pause that doubles until a worker attempts it. A moment further
-# ahead than any pause was written while the clock was ahead.
+# Deliveries to publish, each with the moment before which it is not published again: the pause doubles while no
+# worker attempts it. A moment further ahead than any pause was written while the server's clock was ahead.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
     """
@@ -232,12 +231,43 @@ DELIVERIES_DUE = Statement(
     """,
 )
 
-# For deliveries that were not published: they are due in the next round.
+# Undoes the publishing of deliveries that the broker refused: they are due in the next round.
 UNWAKE_DELIVERIES = Statement(
     "deliveries.unwake",
     """
     UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
     WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
+    """,
+)
+
+DELIVERIES = Statement(
+    "deliveries.unwake",
+    """
+    UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
+    """,
+)
+
+DELIVERIES = Statement(
+    "deliveries.list",
+    """
+    SELECT d.delivery_id, d.turn_id, t.user_id, d.target, d.status, d.attempts, d.last_error, d.created_at,
+           CASE WHEN d.status = 'pending' THEN d.due_at END AS due_at, d.delivered_at
+    FROM deliveries AS d JOIN turns AS t USING (turn_id)
+    WHERE (%(status)s::text IS NULL OR d.status = %(status)s)
+    ORDER BY d.delivery_id DESC LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+# Starts a delivery over. One that is being attempted may then be sent twice; the receiver deduplicates by its id.
+RESEND = Statement(
+    "deliveries.resend",
+    """
+    UPDATE deliveries
+    SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0, delivered_at = NULL
+    WHERE delivery_id = %(delivery_id)s
+    RETURNING delivery_id
     """,
 )
 
@@ -268,7 +298,7 @@ READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=
 
 
 def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
-    """The newest `limit` turns among `chosen`; an index has them in this order."""
+    """The newest turns of those `chosen`, at most `limit`, in the order of an index."""
     return Statement(
         f"turns.{name}",
         f"""
@@ -296,7 +326,7 @@ LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(se
 
 LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
 
-# Reads all unsettled turns: walking back through all turns could take long to reach the oldest of them.
+# Materialised: a backward scan over all turns would read far until it finds an old unsettled one.
 LIST_UNSETTLED = _list(
     "list_unsettled",
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
@@ -319,23 +349,23 @@ SETTLED_AMONG = Statement(
     writes=False,
 )
 
-# Stores a score of a turn that has a reply, and returns the question and the reply. Locks the user's row, so that an
-# erasure comes before this or after the case is made.
+# Records feedback on a turn that has a reply; returns the question and the reply. The lock on the user's row serialises
+# this transaction, which may learn a case from the turn, with the user's erasure.
 FEEDBACK = Statement(
     "turns.feedback",
     """
     WITH held AS (
         SELECT u.user_id FROM users AS u
         WHERE u.user_id = (SELECT user_id FROM turns WHERE turn_id = %(turn_id)s) FOR KEY SHARE
-    ), told AS (
+    ), rated AS (
         UPDATE turns AS t SET feedback = %(feedback)s::jsonb FROM held
         WHERE t.turn_id = %(turn_id)s AND t.reply_seq IS NOT NULL
         RETURNING t.session_id, t.turn_id, held.user_id, t.agent, t.status, t.first_seq, t.reply_seq
     )
-    SELECT told.user_id, told.agent, told.status, reply.content AS reply,
+    SELECT rated.user_id, rated.agent, rated.status, reply.content AS reply,
            (SELECT string_agg(m.content, E'\\n' ORDER BY m.seq) FROM messages AS m
-            WHERE m.session_id = told.session_id AND m.seq BETWEEN told.first_seq AND told.reply_seq
-              AND m.turn_id = told.turn_id AND m.role = 'user') AS asked
-    FROM told JOIN messages AS reply ON reply.session_id = told.session_id AND reply.seq = told.reply_seq
+            WHERE m.session_id = rated.session_id AND m.seq BETWEEN rated.first_seq AND rated.reply_seq
+              AND m.turn_id = rated.turn_id AND m.role = 'user') AS asked
+    FROM rated JOIN messages AS reply ON reply.session_id = rated.session_id AND reply.seq = rated.reply_seq
     """,
 )

@@ -1,7 +1,7 @@
-"""Reading turns for callers, and waiting for a turn to be settled.
+"""Turns as the API shows them, and waiting until one is settled.
 
-Waiting costs one small statement a round for the whole process, whatever the number of waiting callers, and needs no
-Redis.
+Waiting costs the database one small statement per round and process, whatever the number of waiting callers, and does
+not need Redis.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 SETTLED = frozenset({"done", "failed", "cancelled"})
 
-DELAYED = "The answer is delayed: no model answers at present. It comes by itself, as soon as one does."
-"""The explanation of a turn that is parked until a model is available."""
+DELAYED = "The answer is delayed: no model is available at present. It is sent as soon as one is."
+"""The message of a turn that is parked until a model may answer."""
 
 _ROUND_S = 0.05
 
@@ -64,7 +64,7 @@ def list_turns(
     status: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Turns that match all of the given filters, newest first. `user` is a user's key."""
+    """The turns that match all filters, newest first; `user` is a user's key."""
     if session_id is not None:
         statement = queries.LIST_OF_SESSION
     elif user is not None:
@@ -100,7 +100,7 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
 
 
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
-    """Turns whose reply is held back because the snapshot store fails, each with the reason, for an operator."""
+    """The turns that are not answered because the snapshot store refuses the session, each with the error."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
     return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
 
@@ -131,29 +131,29 @@ def _error(row: Row[Any]) -> dict[str, str] | None:
 
 
 def _delay(row: Row[Any]) -> dict[str, str | None] | None:
-    """Why a reply is delayed, and until when at most; `None`: a worker is trying now."""
+    """The error that delays an answer, and the latest time of the next try (None: a try is running)."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
 
 
 class Delays:
-    """Reports that a turn's reply is delayed, once per park."""
+    """Reports that a turn's answer is delayed, once for each time that it is parked."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor
         self._turn_id = turn_id
-        self._told = False
+        self._reported = False
 
     def look(self) -> str | None:
-        """The explanation for the caller, if it was not returned before.
+        """The message for a waiting caller, unless it was returned since the turn was parked.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
         delayed = read_turn(self._executor, self._turn_id)["delayed"]
-        told, self._told = self._told, delayed is not None
-        return None if delayed is None or told else str(delayed["message"])
+        reported, self._reported = self._reported, delayed is not None
+        return None if delayed is None or reported else str(delayed["message"])
 
 
 def _instant(value: datetime | None) -> str | None:
@@ -161,13 +161,13 @@ def _instant(value: datetime | None) -> str | None:
 
 
 class SettlementWatch:
-    """Notifies waiting callers of this process when a turn is settled. Runs one thread while a caller waits."""
+    """Notifies waiting callers of this process when a turn is settled, from one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: dict[UUID, list[Future[None]]] = {}
         self._lock = threading.Lock()
-        self._somebody = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -179,7 +179,7 @@ class SettlementWatch:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="perdure-watch", daemon=True)
                 self._thread.start()
-            self._somebody.notify()
+            self._changed.notify()
         return future
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class SettlementWatch:
             self._closed = True
             futures = [future for waiting in self._waiting.values() for future in waiting]
             self._waiting.clear()
-            self._somebody.notify()
+            self._changed.notify()
         for future in futures:
             future.cancel()
 
@@ -200,14 +200,14 @@ class SettlementWatch:
             except Unavailable as error:
                 log.warning("waiting for replies: %s", error.message)
             except Exception:
-                log.exception("waiting for replies met an error and goes on")
+                log.exception("waiting for replies raised an error and continues")
             pause.wait(_ROUND_S)
 
     def _look(self) -> None:
         with self._lock:
             self._drop_cancelled()
             while not self._waiting and not self._closed:
-                self._somebody.wait()
+                self._changed.wait()
             turn_ids = list(self._waiting)
         rows = self._database.run(queries.SETTLED_AMONG, {"turn_ids": turn_ids})
         with self._lock:

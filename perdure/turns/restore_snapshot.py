@@ -1,8 +1,8 @@
-"""Restores a session from a snapshot: its working variables and its pending messages.
+"""Restoring a session from a snapshot: its working variables, and its pending messages.
 
 Called by `perdure sessions snapshot import`. Pending messages are accepted like any others, under their own
 `message_id`, so each is answered once, even if a file is imported twice or the original is still queued. A session that
-this installation does not have is opened under its id. Every step may be repeated after a crash.
+this installation does not have is opened under its id. After a crash, the import may be repeated.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from perdure.turns.inbox.accept import accept, check
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
 _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata")
-"""Members of an event's payload that become members of the message. Others, from a later release, are ignored."""
+"""Members of an event's payload that become members of the message. Others, of newer releases, are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of an import: messages accepted now, and messages that had been accepted before.
+    """The result of an import: the number of messages accepted now, and of those accepted before.
 
-    `variables_left`: why the working variables were not restored; `None` if they were.
+    `variables_left`: the reason why the working variables were not restored; `None`: they were.
     """
 
     accepted: int
@@ -42,14 +42,14 @@ class Restored:
 def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
     """Restore the working variables, then accept the pending messages in order.
 
-    The variables are restored only while the session is at the snapshot's tick and no turn has begun. Pending messages
-    are accepted in either case.
+    The variables are restored only if the session is at the snapshot's tick and no turn has begun. Pending messages
+    are accepted in any case.
 
     Raises:
         InvalidRequest, TooLarge: an event is not a message that this installation accepts; nothing was changed.
-        NotFound: there is no such session and no pending message to open it for, or it belongs to another user.
-        Conflict: without pending messages: the session has ended, is busy or is at another tick; with them: it has
-            ended, or an id was used for another text.
+        NotFound: the session does not exist and there is no pending message, or it is another user's.
+        Conflict: without pending messages, the session has ended, is busy or at another tick; with them, it has
+            ended, or a message id was used for another text.
         RateLimited, Unavailable: some messages may have been accepted. Importing again is safe.
     """
     messages = [
@@ -72,10 +72,10 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
 
 
 def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> Incoming:
-    """The message in an event.
+    """Convert an event to a message.
 
     Raises:
-        InvalidRequest: the event holds no acceptable message; the error names the event and the reason.
+        InvalidRequest: the event is not an acceptable message; the error names the event and the reason.
     """
     payload: Any = event.payload
     if event.type != MESSAGE or not isinstance(payload, dict) or not payload.get("message_id"):
@@ -84,7 +84,7 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
             "user_id, message_id and text, are accepted."
         )
     given = {name: payload[name] for name in _ACCEPTED if name in payload}
-    if payload.get("agent") in [each.name for each in runtime.agents]:  # without it the session's agent answers
+    if payload.get("agent") in [each.name for each in runtime.agents]:  # otherwise the session's agent answers
         given["agent"] = payload["agent"]
     on_busy = OnBusy.MERGE if payload.get("merged") else OnBusy.ENQUEUE
     try:
@@ -100,8 +100,8 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
     """Open the session for the messages' user, at the snapshot's tick, unless it exists.
 
     Raises:
-        InvalidRequest: the messages are of several users; nothing was changed.
-        NotFound: the session belongs to another user; nothing was changed.
+        InvalidRequest: the messages are of more than one user; nothing was changed.
+        NotFound: the session exists and is another user's; nothing was changed.
     """
     first = messages[0]
     if any(message.user_id != first.user_id for message in messages):

@@ -1,7 +1,8 @@
-"""The sweeper: issues wake-ups again for work that is due and that no worker runs.
+"""The sweeper: publishes wake-ups for work that is due and that no worker runs.
 
-Every worker runs it every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
-statement, and a paused sweeper blocks no other. A round issues a bounded number of wake-ups and backs off per session.
+Runs in every worker, every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
+statement, and a paused sweeper blocks no other. A round publishes a bounded number of wake-ups, with back-off for each
+session.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from perdure.turns.lease import parking, user_share
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 200
-"""The most wake-ups of one kind in a round."""
+"""Wake-ups of each kind that one round publishes at most."""
 
 MOST_CROWDED_WAKES = 3
-"""The most doublings of the pause before a session that found no free place is woken again: 40 s by default."""
+"""Doublings of the pause before a postponed session is woken again: 40 s at most with the defaults."""
 
 MOST_CONSOLIDATIONS = 50
-"""The most wake-ups for consolidations in a round; they are not urgent."""
+"""The same for sessions that wait for consolidation, which is not urgent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The wake-ups of a round, and those that the broker refused."""
+    """Wake-ups that a round published, and those that the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
@@ -44,7 +45,7 @@ class Swept:
 def sweep(
     runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
 ) -> Swept | None:
-    """Run one round; `None` if another worker has taken it. Without `turns`, no turn is woken: the intake is closed.
+    """Run one round; `None` if another worker has taken it. `turns=False` wakes no turns, for a closed intake.
 
     `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
     most half of the sweeper's interval, so that deliveries to a failed receiver do not compete with the turns in one
@@ -69,12 +70,12 @@ def sweep(
     due = [(row.session_id, row.priority) for row in rows]
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
-    refused = _refused(runtime, due)
+    refused = _wake_sessions(runtime, due)
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     runtime.eraser.finish_due()
-    drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
-    sent = 0 if refused or endings[begun:] else _deliveries(runtime, stopped_after)
+    drawn = 0 if refused or endings[begun:] else _wake_consolidations(runtime)
+    sent = 0 if refused or endings[begun:] else _wake_deliveries(runtime, stopped_after)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
         runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
@@ -86,7 +87,7 @@ def sweep(
     return swept
 
 
-def _deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int:
+def _wake_deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int:
     """Publish wake-ups for the deliveries that are due, spread over time; the count."""
     sweep_s = runtime.settings.turn.sweep_s
     due, sent = outbox.due(runtime.database, MOST_A_ROUND, sweep_s), 0
@@ -95,12 +96,12 @@ def _deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int
         if stopped_after(sweep_s / 2 / MOST_A_ROUND):
             break
     if due[sent:]:
-        outbox.put_back(runtime.database, due[sent:])
+        outbox.requeue(runtime.database, due[sent:])
     return sent
 
 
-def _consolidations(runtime: Runtime) -> int:
-    """Publish wake-ups for sessions that ended some time ago and are not consolidated; the count."""
+def _wake_consolidations(runtime: Runtime) -> int:
+    """Publish wake-ups for ended sessions that still wait for consolidation; the number that the broker took."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
     found = consolidate.consolidations_to_wake(
         database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
@@ -111,13 +112,13 @@ def _consolidations(runtime: Runtime) -> int:
     return taken
 
 
-def put_off(runtime: Runtime, session_id: UUID) -> None:
-    """Have the sweeper wake a session again, after a growing pause: this worker has no free place for it."""
+def postpone(runtime: Runtime, session_id: UUID) -> None:
+    """Have the sweeper wake a session later, after growing pauses: the worker that was woken has no free slot."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 
-def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
-    """Publish wake-ups until the broker refuses one; returns the sessions without a wake-up."""
+def _wake_sessions(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
+    """Publish wake-ups until the broker refuses one; returns the sessions that were not woken."""
     for number, (session_id, priority) in enumerate(due):
         if not runtime.wake.session(session_id, priority):
             return [session_id for session_id, _ in due[number:]]

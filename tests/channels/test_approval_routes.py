@@ -70,7 +70,7 @@ def test_a_call_is_approved_with_other_arguments_and_another_denied(
     messages = client.get(f"/v1/sessions/{turn['session_id']}/messages").json()
     paid, denied = (each["content"] for each in messages if each["role"] == "tool")
     assert paid.endswith("paid 4")
-    assert "not approve" in denied
+    assert "denied this call" in denied
 
 
 def test_what_is_wrong_is_refused(client: TestClient, turn: dict[str, Any]) -> None:

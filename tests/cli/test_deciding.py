@@ -62,12 +62,12 @@ def test_calls_are_shown_and_decided(
     assert (wrong.returncode, approved.returncode, denied.returncode) == (2, 0, 0), approved.stderr + denied.stderr
     assert "amount" in wrong.stderr
     assert "1 calls of the turn still wait" in approved.stderr
-    assert "goes on" in denied.stderr
+    assert "The turn continues." in denied.stderr
     runner.run(sent.session_id)
     assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "paid"
     results = [each.content for each in model.requests[-1].messages if each.role == "tool"]
     assert results[0].endswith("paid 4")
-    assert "not approve" in results[1]
+    assert "denied this call" in results[1]
 
 
 def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:

@@ -38,7 +38,7 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
     assert perdure(*said, "--wait", "1").returncode == 1
     ended = perdure("drain", "--end-sessions", "--json")
     assert ended.returncode == 1
-    assert "1 sessions have turns to run first" in ended.stderr
+    assert "1 sessions still have turns to run" in ended.stderr
     assert _report(ended)["sessions_asked_to_end"] == 2
     states = {each["user_id"]: each["state"] for each in json.loads(perdure("sessions", "list", "--json").stdout)}
     assert states == {"local": "ended", "ann": "active"}

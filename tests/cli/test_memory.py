@@ -163,14 +163,14 @@ def test_sessions_that_were_given_up_are_shown_and_tried_again(command: Command,
         _given_up(runtime, "holiday", user)
     everything = command("sessions", "list", "--json")
     assert [each["consolidation"]["status"] for each in json.loads(everything.stdout)] == ["given_up"] * 2
-    assert everything.stderr.startswith("The consolidation of 2 sessions was given up")
+    assert everything.stderr.startswith("The consolidation of 2 sessions was abandoned")
     [listed] = json.loads(command("sessions", "list", "--given-up", "--user", "ann", "--json").stdout)
     assert "INVALID_RESPONSE: not valid JSON" in command("sessions", "list", "--given-up").stdout
     assert "given_up" in command("sessions", "show", listed["session_id"]).stdout
 
     nothing = command("memory", "consolidate", "--json")
     assert json.loads(nothing.stdout)["processed"] == 0
-    assert "2 sessions were given up" in nothing.stderr
+    assert "2 sessions are abandoned" in nothing.stderr
     again = command("memory", "consolidate", "--session", listed["session_id"], "--json")
     assert json.loads(again.stdout)["processed"] == 1
     assert len(json.loads(command("sessions", "list", "--given-up", "--json").stdout)) == 1

@@ -125,9 +125,9 @@ def test_a_probe_may_ask_without_a_body(served: Served, path: str) -> None:
     )
 
 
-def test_an_address_that_is_none_is_said_to_be_none() -> None:
+def test_a_host_that_does_not_resolve_is_reported() -> None:
     """Another port would not help."""
-    with pytest.raises(Failure, match="it is no address"):
+    with pytest.raises(Failure, match="is not an address"):
         bind("a..b", 0, "--port")
 
 

@@ -20,7 +20,7 @@ import httpx2
 import pytest
 from celery import Celery
 
-from perdure.cli.serve.up import _welcome, typed
+from perdure.cli.serve.installation import typed, welcome
 from tests.cli.conftest import COMMAND, Environment, Perdure
 
 
@@ -125,7 +125,7 @@ def submitted(printed: list[str]) -> dict[str, Any]:
 
 def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
     """It goes to a terminal, and from there into screenshots."""
-    _welcome(Path("data"), "127.0.0.1", 8080, None, ("amqp://ann:secret@rabbit//", "redis://:secret@redis:6379/0"))
+    welcome(Path("data"), "127.0.0.1", 8080, None, ("amqp://ann:secret@rabbit//", "redis://:secret@redis:6379/0"))
     shown = capsys.readouterr().out
 
     assert "secret" not in shown

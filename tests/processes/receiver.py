@@ -31,7 +31,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.statuses: deque[int] = deque()
-        self._came: list[Delivery] = []
+        self.came: list[Delivery] = []
         self._server = _Server(self)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="receiver", daemon=True).start()
 
@@ -42,11 +42,11 @@ class Receiver:
 
     def of(self, turn_id: str) -> list[Delivery]:
         """What came about one turn."""
-        return [each for each in list(self._came) if each.body["turn_id"] == turn_id]
+        return [each for each in list(self.came) if each.body["turn_id"] == turn_id]
 
     def take(self, delivery: Delivery) -> int:
         """Keep a delivery; the status to answer."""
-        self._came.append(delivery)
+        self.came.append(delivery)
         return self.statuses.popleft() if self.statuses else 204
 
     def close(self) -> None:

@@ -146,8 +146,8 @@ def test_a_gateway_tells_each_phase_of_its_end(installation: Installation, perdu
     told = gateway.phases()
     over = (0, 1) if hastened else (1, 0)
     assert told[:2] == [
-        "takes nothing in; 1 requests wait for a turn, for at most # s",
-        f"drained; {over[0]} waits are over, {over[1]} are answered with their turn's present status (# s)",
+        "refuses new messages; 1 requests wait for a turn, for at most # s",
+        f"drained; {over[0]} waits ended, {over[1]} are answered with their turn's current status (# s)",
     ]
     assert re.fullmatch(r"closed \d+ connections, cut off 0 of them \(# s\)", told[2])
     assert told[3:] == ["closed (# s; # s in all)"]

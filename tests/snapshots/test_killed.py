@@ -26,7 +26,7 @@ _DEADLINE_S = 100
 @pytest.fixture
 def address(request: pytest.FixtureRequest) -> str:
     """Where the store of the test's `kind` is."""
-    storage = request.getfixturevalue(f"{request.getfixturevalue('kind')}_world")
+    storage = request.getfixturevalue(f"{request.getfixturevalue('kind')}_storage")
     return str(getattr(storage, "url", None) or getattr(storage, "path", None) or storage.directory)
 
 

@@ -291,4 +291,4 @@ def test_it_says_when_it_forgets_sessions_that_a_shutdown_would_flush(
         with keeper.holding(Claimed(session_id, one, 0, 0.0, None)):
             pass
     assert keeper.touched() == [(fourth, one), (third, one)]
-    assert caplog.messages == ["more than 2 sessions were worked on here: the oldest are not flushed at the end"]
+    assert caplog.messages == ["more than 2 sessions were held here: the oldest are not flushed at shutdown"]

@@ -21,9 +21,10 @@ from perdure.snapshots import queries as snapshot_queries
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, LeaseLost, NeedsIsolation, NotNeeded, claim
-from perdure.turns.lease.hold import Hold, _all_held
+from perdure.turns.lease.hold import Hold, all_held
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run import queries as run_queries
+from perdure.turns.run.commit_step import Step
 from perdure.turns.run.react import Turn
 from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.run.settle import Cancelled, Tenure, conclude, settle
@@ -132,7 +133,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     turn = Turn(harness.runtime, hold, stale.turn, transcript, 0)
     before = _state(harness)
     with pytest.raises(LeaseLost):
-        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
+        turn._steps.commit(Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")]))
     with pytest.raises(LeaseLost):
         settle(
             harness.database, harness.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,
@@ -147,17 +148,17 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     )
     assert not harness.database.run(lease_queries.BEGIN_NEXT, mine)
     assert not harness.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
-    assert not harness.database.run(lease_queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
+    assert not harness.database.run(lease_queries.POSTPONE, {**mine, "wakes": 1, "error": "x"})
     assert not harness.database.run(run_queries.OWNED, mine)
     assert not harness.database.run(calls_queries.LOCK_HELD, mine)
     assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
     waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
     assert not harness.database.run(lease_queries.PARK_FOR, {**mine, **waits})
-    harness.database.run(lease_queries.BRING_BACK, mine)
+    harness.database.run(lease_queries.MAKE_DUE, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
     assert not harness.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
-    assert not harness.database.run(lease_queries.RELEASE_ALL, _all_held([hold]))
-    assert not harness.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 99})
+    assert not harness.database.run(lease_queries.RELEASE_ALL, all_held([hold]))
+    assert not harness.database.run(lease_queries.RENEW, {**all_held([hold]), "lease_s": 99})
     assert _state(harness) == before
 
 
@@ -246,7 +247,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
         harness.database, harness.clock, Tenure(session_id, found.fence, 30), turn=found.turn,
         verdict=conclude(harness.database, session_id, found.turn, transcript, Cancelled()),
     )  # fmt: skip
-    harness.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 30})
+    harness.database.run(lease_queries.RENEW, {**all_held([hold]), "lease_s": 30})
     assert harness.session(session_id).lease_until is None
     harness.waker.sessions.clear()
     assert harness.send().session_id == session_id
@@ -419,7 +420,7 @@ def test_whatever_waits_for_locks_does_not_delay_the_keeper(harness: Harness) ->
         senders = [Thread(target=_ignoring_unavailable, args=(harness, "locked"), daemon=True) for _ in range(40)]
         for sender in senders:
             sender.start()
-        parameters = {**_all_held([hold]), "lease_s": 30}
+        parameters = {**all_held([hold]), "lease_s": 30}
         began = monotonic()
         assert harness.database.run(lease_queries.RENEW, parameters, urgent=True)
         assert monotonic() - began < 1

@@ -34,10 +34,12 @@ def _circle() -> object:
     ("work", "told"),
     [
         pytest.param(_raising(SystemExit(3)), "Error: SystemExit: 3", id="SystemExit"),
-        pytest.param(_raising(KeyboardInterrupt()), "Error: KeyboardInterrupt: the tool broke off.", id="Ctrl-C"),
-        pytest.param(_raising(GeneratorExit()), "Error: GeneratorExit: the tool broke off.", id="GeneratorExit"),
-        pytest.param(_raising(asyncio.CancelledError()), "Error: CancelledError: the tool broke off.", id="asyncio's"),
-        pytest.param(_raising(Odd("secret")), "Error: Odd: the tool broke off.", id="a class of its own"),
+        pytest.param(_raising(KeyboardInterrupt()), "Error: KeyboardInterrupt: the tool was aborted.", id="Ctrl-C"),
+        pytest.param(_raising(GeneratorExit()), "Error: GeneratorExit: the tool was aborted.", id="GeneratorExit"),
+        pytest.param(
+            _raising(asyncio.CancelledError()), "Error: CancelledError: the tool was aborted.", id="asyncio's"
+        ),
+        pytest.param(_raising(Odd("secret")), "Error: Odd: the tool was aborted.", id="a class of its own"),
         pytest.param(object, "Error: The tool act ran, but its result of type object cannot be shown", id="an object"),
         pytest.param(_circle, "Error: The tool act ran, but its result of type list cannot be shown", id="a circle"),
         pytest.param(lambda: _circle, "Error: The tool act ran, but its result of type function", id="a function"),

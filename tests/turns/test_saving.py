@@ -209,7 +209,7 @@ def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCap
     sent = harness.send()
     with caplog.at_level(logging.ERROR):
         harness.run(sent.session_id)
-    assert f"turn {sent.turn_id} is not answered, for it is not saved" in caplog.text
+    assert f"turn {sent.turn_id} is not answered: its snapshot is not saved" in caplog.text
     assert "Make room. Again in 5 s." in caplog.text
 
 
@@ -335,7 +335,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     assert _count(harness)["status"] == "done"
     assert _results(harness)[-1] == "2"
     assert spy.kept_aside(session_id)
-    assert f"it is of {version}; the one that was committed: at token 1, tick 3" in caplog.text
+    assert f"it is of {version}; the committed one is of token 1, tick 3" in caplog.text
     assert spy.saved[-1] == _committed(harness, session_id).version
 
 

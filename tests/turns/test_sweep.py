@@ -195,7 +195,7 @@ def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatc
         found = _round(harness)
         woken.update(found)
         for session_id in crowded.intersection(found):
-            sweeping.put_off(harness.runtime, session_id)
+            sweeping.postpone(harness.runtime, session_id)
         if lost in found:
             break
     assert woken[lost] == 1
@@ -209,7 +209,7 @@ def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness)
     for number in range(1, 120):
         if session_id in _round(harness):
             seen.append(number)
-            sweeping.put_off(harness.runtime, session_id)
+            sweeping.postpone(harness.runtime, session_id)
     gaps = [(later - earlier) * harness.settings.turn.sweep_s for earlier, later in pairwise(seen)]
     assert max(gaps) <= 60
     assert len(seen) < 40, "it does back off"

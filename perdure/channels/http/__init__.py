@@ -1,4 +1,4 @@
-"""The HTTP gateway: messages in, turns and transcripts out.
+"""The HTTP gateway: accepts messages, returns turns and transcripts.
 
     app.py            the application: routes, middleware, error handlers
     api/              the routes, one module per resource

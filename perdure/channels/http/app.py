@@ -18,6 +18,7 @@ from perdure.channels.http.api import (
     memory,
     messages,
     sessions,
+    tokens,
     turns,
     users,
 )
@@ -34,11 +35,11 @@ def create_app(
 
     Args:
         runtime: The parts of this process; the caller closes them.
-        broker_reachable: Whether the broker answers; may block.
+        broker_reachable: Whether the broker is available; may block.
         killed_lately: The workers that `/readyz` reports as killed.
 
     Raises:
-        SettingsError: the configured keys cannot be used.
+        SettingsError: the configured keys are invalid.
     """
     gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock))
 
@@ -65,7 +66,7 @@ def create_app(
     errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    for resource in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
+    for resource in (messages, turns, sessions, memory, users, tokens, casebank, consolidation, breakers):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
-"""Authentication: keys from the settings, compared in constant time; on loopback without keys, any caller.
+"""Authentication: by a key of the settings, by a user token, or on loopback without keys not at all.
 
-`perdure.access.keys` defines the entries of a key list. A key file is read again when it changes. The keys of a file
-that cannot be read are refused; an invalid line is skipped.
+`perdure.access.keys` defines the entries of a key list, `perdure.access.tokens` the tokens. A key file is read again
+when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.
 
 Without keys, each program that reaches the port has access, and so does each page that a browser on this machine
 shows. The gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from fastapi import Request
 from pydantic import SecretStr
 
 from perdure.access.keys import ACCEPTED, OF_A_LINE, Key, parse_entry, parse_key
+from perdure.access.tenants import tenant_of
+from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
 from perdure.channels.http.throttle import WrongKeys
 from perdure.clock import Clock
 from perdure.errors import Forbidden, SettingsError, Unauthorized
@@ -34,18 +37,30 @@ log = logging.getLogger(__name__)
 
 
 class KeyKind(StrEnum):
-    """A service acts for any user of its tenant; an administrator operates the installation."""
+    """A service acts for any user of its tenant, an administrator for the installation, a token for one user."""
 
     SERVICE = "service"
     ADMIN = "admin"
+    USER = "user"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of a key. `tenant`: the key gives access to the users of that tenant; `None`: to those without one."""
+    """The holder of a key or a token.
+
+    `tenant`: the key gives access to the users of that tenant; `None`: to those without one. `user`: the user key of a
+    token, which gives access to nothing else.
+    """
 
     kind: KeyKind
     tenant: str | None = None
+    user: str | None = None
+
+    def may_see(self, user: str) -> bool:
+        """Whether the caller has access to the user with the key `user`."""
+        if self.kind is KeyKind.USER:
+            return user == self.user
+        return self.is_operator or tenant_of(user) == self.tenant
 
     @property
     def is_operator(self) -> bool:
@@ -120,7 +135,7 @@ class Keys:
     """The keys of one installation.
 
     Raises:
-        SettingsError: a file cannot be used, or a key is listed for two tenants.
+        SettingsError: a file is invalid, or a key is listed for two tenants.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -128,31 +143,44 @@ class Keys:
         service = _entries("PERDURE_API_KEYS", settings.api_keys)
         self._entries = [(KeyKind.ADMIN, entry) for entry in admin] + [(KeyKind.SERVICE, entry) for entry in service]
         self._wrong_keys = WrongKeys(clock)
+        self._settings, self._clock = settings, clock
         tenants: dict[bytes, str | None] = {}
         for _, entry in self._entries:
             for key in entry.allowed():
                 if tenants.setdefault(key.digest, key.tenant) != key.tenant:
                     raise SettingsError("PERDURE_API_KEYS and PERDURE_ADMIN_KEYS list one key for two tenants")
 
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens that this installation mints and accepts."""
+        return Tokens(self._settings.signing_key(), self._clock)
+
     def caller(self, request: Request) -> Caller:
         """The caller that sent `request`.
 
         Raises:
-            Unauthorized: keys are configured, and the request has none of them.
-            RateLimited: the request has a wrong key, after too many others from its address.
+            Unauthorized: keys are configured, and the request has none of them and no token; or its token is not valid.
+            RateLimited: the request has a wrong key or token, after too many others from its address.
             Forbidden: no keys are configured, and the request is for another host or from another origin.
         """
+        given = _bearer(request)
         if not self._entries:
             _refuse_other_sites(request)
-            return Caller(KeyKind.ADMIN)
-        given = _bearer(request)
-        if given is None:
+        elif given is None:
             raise Unauthorized("A key is needed: send it as `Authorization: Bearer KEY`.")
-        caller = self._holder(hashlib.sha256(given).digest())
-        if caller is None:
+        elif (caller := self._holder(hashlib.sha256(given).digest())) is not None:
+            return caller
+        token = (given or b"").decode("ascii", "replace")
+        if not looks_like_token(token) and not self._entries:
+            return Caller(KeyKind.ADMIN)
+        try:
+            user = self.tokens.user(token)
+        except ExpiredToken:
+            raise
+        except Unauthorized:
             self._wrong_keys.count(request.client.host if request.client else "")
-            raise Unauthorized("That key is not known.")
-        return caller
+            raise
+        return Caller(KeyKind.USER, tenant_of(user), user)
 
     def _holder(self, digest: bytes) -> Caller | None:
         holder: Caller | None = None

@@ -1,7 +1,7 @@
 """FastAPI dependencies of the routes: the gateway, the caller, and what the caller has access to.
 
 A route that names a user takes `TheUsers`, which makes the user's key. A route that names a turn or a session by its
-id takes `TheTurn` or `TheSession`: they answer 404 for what does not exist and for what the caller has no access to.
+id takes `TheTurn` or `TheSession`: they answer 404 if it does not exist or the caller has no access to it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from uuid import UUID
 
 from fastapi import Depends, Query, Request
 
-from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key
+from perdure.access.tenants import PATTERN, parse_tenant, user_key
 from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.errors import Forbidden, NotFound
 from perdure.sessions import reading as sessions
 from perdure.turns import reading as turns
-from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
 
 Tenant = Annotated[
     str | None,
@@ -85,38 +85,50 @@ TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The users that a request may be about: those of `tenant`, or those without one.
+    """The users that a request may be about: those of `tenant`, or those without one; or the one whom a token is for.
 
     `all_users`: the caller is the operator and has named no tenant, so a list may be of all users.
     """
 
+    caller: Caller
     tenant: str | None
     all_users: bool = False
 
     def key(self, user_id: str) -> str:
-        """The key of a user that the request names.
+        """The key of the user in the request.
 
         Raises:
             InvalidRequest: no user can have that id.
+            NotFound: the caller's token is for another user.
         """
-        return user_key(self.tenant, user_id)
+        key = user_key(self.tenant, user_id)
+        if self.caller.kind is KeyKind.USER and not self.caller.may_see(key):
+            raise NotFound("There is no such user.")
+        return key
 
     def address(self, message: Incoming) -> Incoming:
         """`message` with the user's key in place of the id.
 
         Raises:
             InvalidRequest: no user can have that id.
+            NotFound: the caller's token is for another user.
+            Forbidden: the message asks for what a token does not allow.
         """
+        if self.caller.kind is KeyKind.USER:
+            if message.reply_to is not None:
+                raise Forbidden("reply_to: it takes a service key, not a user token.")
+            if message.priority > DEFAULT_PRIORITY:
+                raise Forbidden(f"priority: above {DEFAULT_PRIORITY} it takes a service key, not a user token.")
         return message.model_copy(update={"user_id": self.key(message.user_id)})
 
 
 async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:
     named = parse_tenant(tenant)
     if named is None:
-        return Users(caller.tenant, all_users=caller.is_operator)
+        return Users(caller, caller.tenant, all_users=caller.is_operator)
     if named != caller.tenant and not caller.is_operator:
         raise Forbidden("tenant: another one than the key's takes an admin key without a tenant.")
-    return Users(named)
+    return Users(caller, named)
 
 
 TheUsers = Annotated[Users, Depends(_users)]
@@ -127,7 +139,7 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     """Check that the caller has access to a session. Blocks.
 
     Raises:
-        NotFound: the caller has none, or there is no such session.
+        NotFound: the session does not exist, or the caller has no access to it.
     """
     _require(caller, partial(sessions.owner, gateway.runtime.database, session_id), "session")
 
@@ -148,7 +160,7 @@ async def _session(session_id: IdPath, gateway: TheGateway, caller: TheCaller) -
 
 
 def _require(caller: Caller, owner: Callable[[], str], thing: str) -> None:
-    if not caller.is_operator and tenant_of(owner()) != caller.tenant:
+    if not caller.is_operator and not caller.may_see(owner()):
         raise NotFound(f"There is no such {thing}.")
 
 

@@ -65,7 +65,7 @@ def problem_of(error: PerdureError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have `app` answer every error as a problem."""
+    """Make `app` answer every error as a problem."""
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -125,7 +125,7 @@ def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
 
 
 def _describe(item: Any) -> str:
-    """What is wrong with one parameter, or one member of the body."""
+    """The error in one parameter, or one member of the body, as text."""
     _source, *path = item["loc"]
     return f"{first_line('.'.join(map(str, path)), _LONGEST_NAME)}: {what_is_wrong(item)}."
 

@@ -149,7 +149,7 @@ class Gateway:
         before, began = self._finished_waits, self.runtime.clock.monotonic()
         drain_s = self.runtime.settings.shutdown.drain_s
         log.info(
-            "shutdown, 1 of 4: takes nothing in; %d requests wait for a turn, for at most %g s",
+            "shutdown, 1 of 4: refuses new messages; %d requests wait for a turn, for at most %g s",
             self._waiting_requests, drain_s,
         )  # fmt: skip
         ends = [asyncio.ensure_future(event.wait()) for event in (self._no_request_waits, hastened)]
@@ -159,7 +159,7 @@ class Gateway:
             for future in ends:
                 future.cancel()
         log.info(
-            "shutdown, 2 of 4: drained; %d waits are over, %d are answered with their turn's present status (%.3f s)",
+            "shutdown, 2 of 4: drained; %d waits ended, %d are answered with their turn's current status (%.3f s)",
             self._finished_waits - before, self._waiting_requests, self.runtime.clock.monotonic() - began,
         )  # fmt: skip
         self._stop_waiting.set()

@@ -24,7 +24,7 @@ _HEADERS = (
 
 
 def with_safe_headers(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """`given`, and the headers of this module that it lacks. Names are in lower case, as in ASGI."""
+    """`given`, plus the missing headers of this module. Names are in lower case, as in ASGI."""
     headers = list(given)
     names = {name for name, _ in headers}
     return headers + [header for header in _HEADERS if header[0] not in names]

@@ -68,7 +68,7 @@ MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="Ho
 
 
 def parse_name(text: str, thing: str) -> str:
-    """A name in a path that another system gave to a `thing`.
+    """A name in a path, which the caller chose for a `thing`.
 
     Raises:
         NotFound: PostgreSQL cannot store the name, so no `thing` has it.

@@ -3,9 +3,9 @@
 Waking a thread or the loop takes longer than a statement does. So all threads take work from one queue, and results
 that arrive while the loop is busy are delivered together.
 
-More threads wait for the interpreter's lock and for each other's commits, which costs more than it gains. So
-`_USUAL` threads serve the queue, and others only while work has waited for `_CHECK_S`: the usual ones may all
-be in slow statements.
+Additional threads would wait for the interpreter's lock and for each other's commits, which costs more than it gains.
+So `_USUAL` threads serve the queue, and others only while work has waited for `_CHECK_S`: the usual ones may all be in
+slow statements.
 """
 
 from __future__ import annotations

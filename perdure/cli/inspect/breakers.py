@@ -1,17 +1,19 @@
-"""`perdure breakers`: what the fleet calls no more for a while, and how to have it called again."""
+"""`perdure breakers`: the circuit breakers of the fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_fields, write_json, write_table
-from perdure.resilience.registry import Breakers, Switchboard
+
+if TYPE_CHECKING:
+    from perdure.resilience.registry import Switchboard
 
 commands = typer.Typer(help="Circuit breakers of the fleet.", no_args_is_help=True)
 
@@ -21,7 +23,7 @@ _COLUMNS = ("name", "state", "failure_count", "success_count", *_MOMENTS)
 
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
-    """List the breakers that were asked in the last week."""
+    """List the breakers that were used in the last week."""
     with _breakers() as breakers:
         found = [each.record() for each in breakers.list()]
     if as_json:
@@ -38,7 +40,10 @@ def reset(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Close a breaker: calls are let through again, and parked turns come back."""
+    """Close a breaker.
+
+    Calls pass again, and the turns that it parked resume.
+    """
     with _breakers() as breakers:
         closed = breakers.reset(name).record()
     if as_json:
@@ -52,14 +57,16 @@ def _breakers() -> Iterator[Switchboard]:
     """The fleet's breakers.
 
     Raises:
-        Unavailable: the database or Redis is not there.
+        Unavailable: the database or Redis is unavailable.
     """
+    from perdure.resilience.registry import Breakers
+
     with connecting.runtime() as runtime:
         yield runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)
 
 
 def _shown(column: str, value: Any) -> Any:
-    """A value; a moment as people write it."""
+    """A value; a Unix time in milliseconds as ISO 8601."""
     if column not in _MOMENTS or value is None:
         return value
     return datetime.fromtimestamp(value / 1_000, UTC).isoformat(timespec="seconds")

@@ -1,7 +1,6 @@
-"""A run of the CaseBank's policy, told to a person: counts, then case by case what goes and why.
+"""The report of a run of the CaseBank's policy: its counts, then the action and the reason for each case.
 
-Of two cases that are near to each other both texts stand side by side, cut to what a glance takes
-in; `perdure cases show` has the whole of one.
+The texts of two duplicates are printed next to each other and truncated; `perdure cases show` prints a case in full.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from perdure.casebank.plan.policy import Action
 from perdure.cli.display import printable
 
 _HEADINGS = {
-    Action.REMOVE: "Removed, for they fail too often",
+    Action.REMOVE: "Removed: they fail too often",
     Action.MERGE: "Merged into a more used duplicate",
-    Action.ARCHIVE: "Archived, since they are not used",
+    Action.ARCHIVE: "Archived: they are not used",
     Action.SPARE: "Spared",
 }
 _COUNTS = ("removed", "merged", "archived")
@@ -32,7 +31,7 @@ _INDENT = 4
 
 
 def write_report(run: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> None:
-    """Print a run, as `read_run` has it, and its lines, as `read_report` has them, as they come."""
+    """Print a run from `read_run`, and its lines from `read_report` as they are read."""
     console = _console()
     console.print(_head(run))
     action, number = None, 0
@@ -41,12 +40,12 @@ def write_report(run: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> 
             action, number = line["action"], 0
             console.print(f"\n{_HEADINGS[Action(line['action'])]}", style="bold")
         number += 1
-        for part in _told(number, line):
+        for part in _case(number, line):
             console.print(part)
 
 
 def _console() -> Console:
-    """As wide as the terminal; in a file, as wide as a page."""
+    """A console with the width of the terminal, or of a page if stdout is a file."""
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
@@ -67,18 +66,18 @@ def _phase(run: Mapping[str, Any]) -> str:
     return f"{run['phase']}, {run['done']} of {run['total']}" if run["under_way"] and run["total"] else run["phase"]
 
 
-def _summary(told: Mapping[str, Any] | None) -> str | None:
-    if told is None:
+def _summary(counted: Mapping[str, Any] | None) -> str | None:
+    if counted is None:
         return None
-    counts = [f"{told[f'{name}_cases']:,} {name}" for name in _COUNTS]
-    return ", ".join([*counts, f"{len(told['details']['spared']):,} spared"])
+    counts = [f"{counted[f'{name}_cases']:,} {name}" for name in _COUNTS]
+    return ", ".join([*counts, f"{len(counted['details']['spared']):,} spared"])
 
 
-def _told(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
-    """One case: its id, why, what became of it otherwise, and its question, beside the keeper's if it has one."""
+def _case(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
+    """One case: its id, the reason, a differing outcome, and its question, next to the kept case's if it is merged."""
     yield _text(f"{number:>3}. {line['case_id']}: {line['reason']}")
     if line["outcome_reason"] is not None:
-        yield _indented(_text(f"spared after all: {line['outcome_reason']}"))
+        yield _indented(_text(f"spared when the plan was applied: {line['outcome_reason']}"))
     if line["keeper_id"] is None:
         yield _indented(_text(_cut(line["query"])))
     else:
@@ -86,12 +85,12 @@ def _told(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
 
 
 def _side_by_side(line: Mapping[str, Any]) -> Table:
-    """Two cases, `this` one and its keeper."""
+    """A case and the kept case that it is merged into."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column()
     table.add_column(ratio=1)
     table.add_column(ratio=1)
-    table.add_row("", _text(line["case_id"]), _text(f"{line['keeper_id']} (keeps)"))
+    table.add_row("", _text(line["case_id"]), _text(f"{line['keeper_id']} (kept)"))
     table.add_row("asked", _text(_cut(line["query"])), _text(_cut(line["keeper_query"])))
     table.add_row("answer", _text(_cut(line["response_text"])), _text(_cut(line["keeper_response_text"])))
     return table
@@ -102,7 +101,7 @@ def _indented(part: ConsoleRenderable) -> Padding:
 
 
 def _text(text: str) -> Text:
-    """On one line, as far as it goes."""
+    """Printable text on one line; it wraps at the console's width."""
     return Text(printable(" ".join(text.split())), overflow="fold")
 
 

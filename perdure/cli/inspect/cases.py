@@ -1,4 +1,4 @@
-"""`perdure cases`: questions answered before: in and out of files, searched, pruned, restored."""
+"""`perdure cases`: imports, exports, searches, prunes and restores the cases of the CaseBank."""
 
 from __future__ import annotations
 
@@ -8,66 +8,64 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 from uuid import UUID
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from perdure.access.tenants import parse_tenant, user_key
-from perdure.casebank import archive, reflection, sharing, transfer
-from perdure.casebank import cases as stored
-from perdure.casebank.embedding import embed_cases
-from perdure.casebank.plan.policy import Action
-from perdure.casebank.runs import state
-from perdure.casebank.search import EVERYBODY, Within, build_indexes
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_fields, write_json, write_table
+from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, write_whole
-from perdure.cli.inspect.case_report import write_report
-from perdure.database.engine import Database
 from perdure.errors import PerdureError, Unavailable
-from perdure.runtime import Runtime
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from perdure.casebank.plan.policy import Action
     from perdure.casebank.runs.prune import RunContext
+    from perdure.casebank.runs.state import Phase
+    from perdure.casebank.transfer import Imported
+    from perdure.database.engine import Database
+    from perdure.runtime import Runtime
 
 commands = typer.Typer(help="The CaseBank: answered questions.", no_args_is_help=True)
-of_runs = typer.Typer(help="Runs of the weekly policy, newest first.", invoke_without_command=True)
+of_runs = typer.Typer(help="Runs of the weekly pruning policy, newest first.", invoke_without_command=True)
 commands.add_typer(of_runs, name="runs")
 
 MAX_K = 100
-_WHO = "the command line"
+_ACTOR = "the command line"
 _READERS = ("bank", "user_id", "shared_at")
 _COLUMNS = ("case_id", *_READERS, "status", "usage_count", "success_rate", "last_accessed_at", "query", "tenant")
 _FOUND = ("similarity", "case_id", *_READERS, "status", "usage_count", "success_rate", "query", "tenant")
 _RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error", "dry_run")
 _COUNTS = ("removed_cases", "merged_cases", "archived_cases")
 
-CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="As `perdure cases list` has it.")]
+CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="The case's id, as `perdure cases list` prints it.")]
 OfBank = Annotated[str | None, typer.Option(help="Only cases of this bank.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="As `perdure cases runs` has it.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `perdure cases runs` prints it.")]
+ActionName = Literal["remove", "merge", "archive", "spare"]
+"""The values of `perdure.casebank.plan.policy.Action`, which a test compares."""
 
 
 @commands.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="One case a line; -: stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="One case per line; -: stdin.")],
     *,
     tenant: Annotated[
-        str | None, typer.Option(metavar="TENANT", help="The tenant of the lines that name none; default none.")
+        str | None, typer.Option(metavar="TENANT", help="The tenant of lines without one; default: none.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import cases. Those without a vector get one; importing a file twice changes nothing.
+    """Import cases, and embed those without a vector. Importing a file again changes nothing.
 
-    Bad lines are told with their number and reason, the good ones are kept; then the status is 1.
+    Invalid lines are reported with their number and reason, and the valid ones are imported; the exit status is then 1.
     """
     named = parse_tenant(tenant)
     with connecting.runtime() as runtime, opened(file) as lines:
         result = _imported(runtime, lines, named)
-        _make_findable(runtime)
+        _embed_and_index(runtime)
     done = {"added": result.added, "unchanged": result.unchanged, "refused": len(result.bad)}
     if as_json:
         write_json({**done, "bad": [{"line": number, "reason": reason} for number, reason in result.bad]})
@@ -76,20 +74,25 @@ def import_(
     for number, reason in result.bad:
         sys.stderr.write(f"line {number}: {reason}\n")
     if result.bad:
-        raise Failure(f"{len(result.bad)} lines were not imported; the good ones were.")
+        raise Failure(f"{len(result.bad)} lines are invalid and were not imported; the others were.")
 
 
 @commands.command()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = STDIO,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; default, or -: stdout.")] = STDIO,
     tenant: connecting.OnlyTenant = None,
     bank: OfBank = None,
 ) -> None:
-    """Export every case, archived ones included, one a line, as they can be imported elsewhere."""
+    """Export all cases.
+
+    Writes one case per line, archived ones included, for `perdure cases import`.
+    """
+    from perdure.casebank.transfer import export_lines
+
     named = parse_tenant(tenant)
     with connecting.database() as database:
-        given = transfer.export_lines(database, tenant=named, bank=bank)
-        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in given)
+        exported = export_lines(database, tenant=named, bank=bank)
+        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in exported)
         if file == STDIO:
             sys.stdout.writelines(lines)
         else:
@@ -98,22 +101,24 @@ def export(
 
 @commands.command("list")
 def list_(
-    after: Annotated[str, typer.Option(help="Only cases behind this id.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    after: Annotated[str, typer.Option(help="Only cases whose id is greater.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most cases to list.")] = 100,
     tenant: connecting.OnlyTenant = None,
     bank: OfBank = None,
     *,
-    flagged: Annotated[bool, typer.Option("--flagged", help="Only those that fail more often than not.")] = False,
-    archived: Annotated[bool, typer.Option("--archived", help="Archived ones instead of active ones.")] = False,
+    flagged: Annotated[
+        bool, typer.Option("--flagged", help="Only cases that fail more often than they succeed.")
+    ] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Archived cases instead of active ones.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List cases, in the order of their ids."""
+    from perdure.casebank.cases import list_cases
+
     status = "archived" if archived else "active"
     named = parse_tenant(tenant)
     with connecting.database() as database:
-        found = stored.list_cases(
-            database, after=after, most=limit, status=status, flagged=flagged, tenant=named, bank=bank
-        )
+        found = list_cases(database, after=after, most=limit, status=status, flagged=flagged, tenant=named, bank=bank)
     if as_json:
         write_json(found)
     else:
@@ -122,9 +127,11 @@ def list_(
 
 @commands.command()
 def show(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Show a case, what reflection found wrong with it, and its history."""
+    """Show a case, its review by reflection, and its history."""
+    from perdure.casebank.cases import read
+
     with connecting.database() as database:
-        found = stored.read(database, case_id)
+        found = read(database, case_id)
     if as_json:
         write_json(found)
         return
@@ -137,20 +144,25 @@ def show(case_id: CaseId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is asked.")],
-    k: Annotated[int, typer.Option("-k", min=1, max=MAX_K, help="How many.")] = 10,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The question to search for.")],
+    k: Annotated[int, typer.Option("-k", min=1, max=MAX_K, help="The most results.")] = 10,
     tenant: connecting.OnlyTenant = None,
-    user: Annotated[str | None, typer.Option(help="Only cases that this user's prompts could have.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only cases that can enter the prompts of this user.")] = None,
     bank: OfBank = None,
     *,
-    include_archived: Annotated[bool, typer.Option("--include-archived", help="Archived ones, too.")] = False,
+    include_archived: Annotated[bool, typer.Option("--include-archived", help="Search archived cases, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the cases of all users whose questions are nearest, nearest first; user_id is a case's author."""
+    """Search the cases of all users by their questions.
+
+    Prints the nearest first; user_id is a case's author.
+    """
+    from perdure.casebank.search import EVERYBODY, Within
+
     if not query.strip():
-        raise Failure("Say what to look for.", WRONG_USAGE)
+        raise Failure("QUERY is empty.", WRONG_USAGE)
     if include_archived and user is not None:
-        raise Failure("Archived cases enter no prompt: leave out --user.", WRONG_USAGE)
+        raise Failure("--include-archived cannot be combined with --user: archived cases enter no prompt.", WRONG_USAGE)
     named = parse_tenant(tenant)
     with connecting.runtime() as runtime:
         if user is not None:
@@ -169,37 +181,44 @@ def search(
 @commands.command("prune")
 def prune_(
     *,
-    apply: Annotated[bool, typer.Option("--apply", help="Have the plan applied; without it nothing changes.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply the plan; without it nothing changes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what the weekly policy would take now, and why what is spared is spared; with --apply, do it.
+    """Print the plan of the weekly policy, or with --apply apply it.
 
-    Where runs need approval, --apply only makes the plan. A run that was broken off is gone on with.
+    The plan has the reason for each spared case. If runs need approval, --apply only makes the plan. An interrupted run
+    is continued.
     """
-    from perdure.casebank.runs import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
+    from perdure.casebank.runs import prune
+    from perdure.casebank.runs.state import Phase
 
-    with connecting.runtime() as runtime, _told_bank(runtime) as bank:
-        told = prune.run(bank) if apply else prune.dry_run(bank)
+    with connecting.runtime() as runtime, _run_context(runtime) as bank:
+        result = prune.run(bank) if apply else prune.dry_run(bank)
     if as_json:
-        write_json(told)
+        write_json(result)
         return
-    _write_told(told)
-    if told.get("phase") == state.Phase.WAITING_APPROVAL:
-        sys.stderr.write(f"The plan waits: `perdure cases approve {told['run_id']}`, or reject.\n")
+    _write_result(result)
+    if result.get("phase") == Phase.WAITING_APPROVAL:
+        run_id = result["run_id"]
+        sys.stderr.write(
+            f"The plan waits for approval: `perdure cases approve {run_id}` or `perdure cases reject {run_id}`.\n"
+        )
 
 
 @of_runs.callback()
 def list_runs(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="The most runs to list.")] = 20,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, newest first; `perdure cases runs show RUN_ID` tells all of one."""
+    """List runs, newest first; `perdure cases runs show RUN_ID` shows one."""
+    from perdure.casebank.runs.state import list_runs as read_runs
+
     if context.invoked_subcommand is not None:
         return
     with connecting.database() as database:
-        found = state.list_runs(database, limit)
+        found = read_runs(database, limit)
     if as_json:
         write_json(found)
     else:
@@ -209,46 +228,61 @@ def list_runs(
 @of_runs.command("show")
 def show_run(
     run_id: RunId,
-    only: Annotated[Action | None, typer.Option(help="Only these lines of its plan.")] = None,
+    only: Annotated[ActionName | None, typer.Option(help="Only the cases with this action.")] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run: counts, then case by case what goes and what is spared, why, and duplicates side by side."""
+    """Show a run.
+
+    Prints its counts, then the action and the reason for each case, with duplicates next to each other.
+    """
+    from perdure.casebank.plan.policy import Action
+    from perdure.casebank.runs.state import read_run
+    from perdure.cli.inspect.case_report import write_report
+
     wanted = connecting.parse_id(run_id, "run")
+    action = None if only is None else Action(only)
     with connecting.database() as database:
-        found = state.read_run(database, wanted)
+        found = read_run(database, wanted)
         if as_json:
             write_json(found)
             return
-        write_report(found, _reported(database, wanted, only))
+        write_report(found, _read_plan(database, wanted, action))
 
 
 @commands.command()
 def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
-    """Approve the plan of a run that waits for it, and have it applied here and now."""
-    from perdure.casebank.runs import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
+    """Approve the plan of a run, and apply it.
+
+    The plan is applied in this process.
+    """
+    from perdure.casebank.runs import prune, state
 
     wanted = connecting.parse_id(run_id, "run")
-    with connecting.runtime() as runtime, _told_bank(runtime) as bank:
-        state.approve(runtime.database, wanted, _WHO)
+    with connecting.runtime() as runtime, _run_context(runtime) as bank:
+        state.approve(runtime.database, wanted, _ACTOR)
         prune.advance(bank)
-        told = state.result(runtime.database, wanted)
-    (write_json if as_json else _write_told)(told)
+        result = state.result(runtime.database, wanted)
+    (write_json if as_json else _write_result)(result)
 
 
 @commands.command()
 def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
-    """Reject the plan of a run that waits for approval: nothing of it is applied."""
+    """Reject the plan of a run. Nothing of it is applied."""
+    from perdure.casebank.runs import state
+
     wanted = connecting.parse_id(run_id, "run")
     with connecting.database() as database:
-        state.reject(database, wanted, _WHO)
+        state.reject(database, wanted, _ACTOR)
     if as_json:
         write_json({"run_id": str(wanted), "phase": state.Phase.REJECTED.value})
 
 
 @commands.command()
 def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Make an archived case active again, as it was; it is spared for some days."""
+    """Make an archived case active again. The policy then spares it for some days."""
+    from perdure.casebank import archive
+
     with connecting.database() as database:
         archive.restore(database, case_id)
     if as_json:
@@ -257,18 +291,25 @@ def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def share(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Let a case that was made from one user's words enter the prompts of all users of its bank."""
+    """Let a case enter the prompts of all users of its bank.
+
+    Otherwise a case that was made from one user's messages enters only that user's prompts.
+    """
+    from perdure.casebank import sharing
+
     with connecting.database() as database:
-        shared_at = sharing.share(database, case_id, _WHO).isoformat()
+        shared_at = sharing.share(database, case_id, _ACTOR).isoformat()
     if as_json:
         write_json({"case_id": case_id, "shared_at": shared_at})
 
 
 @commands.command()
 def unshare(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Let a case enter its author's prompts only."""
+    """Let a case enter only its author's prompts."""
+    from perdure.casebank import sharing
+
     with connecting.database() as database:
-        sharing.unshare(database, case_id, _WHO)
+        sharing.unshare(database, case_id, _ACTOR)
     if as_json:
         write_json({"case_id": case_id, "shared_at": None})
 
@@ -276,15 +317,18 @@ def unshare(case_id: CaseId, *, as_json: AsJson = False) -> None:
 @commands.command()
 def reflect(
     *,
-    others: Annotated[
-        bool, typer.Option("--embed-anew", help="Give new vectors to cases that another embedder's are kept of.")
-    ] = False,
+    others: Annotated[bool, typer.Option("--embed-anew", help="Replace the vectors of other embedders.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set the rates of cases from what came of their newest uses, flag those that fail, give vectors where none are."""
+    """Update success rates, flag failing cases, embed new ones.
+
+    The rates are those of the latest uses. Cases without a vector are embedded.
+    """
+    from perdure.casebank import reflection
+
     with connecting.runtime() as runtime:
         done = reflection.reflect(runtime.database)
-        _make_findable(runtime, others=others)
+        _embed_and_index(runtime, others=others)
     if as_json:
         write_json({"rated": done.rated, "flagged": done.flagged})
     else:
@@ -292,28 +336,30 @@ def reflect(
 
 
 @contextmanager
-def _told_bank(runtime: Runtime) -> Iterator[RunContext]:
-    """The CaseBank, whose work moves a progress bar."""
-    from perdure.channels.notices import bank_of  # noqa: PLC0415 (it imports the arithmetic, too)
+def _run_context(runtime: Runtime) -> Iterator[RunContext]:
+    """The context of a run that updates a progress bar."""
+    from perdure.channels.notices import bank_of
 
-    with _progress("cases") as (shown, task):
+    with progress("cases") as (shown, task):
 
-        def tell(phase: state.Phase, done: int, total: int) -> None:
+        def show(phase: Phase, done: int, total: int) -> None:
             shown.update(task, description=phase.value, completed=done, total=total)
 
-        yield replace(bank_of(runtime), on_progress=tell)
+        yield replace(bank_of(runtime), on_progress=show)
 
 
-def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> transfer.Imported:
+def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> Imported:
+    from perdure.casebank.transfer import import_lines
+
     embedder = runtime.embedder
 
     def dimensions(name: str) -> int | None:
         return embedder.dimensions if name == embedder.name else None
 
-    with _progress("lines") as (shown, task):
+    with progress("lines") as (shown, task):
         counted = _counted(lines, shown, task)
         now = runtime.clock.now()
-        return transfer.import_lines(runtime.database, counted, now=now, dimensions=dimensions, tenant=tenant)
+        return import_lines(runtime.database, counted, now=now, dimensions=dimensions, tenant=tenant)
 
 
 def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
@@ -322,24 +368,27 @@ def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
         shown.advance(task)
 
 
-def _make_findable(runtime: Runtime, *, others: bool = False) -> None:
-    """Vectors for cases that lack one, and the index that a large bank is searched by."""
-    with _progress("vectors") as (shown, task):
+def _embed_and_index(runtime: Runtime, *, others: bool = False) -> None:
+    """Embed the cases without a vector, and build the index for searching a large bank."""
+    from perdure.casebank.embedding import embed_cases
+    from perdure.casebank.search import build_indexes
+
+    with progress("vectors") as (shown, task):
         try:
-            for looked in embed_cases(runtime.database, runtime.embedder, reembed=others):
-                shown.update(task, completed=looked)
+            for processed in embed_cases(runtime.database, runtime.embedder, reembed=others):
+                shown.update(task, completed=processed)
         except Unavailable:
             raise
         except PerdureError as error:
-            sys.stderr.write(f"Not all vectors could be made now ({error.message}); a worker makes them later.\n")
+            sys.stderr.write(f"Some cases were not embedded ({error.message}); a worker embeds them later.\n")
         shown.update(shown.add_task("index", total=None))
         build_indexes(runtime.database)
 
 
-def _write_told(told: dict[str, Any]) -> None:
-    """A plan or what came of it: counts, then a line a case."""
-    details = told["details"]
-    write_fields({name: told[name] for name in (*_COUNTS, "run_id", "phase") if told.get(name) is not None})
+def _write_result(result: dict[str, Any]) -> None:
+    """Print a plan or its outcome: counts, then one line per case."""
+    details = result["details"]
+    write_fields({name: result[name] for name in (*_COUNTS, "run_id", "phase") if result.get(name) is not None})
     rows: list[list[Any]] = [["removed", case_id, None, None] for case_id in details["removed"]]
     rows += [
         ["merged", each["removed"], f"into {each['keeper']}", f"{each['similarity']:.4f}"] for each in details["merged"]
@@ -349,17 +398,11 @@ def _write_told(told: dict[str, Any]) -> None:
     write_table(("what", "case_id", "rule", "why"), rows)
 
 
-def _reported(database: Database, run_id: UUID, only: Action | None) -> Iterator[dict[str, Any]]:
-    """The lines of a run's plan, a page at a time."""
+def _read_plan(database: Database, run_id: UUID, action: Action | None) -> Iterator[dict[str, Any]]:
+    """The lines of a run's plan, read page by page."""
+    from perdure.casebank.runs.state import read_report
+
     after = -1
-    while lines := state.read_report(database, run_id, action=only, after=after):
+    while lines := read_report(database, run_id, action=action, after=after):
         yield from lines
         after = lines[-1]["position"]
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on a terminal's stderr; nothing elsewhere."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
-        yield shown, shown.add_task(what, total=None)

@@ -1,11 +1,9 @@
-"""`perdure doctor`: settings of PostgreSQL and Redis under which messages, or an erased user's words, are at risk."""
+"""`perdure doctor`: checks the settings of PostgreSQL and Redis; see `server_settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
-import redis
 import typer
 
 from perdure.cli import connecting
@@ -46,8 +44,10 @@ def doctor(*, as_json: AsJson = False) -> None:
 
     Status 1 if there are any.
     """
+    from perdure.cli.inspect.server_settings import findings
+
     with connecting.opened() as (settings, database):
-        found = [*_postgres(database), *_redis(settings)]
+        found = list(findings(settings, database))
     if as_json:
         write_json({"findings": [asdict(each) for each in found]})
     elif found:

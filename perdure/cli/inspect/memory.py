@@ -1,4 +1,4 @@
-"""`perdure memory`: what is known of users, and what was said; to search, keep up, take along and erase."""
+"""`perdure memory`: searches, consolidates, decays, exports and erases the memories and messages of users."""
 
 from __future__ import annotations
 
@@ -8,61 +8,58 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_fields, write_json, write_table
+from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import write_whole
-from perdure.memory.consolidation.consolidate import (
-    Consolidated,
-    ConsolidationCounts,
-    Consolidator,
-    Failed,
-    NotDue,
-    Skipped,
-    backlog,
-    retry_abandoned,
-)
-from perdure.memory.consolidation.consolidate import Progress as Looked
-from perdure.memory.decay import decay as decay_all
-from perdure.memory.recall.agent_memory import forget as forget_memory
-from perdure.memory.recall.search import MAX_K, Layer
-from perdure.runtime import Runtime
-from perdure.turns.run.runner import Runner
-from perdure.users.export import export_user
-from perdure.users.tables import USER_TABLES
+
+if TYPE_CHECKING:
+    from perdure.memory.consolidation.consolidate import Consolidator, Progress
+    from perdure.runtime import Runtime
 
 commands = typer.Typer(help="Memories and messages of users.", no_args_is_help=True)
 
-User = Annotated[str, typer.Option(help="Whose.")]
+User = Annotated[str, typer.Option(help="The id of the user.")]
+
+MAX_K = 100
 
 _STDOUT = Path("-")
 _LOCAL = "local"
 _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
 
 
+class LayerName(StrEnum):
+    """The values of `perdure.memory.recall.search.Layer`, which a test compares."""
+
+    EPISODIC = "episodic"
+    SEMANTIC = "semantic"
+
+
 @commands.command()
 def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for.")],
     user: User = _LOCAL,
     tenant: connecting.Tenant = None,
-    k: Annotated[int, typer.Option("-k", min=1, max=MAX_K, help="How many.")] = 10,
-    layer: Annotated[list[Layer] | None, typer.Option(help="Only this layer; may be given twice.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=MAX_K, help="The most results.")] = 10,
+    layer: Annotated[list[LayerName] | None, typer.Option(help="Only this layer; repeatable.")] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Search what is known of a user and what was said, as their agent does."""
+    """Search the memories and messages of a user."""
+    from perdure.memory.recall.search import Layer
+
+    layers = tuple(map(Layer, layer or Layer))
     key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
-        found = runtime.recall.search(key, query, k, layer or tuple(Layer), record=False)
+        found = runtime.recall.search(key, query, k, layers, record=False)
     results = [each.as_json() for each in found]
     if as_json:
         write_json({"results": results})
@@ -73,57 +70,59 @@ def search(
 @commands.command()
 def consolidate(
     session: Annotated[
-        str | None, typer.Option(help="Only this session, which has ended; also if it was given up.")
+        str | None, typer.Option(help="Consolidate only this ended session, even if it was abandoned.")
     ] = None,
     *,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="First make the sessions due again that were given up.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="First retry abandoned sessions.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw memories from a batch of the ended sessions that wait for it, here and now.
+    """Consolidate a batch of ended sessions into memories.
 
-    Status 1 if a session failed: it keeps its error and is tried again later.
+    The exit status is 1 if a session fails. It keeps its error and is retried later.
     """
+    from perdure.memory.consolidation.consolidate import backlog
+
     wanted = None if session is None else connecting.parse_id(session, "session")
     with connecting.runtime() as runtime, _consolidator(runtime) as consolidator:
         if wanted is not None or retry_failed:
-            _try_again(runtime, wanted)
+            _retry_abandoned(runtime, wanted)
         result = _batch(consolidator) if wanted is None else _one(consolidator, wanted)
         left = backlog(runtime.database, runtime.settings.consolidation)
     (write_json if as_json else write_fields)(result)
     if left.waiting:
-        sys.stderr.write(f"{left.waiting} sessions still wait.\n")
+        sys.stderr.write(f"{left.waiting} sessions still wait for consolidation.\n")
     if left.given_up:
-        sys.stderr.write(f"{left.given_up} sessions were given up; --retry-failed tries them again.\n")
+        sys.stderr.write(f"{left.given_up} sessions are abandoned; --retry-failed retries them.\n")
     if result["failed"]:
-        raise Failure(f"{result['failed']} sessions could not be consolidated; they are tried again later.")
+        raise Failure(f"{result['failed']} sessions could not be consolidated; they are retried later.")
 
 
-def _try_again(runtime: Runtime, session_id: UUID | None) -> None:
-    """Make sessions due again that were given up: this one, or all."""
+def _retry_abandoned(runtime: Runtime, session_id: UUID | None) -> None:
+    """Make abandoned sessions due again: this one, or all if `None`."""
+    from perdure.memory.consolidation.consolidate import retry_abandoned
+
     chosen = None if session_id is None else [session_id]
     retried = retry_abandoned(runtime.database, runtime.settings.consolidation, runtime.settings.turn.lease_s, chosen)
     if retried:
-        sys.stderr.write(f"{retried} sessions that were given up are due again.\n")
+        sys.stderr.write(f"{retried} abandoned sessions are due again.\n")
 
 
 def _batch(consolidator: Consolidator) -> dict[str, int]:
-    with _progress("sessions") as (shown, task):
+    with progress("sessions") as (shown, task):
 
-        def tell(looked: Looked) -> None:
-            shown.update(task, completed=looked.done, total=looked.total)
+        def show(made: Progress) -> None:
+            shown.update(task, completed=made.done, total=made.total)
 
-        return consolidator.batch(tell).as_result()
+        return consolidator.batch(show).as_result()
 
 
 def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
+    from perdure.memory.consolidation.consolidate import Consolidated, ConsolidationCounts, Failed, NotDue, Skipped
+
     outcome = consolidator.consolidate(session_id)
     match outcome:
         case NotDue():
-            raise Failure(
-                "Nothing to do: the session has not ended, is consolidated already, or is being consolidated."
-            )
+            raise Failure("Nothing to do: the session is live, is consolidated, or is being consolidated.")
         case Failed(error):
             sys.stderr.write(f"{error}\n")
         case Consolidated() | Skipped():
@@ -133,9 +132,10 @@ def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
 
 @contextmanager
 def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
-    """One that keeps its leases as a worker does."""
-    from perdure.tasks.memory import consolidator  # noqa: PLC0415 (with Celery behind it, it takes a while)
-    from perdure.tasks.process import Process  # noqa: PLC0415 (the same)
+    """A consolidator that renews its leases as a worker's does."""
+    from perdure.tasks.memory import consolidator
+    from perdure.tasks.process import Process
+    from perdure.turns.run.runner import Runner
 
     runner = Runner(runtime, owner=f"command-{os.getpid()}")
     runner.start()
@@ -147,9 +147,11 @@ def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
 
 @commands.command()
 def decay(*, as_json: AsJson = False) -> None:
-    """Bring the value of every memory up to now; put away what has faded."""
-    with connecting.database() as database, _progress("memories") as (shown, task):
-        done = decay_all(database, lambda looked_at: shown.update(task, completed=looked_at))
+    """Update the value of every memory, and archive faded ones."""
+    from perdure.memory.decay import decay as decay_all
+
+    with connecting.database() as database, progress("memories") as (shown, task):
+        done = decay_all(database, lambda processed: shown.update(task, completed=processed))
     (write_json if as_json else write_fields)(asdict(done))
 
 
@@ -157,9 +159,14 @@ def decay(*, as_json: AsJson = False) -> None:
 def export(
     user: User,
     tenant: connecting.Tenant = None,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = _STDOUT,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; default, or -: stdout.")] = _STDOUT,
 ) -> None:
-    """Write everything that is held about a user as one JSON document, whole or not at all."""
+    """Export everything that is stored about a user.
+
+    Writes one JSON document, atomically.
+    """
+    from perdure.users.export import export_user
+
     key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
         document = export_user(runtime.database, runtime.clock, runtime.redis_memory, key)
@@ -173,22 +180,28 @@ def export(
 @commands.command()
 def forget(
     memory_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="One memory, as `search` shows its id.")
+        str | None, typer.Argument(metavar="[ID]", help="The id of a memory, as `search` prints it.")
     ] = None,
-    user: Annotated[str, typer.Option(help="Whose; has to be named.")] = "",
+    user: Annotated[str, typer.Option(help="The id of the user. Required.")] = "",
     tenant: connecting.Tenant = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="The user altogether: what they said, too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Everything stored about the user, messages included.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget one memory of a user, or with --all the user: there is no way back.
+    """Erase one memory of a user, or with --all the user.
 
-    Prints how many rows went, by table. What is in Redis goes with them, and once more after one lease.
+    This cannot be undone. Prints the number of erased rows of each table. The user's data in Redis is erased too, and
+    again after one lease.
     """
+    from perdure.memory.recall.agent_memory import forget as forget_memory
+    from perdure.users.tables import USER_TABLES
+
     if not user:
-        raise Failure("Say whose: --user U. Nothing is ever forgotten of all users at once.", WRONG_USAGE)
+        raise Failure("--user is required: data is erased for one user at a time.", WRONG_USAGE)
     if everything == (memory_id is not None):
-        raise Failure("Give either the id of a memory or --all.", WRONG_USAGE)
+        raise Failure("Pass either the id of a memory or --all.", WRONG_USAGE)
     key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
         if memory_id is not None:
@@ -201,15 +214,7 @@ def forget(
     else:
         write_fields({user_table.table: erased.rows[user_table.table] for user_table in reversed(USER_TABLES)})
     if not erased.everywhere:
-        sys.stderr.write("Redis or the snapshots could not be cleaned now; a worker does it as soon as it can.\n")
-
-
-@contextmanager
-def _progress(what: str, total: int | None = None) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on a terminal's stderr; nothing elsewhere."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
-        yield shown, shown.add_task(what, total=total)
+        sys.stderr.write("Redis or the snapshots are unavailable; a worker erases the user there later.\n")
 
 
 def _cell(result: dict[str, Any], column: str) -> Any:

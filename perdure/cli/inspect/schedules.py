@@ -1,4 +1,4 @@
-"""`perdure schedules`: what runs when, and what became of it."""
+"""`perdure schedules`: the scheduled entries, their last slots and their next ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import typer
 
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_json, write_table
-from perdure.schedule.reading import read_schedules
-from perdure.settings import Settings
 
 commands = typer.Typer(help="Scheduled work.", no_args_is_help=True)
 
@@ -25,9 +23,11 @@ def _commands() -> None:
 
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
-    """List what runs when: the last slot done, the next one due."""
-    from perdure import schedules  # noqa: PLC0415 (with the tasks behind it, it takes a while)
-    from perdure.workers.application import registered  # noqa: PLC0415 (the same)
+    """List scheduled entries with their last and next slots."""
+    from perdure import schedules
+    from perdure.schedule.reading import read_schedules
+    from perdure.settings import Settings
+    from perdure.workers.application import registered
 
     found = schedules.entries(registered(), Settings.load())
     with connecting.database() as database:

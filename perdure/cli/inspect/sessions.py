@@ -1,4 +1,4 @@
-"""`perdure sessions`: conversations and their transcripts."""
+"""`perdure sessions`: sessions and their transcripts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ import typer
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_fields, write_json, write_table
 from perdure.cli.inspect import snapshots
-from perdure.clock import SystemClock
-from perdure.memory.consolidation.consolidate import count_given_up
-from perdure.sessions.ending import request_end
-from perdure.sessions.forking import fork as fork_session
-from perdure.sessions.reading import list_sessions, read_messages, read_session
-from perdure.snapshots import exchange
-from perdure.snapshots.codec import dump
-from perdure.turns.inbox.incoming import parse_reason
-from perdure.turns.reading import held_turns
 
 commands = typer.Typer(help="Conversations and their transcripts.", no_args_is_help=True)
 commands.add_typer(snapshots.commands, name="snapshot")
@@ -41,19 +32,22 @@ _COLUMNS = (
 
 @commands.command("list")
 def list_(
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
     tenant: connecting.OnlyTenant = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="The most sessions to list.")] = 100,
     *,
     given_up: Annotated[
-        bool, typer.Option("--given-up", help="Only those whose consolidation was given up, with the error.")
+        bool, typer.Option("--given-up", help="Only sessions whose consolidation was abandoned, with its error.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List sessions, newest first.
 
-    Sessions whose consolidation was given up are counted on stderr.
+    Prints on stderr how many sessions have an abandoned consolidation.
     """
+    from perdure.memory.consolidation.consolidate import count_given_up
+    from perdure.sessions.reading import list_sessions
+
     key, named = connecting.parse_user(user, tenant)
     with connecting.database() as database:
         found = list_sessions(database, key, limit, tenant=named, given_up=given_up)
@@ -66,8 +60,8 @@ def list_(
         write_table(columns, [[session[column] for column in columns] for session in shown])
     if abandoned:
         sys.stderr.write(
-            f"The consolidation of {abandoned} sessions was given up: `perdure sessions list --given-up` lists them, "
-            "`perdure memory consolidate --retry-failed` tries them again.\n"
+            f"The consolidation of {abandoned} sessions was abandoned: `perdure sessions list --given-up` lists them, "
+            "`perdure memory consolidate --retry-failed` retries it.\n"
         )
 
 
@@ -77,11 +71,16 @@ def show(
     *,
     snapshot: Annotated[
         bool,
-        typer.Option("--snapshot", help="What the agent is in the middle of, too: tick, working variables, events."),
+        typer.Option("--snapshot", help="Also show the working state: tick, working variables, pending events."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a session and its transcript."""
+    from perdure.sessions.reading import read_messages, read_session
+    from perdure.snapshots import exchange
+    from perdure.snapshots.codec import dump
+    from perdure.turns.reading import held_turns
+
     wanted = connecting.parse_id(session_id, "session")
     with connecting.opened() as (settings, database):
         session = read_session(database, wanted)
@@ -102,9 +101,15 @@ def show(
 @commands.command()
 def end(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
-    reason: Annotated[str, typer.Option(help="Why; it is kept.")] = "asked for on the command line",
+    reason: Annotated[str, typer.Option(help="The reason to record.")] = "requested on the command line",
 ) -> None:
-    """Ask for a session to end: its turns are run first, later messages begin the next one."""
+    """Request the end of a session.
+
+    Its turns run first. Later messages open a new session.
+    """
+    from perdure.sessions.ending import request_end
+    from perdure.turns.inbox.incoming import parse_reason
+
     wanted = connecting.parse_id(session_id, "session")
     with connecting.runtime() as runtime:
         request_end(runtime.database, wanted, parse_reason(reason)).wake(runtime.wake)
@@ -114,15 +119,18 @@ def end(
 def fork(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
     tick: Annotated[
-        int | None, typer.Option(min=0, help="Copy through the last turn settled by then; default the present tick.")
+        int | None, typer.Option(min=0, help="Copy the turns settled by this tick; default: the current tick.")
     ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a session, at any tick, into a new one, which `perdure send --session` speaks to.
+    """Copy a session, as it was at a tick, into a new session.
 
-    Prints the new session's id.
+    Prints the new session's id, for `perdure send --session`.
     """
+    from perdure.clock import SystemClock
+    from perdure.sessions.forking import fork as fork_session
+
     wanted = connecting.parse_id(session_id, "session")
     with connecting.database() as database:
         made = {"session_id": str(fork_session(database, SystemClock(), wanted, tick))}
@@ -133,7 +141,7 @@ def fork(
 
 
 def _with_consolidation(session: dict[str, Any]) -> dict[str, Any]:
-    """The session's fields, with those of its consolidation in a line."""
+    """The session's fields, with the status and the error of its consolidation."""
     consolidation = session["consolidation"] or {"status": None, "error": None}
     return session | {"consolidation": consolidation["status"], "error": consolidation["error"]}
 
@@ -144,7 +152,7 @@ def _line(message: dict[str, Any]) -> tuple[int, str, str]:
 
 
 def _summary(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot as fields, without the conversation, which is shown anyway."""
+    """A snapshot as fields, without the conversation, which `show` prints separately."""
     return {
         "tick_index": snapshot["tick_index"],
         "status": snapshot["status"],

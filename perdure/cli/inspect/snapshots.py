@@ -1,10 +1,10 @@
-"""`perdure sessions snapshot`: what an agent is in the middle of, out to a file and back."""
+"""`perdure sessions snapshot`: a session's working state, exported to a file and imported from it."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,23 +12,26 @@ from perdure.cli import connecting
 from perdure.cli.errors import Failure
 from perdure.cli.files import write_whole
 from perdure.errors import InvalidRequest
-from perdure.snapshots import exchange
-from perdure.snapshots.codec import dump, parse
-from perdure.turns.restore_snapshot import Restored, restore
 
-commands = typer.Typer(help="What an agent is in the middle of, as a file.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from perdure.turns.restore_snapshot import Restored
+
+commands = typer.Typer(help="Export and import the working state of a session.", no_args_is_help=True)
 
 _STDIO = Path("-")
 _MOST_BYTES = 64 * 2**20
-"""Bytes of a file that is read; a snapshot holds the last turns only and is far smaller."""
+"""The most bytes read from a file. A snapshot holds only the last turns and is far smaller."""
 
 
 @commands.command("export")
 def export(
     session_id: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = _STDIO,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; default, or -: stdout.")] = _STDIO,
 ) -> None:
-    """Write a session's snapshot, whole or not at all."""
+    """Export a session's snapshot. The file is written atomically."""
+    from perdure.snapshots import exchange
+    from perdure.snapshots.codec import dump
+
     wanted = connecting.parse_id(session_id, "session")
     with connecting.opened() as (settings, database):
         text = dump(exchange.read(database, wanted, settings.memory.working_turns), indent=2) + "\n"
@@ -40,15 +43,18 @@ def export(
 
 @commands.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What was exported; -: stdin.")],
-    session: Annotated[str | None, typer.Option(help="The session that it must be of.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The exported file; -: stdin.")],
+    session: Annotated[str | None, typer.Option(help="Refuse a snapshot of any other session.")] = None,
 ) -> None:
-    """Put the working variables and pending messages of a snapshot back into its session.
+    """Restore a snapshot into its session.
 
-    Each message is accepted once, by its id, however often the file is imported. The variables are put back only
-    while nothing was committed in the session since: at the snapshot's tick. A session that is unknown here is opened
-    for its pending messages. The conversation is not touched.
+    Restores the working variables and accepts the pending messages. Each message is accepted once, by its id, even if
+    the file is imported again. The variables are restored only while the session is at the snapshot's tick. A session
+    that is unknown here is opened for its pending messages. The conversation is unchanged.
     """
+    from perdure.snapshots.codec import parse
+    from perdure.turns.restore_snapshot import restore
+
     expected = None if session is None else connecting.parse_id(session, "session")
     snapshot = parse(_read(file), expected)
     with connecting.runtime() as runtime:
@@ -57,9 +63,9 @@ def import_(
 
 
 def _report(done: Restored) -> str:
-    variables = "working variables put back."
+    variables = "working variables restored."
     if done.variables_left is not None:
-        variables = f"working variables left as they are. {done.variables_left}"
+        variables = f"working variables unchanged. {done.variables_left}"
     messages = f" Pending messages: {done.accepted} accepted, {done.known} accepted before."
     return variables + (messages if done.accepted or done.known else "")
 
@@ -71,7 +77,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise Failure(f"{file} cannot be read: {error.strerror}.") from error
     if len(data) > _MOST_BYTES:
-        raise Failure(f"{file} is no snapshot: it is longer than {_MOST_BYTES:,} bytes.")
+        raise Failure(f"{file} is not a snapshot: it is longer than {_MOST_BYTES:,} bytes.")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,44 +1,40 @@
-"""`perdure turns`: the turns of the fleet, and what became of each."""
+"""`perdure turns`: turns and their results, cancellation, and decisions on tool calls that wait for approval."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
-from perdure.database.tables import TURN_STATUSES
-from perdure.text.untrusted import load_object
-from perdure.turns.calls.approvals import decide, parse_decision
-from perdure.turns.cancel import cancel as cancel_turn
-from perdure.turns.reading import list_turns, read_turn
 
 commands = typer.Typer(help="Turns and their results.", no_args_is_help=True)
 
 CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
-
+Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
+"""`perdure.database.tables.TURN_STATUSES`, which a test compares."""
 
 _COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at", "tenant")
 
 
 @commands.command("list")
 def list_(
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only turns of this user.")] = None,
     tenant: connecting.OnlyTenant = None,
-    session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session's.")] = None,
-    status: Annotated[str | None, typer.Option(help=f"Only those that are: {', '.join(TURN_STATUSES)}.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Only turns of this session.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only turns with this status.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most turns to list.")] = 100,
     *,
     as_json: AsJson = False,
 ) -> None:
     """List turns, newest first."""
-    if status is not None and status not in TURN_STATUSES:
-        raise typer.BadParameter(f"{status!r}; accepted: {', '.join(TURN_STATUSES)}", param_hint="--status")
+    from perdure.turns.reading import list_turns
+
     session_id = None if session is None else connecting.parse_id(session, "session")
     key, named = connecting.parse_user(user, tenant)
     with connecting.database() as database:
@@ -53,6 +49,8 @@ def list_(
 @commands.command()
 def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     """Show a turn."""
+    from perdure.turns.reading import read_turn
+
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.database() as database:
         turn = read_turn(database, wanted)
@@ -65,14 +63,20 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
         "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
         "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
-        "pending_approvals": [_asked(each) for each in turn["pending_approvals"]],
+        "pending_approvals": [_pending_call(each) for each in turn["pending_approvals"]],
     }
     write_fields({name: value for name, value in flat.items() if value not in (None, [])})
 
 
 @commands.command()
 def cancel(turn_id: TurnId) -> None:
-    """Cancel a turn: at once if it has not begun, else at its next safe point."""
+    """Cancel a turn.
+
+    If a worker runs the turn, it is cancelled at its next safe point, else immediately.
+    """
+    from perdure.turns.cancel import cancel as cancel_turn
+    from perdure.turns.reading import read_turn
+
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.runtime() as runtime:
         cancel_turn(runtime, wanted)
@@ -84,34 +88,48 @@ def cancel(turn_id: TurnId) -> None:
 def approve(
     turn_id: TurnId,
     call_id: CallId,
-    arguments: Annotated[str | None, typer.Option(help="JSON: what is run instead of the model's own.")] = None,
+    arguments: Annotated[
+        str | None, typer.Option(help="A JSON object: the arguments to run the call with, instead of the model's.")
+    ] = None,
 ) -> None:
-    """Approve of a tool call that waits, which then runs."""
+    """Approve a tool call that waits for approval.
+
+    The turn continues and runs the call.
+    """
     given = {} if arguments is None else {"arguments": _object(arguments)}
     _decide(turn_id, {"call_id": call_id, "decision": "approve", **given})
 
 
 @commands.command()
 def deny(turn_id: TurnId, call_id: CallId) -> None:
-    """Deny a tool call that waits; the model is told."""
+    """Deny a tool call that waits for approval.
+
+    The model receives the denial as the call's result.
+    """
     _decide(turn_id, {"call_id": call_id, "decision": "deny"})
 
 
 def _decide(turn_id: str, given: dict[str, Any]) -> None:
+    from perdure.turns.calls.approvals import decide, parse_decision
+    from perdure.turns.reading import read_turn
+
     wanted = connecting.parse_id(turn_id, "turn")
     decision = parse_decision(given)
     with connecting.runtime() as runtime:
         decide(runtime, wanted, decision)
         left = len(read_turn(runtime.database, wanted)["pending_approvals"])
-    sys.stderr.write(f"Decided. {left} calls of the turn still wait.\n" if left else "Decided. The turn goes on.\n")
+    waiting = f"{left} calls of the turn still wait for approval." if left else "The turn continues."
+    sys.stderr.write(f"Decided. {waiting}\n")
 
 
-def _asked(call: dict[str, Any]) -> str:
+def _pending_call(call: dict[str, Any]) -> str:
     arguments = json.dumps(call["arguments"], ensure_ascii=False)
     return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}"
 
 
 def _object(text: str) -> dict[str, Any]:
+    from perdure.text.untrusted import load_object
+
     try:
         return load_object(text)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Bounds on the gateway's connections: no client holds one without sending, and none exhausts the descriptors.
+"""Limits on the gateway's connections: a client cannot hold one without sending, nor exhaust the descriptors.
 
-A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. Of the connections whose
-header is incomplete, one address has `MOST_PER_ADDRESS`, and all connections together `connection_limit()`;
-beyond either, the server closes the oldest one with an incomplete header. Connections that have sent a
-header do not count against an address, so a proxy and long streams are not affected.
+A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. Of the connections whose header is
+incomplete, one address has at most `MOST_PER_ADDRESS`, and all connections together are at most `connection_limit()`;
+beyond either, the server closes the oldest one with an incomplete header. Connections that have sent a header do not
+count against an address, so a proxy and long streams are not affected.
 
 `perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol.
 """
@@ -31,7 +31,7 @@ from perdure.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 HEADER_S = 10.0
-"""Seconds from a request's first byte, or from a connection's begin, to the end of its header."""
+"""Seconds from a request's first byte, or from the opening of the connection, to the end of the header."""
 
 BODY_S = 60.0
 """Seconds from the end of a request's header to the end of its body."""
@@ -42,11 +42,11 @@ MOST_PER_ADDRESS = 100
 _MOST = 10_000
 _WANTED_DESCRIPTORS = 65_536
 _RESERVED_DESCRIPTORS = 256
-"""For the database's connections, Redis, logs and imports."""
+"""Descriptors for the database's connections, Redis, logs and imports."""
 
 
 class Phase(Enum):
-    """What the server waits for."""
+    """The part of a request that the server waits for."""
 
     HEADER = "header"
     BODY = "body"
@@ -56,7 +56,7 @@ _LIMITS_S = {Phase.HEADER: HEADER_S, Phase.BODY: BODY_S}
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit of open files towards the hard one; returns the limit."""
+    """Raise this process's soft limit of open files towards the hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_WANTED_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -91,19 +91,19 @@ class Door:
         self._by_address: defaultdict[str, OrderedDict[GuardedProtocol, None]] = defaultdict(OrderedDict)
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Count a new connection; closes another one, or this, if that is one too many."""
+        """Add a connection; over the limit, close the oldest one with an incomplete header, which may be this one."""
         self._open.add(connection)
         self.incomplete(connection)
         if len(self._open) > self._most:
             self._close_oldest(self._incomplete, f"more than {self._most} connections are open")
 
     def closed(self, connection: GuardedProtocol) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._open.discard(connection)
         self.complete(connection)
 
     def incomplete(self, connection: GuardedProtocol) -> None:
-        """The connection waits for the rest of a header."""
+        """Add a connection that waits for the rest of a header."""
         self._incomplete[connection] = None
         of_address = self._by_address[connection.address]
         of_address[connection] = None
@@ -114,7 +114,7 @@ class Door:
             )
 
     def complete(self, connection: GuardedProtocol) -> None:
-        """The connection does not wait for a header."""
+        """Remove a connection whose header is complete."""
         self._incomplete.pop(connection, None)
         if (of_address := self._by_address.get(connection.address)) is not None:
             of_address.pop(connection, None)
@@ -125,7 +125,7 @@ class Door:
         log.warning("closing the oldest connection with an incomplete header: %s", reason)
         oldest = next(iter(connections))
         oldest.abort()
-        self.closed(oldest)  # now: the loop reports it only in its next round
+        self.closed(oldest)  # the event loop reports the abort only in its next round
 
 
 class GuardedProtocol(H11Protocol):
@@ -139,34 +139,34 @@ class GuardedProtocol(H11Protocol):
         self.address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it
-        """Begin to wait for a header."""
+        """Start the header's deadline."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._set_deadline(Phase.HEADER)
         self._door.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._set_deadline(None)
         self._door.closed(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and note which phase the request is in."""
+        """Parse the data, and set the deadline of the request's phase."""
         super().data_received(data)
-        self._look()
+        self._update_phase()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, which may be in the buffer already."""
+        """Start the next request, which may be in the buffer already."""
         super().on_response_complete()
-        self._look()
+        self._update_phase()
 
     def abort(self) -> None:
-        """Close the connection without an answer."""
+        """Close the connection without a response."""
         self.transport.abort()
 
-    def _look(self) -> None:
-        phase = None if self.transport.is_closing() else self._phase_now()
+    def _update_phase(self) -> None:
+        phase = None if self.transport.is_closing() else self._current_phase()
         if phase is self._phase:
             return
         self._set_deadline(phase)
@@ -175,13 +175,13 @@ class GuardedProtocol(H11Protocol):
         else:
             self._door.complete(self)
 
-    def _phase_now(self) -> Phase | None:
+    def _current_phase(self) -> Phase | None:
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             return Phase.BODY
         if state is h11.IDLE and self.conn.trailing_data[0]:
             return Phase.HEADER
-        return None  # between requests uvicorn's keep-alive timeout holds
+        return None  # between requests uvicorn's keep-alive timeout applies
 
     def _set_deadline(self, phase: Phase | None) -> None:
         self._phase = phase
@@ -197,22 +197,22 @@ class GuardedProtocol(H11Protocol):
         began = phase is Phase.BODY or bool(self.conn.trailing_data[0])
         if began:
             detail = f"The {phase.value} of the request did not arrive within {self._door.limits_s[phase]:g} s."
-            self._answer(HTTPStatus.REQUEST_TIMEOUT, detail)
+            self._respond(HTTPStatus.REQUEST_TIMEOUT, detail)
         self.transport.close()
 
     def send_400_response(self, _msg: str) -> None:
-        """Refuse what is not HTTP, in the gateway's form and not in uvicorn's."""
-        self._answer(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP/1.1.")
+        """Refuse data that is not HTTP, with the gateway's problem document instead of uvicorn's text."""
+        self._respond(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP/1.1.")
         self.transport.close()
 
-    def _answer(self, status: HTTPStatus, detail: str) -> None:
+    def _respond(self, status: HTTPStatus, detail: str) -> None:
         answer = problem(status, InvalidRequest.code, detail, {"Connection": "close"})
-        with suppress(h11.LocalProtocolError):  # the answer to this request has begun
+        with suppress(h11.LocalProtocolError):  # the response to this request has begun
             response = h11.Response(status_code=status, headers=with_safe_headers(answer.raw_headers))
             for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
 
 
 def protocol(door: Door) -> Callable[..., asyncio.Protocol]:
-    """What makes a protocol for each connection of a server behind `door`."""
+    """The factory of the protocol of each connection, bounded by `door`."""
     return partial(GuardedProtocol, door)

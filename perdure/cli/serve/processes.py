@@ -1,48 +1,49 @@
-"""Commands that are one process of the system each: migrate, gateway, worker, beat, flower."""
+"""The commands that run one process each: migrate, gateway, worker, beat, flower."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli.serve.listening import bind, require_free
-from perdure.clock import SystemClock
+from perdure.cli.serve.options import LOOPBACK, Host, Port
 from perdure.network.queues import QUEUES
-from perdure.resilience.kill_reports import Kills
-from perdure.settings import Settings
-from perdure.workers import logs
-from perdure.workers.application import CONCURRENCY
-from perdure.workers.assembly import addresses, assemble, check, database_address, require_database
-from perdure.workers.flower import guard
-from perdure.workers.flower import settings as flowering
-from perdure.workers.publish.background import BackgroundWaker
+
+if TYPE_CHECKING:
+    from perdure.settings import Settings
 
 _FLOWER_PORT = 5555
-
-Host = Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs PERDURE_API_KEYS.")]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
 
 
 def migrate() -> None:
     """Bring the database to the tables of this release."""
-    from perdure.database.migrate import migrate as migrate_database  # noqa: PLC0415 (as in gateway)
+    from perdure.database.migrate import migrate as migrate_database
+    from perdure.settings import Settings
+    from perdure.workers import logs
+    from perdure.workers.assembly import database_address
 
     settings = Settings.load()
     logs.configure()
     migrate_database(database_address(settings))
 
 
-def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
+def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     """Serve the HTTP gateway."""
-    from perdure.channels.http.app import create_app  # noqa: PLC0415 (the other commands start in half the time)
-    from perdure.channels.http.auth import Keys  # noqa: PLC0415 (the same)
-    from perdure.cli.serve.server import serve  # noqa: PLC0415 (the same)
+    from perdure.channels.http.app import create_app
+    from perdure.channels.http.auth import Keys
+    from perdure.cli.serve.server import serve
+    from perdure.clock import SystemClock
+    from perdure.resilience.kill_reports import Kills
+    from perdure.settings import Settings
+    from perdure.workers import logs
+    from perdure.workers.assembly import addresses, assemble, check, require_database
+    from perdure.workers.publish.background import BackgroundWaker
 
     settings = Settings.load()
     settings.require_keys_for(host)
-    Keys(settings, SystemClock())  # reads the key files: one that cannot be read stops the start
+    Keys(settings, SystemClock())  # fails now if a key file cannot be read
     check(settings, asks_models=False)
     logs.configure()
     where = addresses(settings)
@@ -69,15 +70,20 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
 
 
 def worker(
-    queues: Annotated[str, typer.Option(help="Which queues to serve, with commas between.")] = ",".join(QUEUES),
-    concurrency: Annotated[int, typer.Option(min=1, help="Tasks at once; they mostly wait.")] = CONCURRENCY,
-    name: Annotated[str, typer.Option(help="The worker's name, before the @ and the host's.")] = "",
+    queues: Annotated[str, typer.Option(help="The queues to serve, separated by commas.")] = ",".join(QUEUES),
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Tasks that run at once; most of the time they wait. Default: 100")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The worker's name; Celery appends @ and the host.")] = "",
     *,
     task_events: Annotated[
-        bool, typer.Option("--task-events", help="Tell of each task from the start; else while Flower runs.")
+        bool, typer.Option("--task-events", help="Send task events from the start; default: only while Flower runs.")
     ] = False,
 ) -> None:
     """Run turns and all other queued tasks."""
+    from perdure.settings import Settings
+    from perdure.workers.application import CONCURRENCY
+
     chosen = [queue.strip() for queue in queues.split(",") if queue.strip()]
     unknown = [queue for queue in chosen if queue not in QUEUES]
     if unknown or not chosen:
@@ -88,7 +94,7 @@ def worker(
         "worker",
         f"--hostname={node}",
         f"--queues={','.join(chosen)}",
-        f"--concurrency={concurrency}",
+        f"--concurrency={concurrency or CONCURRENCY}",
         "--pool=threads",
         "--without-gossip",
         "--without-mingle",
@@ -99,6 +105,8 @@ def worker(
 
 def beat() -> None:
     """Put scheduled work into the queue when its time comes."""
+    from perdure.settings import Settings
+
     settings = Settings.load()
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     _celery(settings, "beat", f"--schedule={settings.data_dir / 'beat-schedule'}", "--loglevel=INFO")
@@ -107,14 +115,18 @@ def beat() -> None:
 def flower(
     address: Annotated[
         str | None,
-        typer.Option(help="Address; anything but loopback needs FLOWER_BASIC_AUTH. Default: FLOWER_ADDRESS, 127.0.0.1"),
+        typer.Option(help="Address; any but loopback needs FLOWER_BASIC_AUTH. Default: FLOWER_ADDRESS, 127.0.0.1"),
     ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the pages. Default: FLOWER_PORT, 5555")
     ] = None,
 ) -> None:
     """Show workers and tasks on web pages."""
-    settings = Settings.load()  # before the variables are read: `.env` may have them
+    from perdure.settings import Settings
+    from perdure.workers.flower import guard
+    from perdure.workers.flower import settings as flowering
+
+    settings = Settings.load()  # first: `.env` may set the variables below
     flowering.check_environment()
     address = address or os.environ.get("FLOWER_ADDRESS", flowering.LOOPBACK)
     port = port or int(os.environ.get("FLOWER_PORT", _FLOWER_PORT))
@@ -125,13 +137,16 @@ def flower(
 
 
 def _celery(settings: Settings, *argv: str) -> None:
-    """Become a process of Celery's, configured as `celery -A perdure` would be.
+    """Run a Celery process, configured as `celery -A perdure` configures it.
 
     Raises:
         SettingsError: a setting is wrong.
     """
+    from perdure.workers.assembly import check
+    from perdure.workers.flower import settings as flowering
+
     check(settings, asks_models=argv[0] == "worker", asks_embedder=argv[0] == "worker")
     flowering.STARTED.set(argv[0])
-    from perdure.workers.celery import app  # noqa: PLC0415 (importing it looks for the servers)
+    from perdure.workers.celery import app  # the import looks up the servers: only after the settings are checked
 
     raise typer.Exit(app.start(["--quiet", *argv]) or 0)

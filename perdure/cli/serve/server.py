@@ -1,4 +1,4 @@
-"""Serving the gateway on an address, until a signal.
+"""Serves the gateway on a socket until a signal.
 
 A gateway shuts down in four phases, each a log line:
 
@@ -39,22 +39,23 @@ _SWITCH_S = 0.001
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which on its way out lets the gateway finish before it closes its sockets.
+    """uvicorn's server, which lets the gateway drain before it closes its sockets.
 
-    `cut_off` is on how many connections not all was sent, `told_at` when the first signal came (monotonic).
+    `cut_off` is the number of connections whose response was cut off, `signalled_at` the monotonic time of the first
+    signal.
 
     Args:
         app: The gateway's application.
-        on_told: Called at the first signal, in its handler.
-        door: Bounds the connections.
+        on_signal: Called at the first signal, in its handler.
+        door: Limits the connections.
     """
 
-    def __init__(self, app: FastAPI, on_told: Callable[[], None], door: Door) -> None:
+    def __init__(self, app: FastAPI, on_signal: Callable[[], None], door: Door) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 ws="none",  # no route is a WebSocket: an upgrade gets the 404 of any unknown route
-                http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it and asks for no class
+                http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it; it need not be a class
                 backlog=ACCEPTED_AT_ONCE,
                 log_config=None,
                 log_level="warning",
@@ -65,20 +66,20 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=FINISH_S,
             )
         )
-        self.told_at: float | None = None
+        self.signalled_at: float | None = None
         self.cut_off = 0
         self._gateway = app.state.gateway
-        self._on_told = on_told
+        self._on_signal = on_signal
         self._signals = 0
-        self._hastened = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down gracefully."""
         self._loop = asyncio.get_running_loop()
         if self._signals > 1:
-            self._hastened.set()
-        await self._gateway.drain(self._hastened)
+            self._hurried.set()
+        await self._gateway.drain(self._hurried)
         began, connections = time.monotonic(), len(self.server_state.connections)
         await super().shutdown(sockets)
         log.log(
@@ -95,22 +96,22 @@ class Server(uvicorn.Server):
             self.cut_off = len(self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down, hasten, break off."""
+        """At the first signal shut down, at the second end the drain, at the third cut off responses."""
         self._signals += 1
         if not self.should_exit:
-            self.told_at = time.monotonic()
-            self._on_told()
+            self.signalled_at = time.monotonic()
+            self._on_signal()
             super().handle_exit(sig, frame)
-        elif self._loop is not None and not self._hastened.is_set():
-            self._loop.call_soon_threadsafe(self._hastened.set)  # the loop may be asleep
-        elif self._hastened.is_set():
+        elif self._loop is not None and not self._hurried.is_set():
+            self._loop.call_soon_threadsafe(self._hurried.set)  # wakes the loop
+        elif self._hurried.is_set():
             self.force_exit = True
 
 
 def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close: Callable[[], None]) -> int:
-    """Serve `app` until SIGINT or SIGTERM, then `close` what it stands on; the exit status."""
+    """Serve `app` until SIGINT or SIGTERM, then call `close`. Returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn replaces the handlers, and at its end raises the signals again for the previous ones.
+        # uvicorn replaces these handlers while it runs, and raises the signals again for them when it ends.
         signal.signal(number, lambda _number, _frame: None)
     logs.repeat_sparingly(
         "uvicorn.error", "asyncio", "perdure.channels.http.errors", "perdure.cli.serve.connection_limits"
@@ -119,13 +120,13 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
     server = Server(app, HardLimit(budget.hard_exit_s).begin, door)
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
-    gc.freeze()  # a full collection then skips what the imports made, which takes tens of milliseconds to walk
+    gc.freeze()  # full collections then skip the imported objects, which take tens of milliseconds to walk
     try:
         server.run(sockets=[listener])
     finally:
         began = time.monotonic()
         close()
-    if server.told_at is not None:
+    if server.signalled_at is not None:
         now = time.monotonic()
-        log.info("shutdown, 4 of 4: closed (%.3f s; %.3f s in all)", now - began, now - server.told_at)
+        log.info("shutdown, 4 of 4: closed (%.3f s; %.3f s in all)", now - began, now - server.signalled_at)
     return 1 if server.cut_off else 0

@@ -9,7 +9,6 @@ import typer
 from perdure.access.tenants import parse_tenant
 from perdure.cli import connecting
 from perdure.cli.connecting import Tenant
-from perdure.cli.talk.prompt import Prompt
 from perdure.cli.talk.send import User
 
 
@@ -22,6 +21,8 @@ def chat(
 
     Without a terminal, each line of stdin is a message and only replies are printed.
     """
+    from perdure.cli.talk.prompt import Prompt
+
     with connecting.runtime() as runtime:
         if agent is not None:
             runtime.agents.get(agent)

@@ -105,7 +105,7 @@ class Prompt:
         elif self._at_terminal:
             self._note("A new conversation.")
         if self._at_terminal:
-            from perdure.cli.talk.keyboard import Keyboard  # noqa: PLC0415 (a pipe needs no line editing)
+            from perdure.cli.talk.keyboard import Keyboard
 
             self._read = Keyboard(self._conversation.earlier()).read
             self._note("/help lists the commands; Ctrl-D leaves.")
@@ -193,7 +193,7 @@ class Prompt:
             self._status.start()
 
     def _note(self, text: str) -> None:
-        """Print a remark on stderr, apart from the conversation. A closed terminal is no error."""
+        """Print a remark on stderr, apart from the conversation. A closed terminal is ignored."""
         with suppress(OSError):
             self._notes.print(Text(printable(text), style="dim"))
 

@@ -1,6 +1,6 @@
 """`perdure send`: accepts one message and, with `--wait`, prints its reply.
 
-Imports only what accepting needs: the command takes about half a second of CPU, most of it for imports.
+Imports only what accepting needs: the command takes about a second of CPU, most of it for imports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,10 +24,10 @@ from perdure.cli.connecting import Tenant
 from perdure.cli.display import AsJson, write_json, write_text
 from perdure.cli.errors import FAILED, WRONG_USAGE, Failure
 from perdure.errors import Unavailable
-from perdure.runtime import Runtime
-from perdure.turns.inbox.accept import Accepted, accept
-from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.reading import SETTLED, Delays, SettlementWatch, read_turn
+
+if TYPE_CHECKING:
+    from perdure.runtime import Runtime
+    from perdure.turns.inbox.accept import Accepted
 
 _LOOK_S = 0.25
 """Seconds between two reads of whether the reply is delayed."""
@@ -61,6 +61,9 @@ def send(
     Prints the ids of the turn and the session, or with --wait the reply. The exit status is 1 if the turn fails, if it
     is not settled when the time is up, or if a signal ends the wait.
     """
+    from perdure.turns.inbox.accept import accept
+    from perdure.turns.inbox.incoming import parse_incoming
+
     content = _text(text)
     if not content.strip():
         raise Failure("There is nothing to send: TEXT is empty.", WRONG_USAGE)
@@ -129,6 +132,8 @@ class _Wait:
 
 def _settled(runtime: Runtime, accepted: Accepted, seconds: float, interruptible: _Wait) -> dict[str, Any]:
     """The turn, once it is settled, the time is up, or a signal has ended the wait."""
+    from perdure.turns.reading import Delays, SettlementWatch, read_turn
+
     watch, delays = SettlementWatch(runtime.database), Delays(runtime.database, accepted.turn_id)
     settled, until = watch.settled(accepted.turn_id), time.monotonic() + seconds
     while not settled.done() and not interruptible.ended and (left_s := until - time.monotonic()) > 0:
@@ -154,6 +159,8 @@ def _write_accepted(accepted: Accepted, *, as_json: bool) -> None:
 
 
 def _write_turn(turn: dict[str, Any], over: str, *, as_json: bool) -> None:
+    from perdure.turns.reading import SETTLED
+
     if as_json:
         write_json(turn)
     elif turn["status"] == "done":

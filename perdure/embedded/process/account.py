@@ -36,7 +36,7 @@ def borrowed(data: Path) -> Account | None:
     """The account for the server of `data`, or `None` if the caller's own is suitable.
 
     Raises:
-        EmbeddedServerError: the caller is root and there is no account to borrow.
+        EmbeddedServerError: the caller is root, and the machine has no account to use.
     """
     if os.geteuid() != 0:
         return None

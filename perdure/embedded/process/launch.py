@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     if uid != _NONE:
         _become(int(uid), int(gid), None if capability == _NONE else int(capability))
     if parent != _NONE:
-        _die_with(*map(int, parent.split(":")))  # last: a change of account clears the death signal
+        _die_with(*map(int, parent.split(":")))  # must come last: a change of account clears the death signal
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - becoming another program is what this file is for
     except OSError as error:

@@ -46,7 +46,7 @@ class OpenAIEmbedder:
 
     @property
     def dimensions(self) -> int | None:
-        """Numbers in each vector, once the first has come."""
+        """Numbers in each vector, `None` until the first one."""
         return self._dimensions.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -63,7 +63,7 @@ def snapshot_of(
 
 
 class StoreHarness(Protocol):
-    """A store under test, and what the tests do to its storage from outside."""
+    """A store under test, and access to its storage that bypasses the store."""
 
     def open(self) -> SnapshotStore:
         """Open the store, as another process would; all that it opens share one storage."""
@@ -78,7 +78,7 @@ class StoreHarness(Protocol):
         ...
 
     def set_aside(self, agent_id: UUID) -> bytes | None:
-        """What the store set aside of the agent, for the operator to read."""
+        """The agent's snapshots that the store set aside for the operator."""
         ...
 
 

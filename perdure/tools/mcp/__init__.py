@@ -10,6 +10,6 @@
     results.py            a server's answer as text for a model
     faults.py             the ways in which a call fails
 
-A server is untrusted. It may be unavailable, hang, die during a call, list invalid tools or send without end: all of
-these affect its own tools only.
+A server is untrusted. It may be unavailable or unresponsive, exit during a call, list invalid tools or send endless
+data. All of these affect its own tools only.
 """

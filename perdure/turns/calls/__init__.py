@@ -1,4 +1,4 @@
-"""The tool calls of a turn: planned, approved, run in threads, recorded, and settled after a crash.
+"""The tool calls of a turn: planned, approved, executed in threads, recorded, and decided after a crash.
 
-Called by the step loop (`run.react`) and by settlement.
+Called by the step loop (`run.react`) and by settlement. `run.commit_step` commits intents and results.
 """

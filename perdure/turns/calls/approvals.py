@@ -1,10 +1,10 @@
-"""Approvals: calls that wait for a person's decision, without a worker.
+"""Approvals: tool calls that wait for a person's decision without a worker.
 
 A reply with such a call is committed with its calls `asked` (a person decides) or `approved` (no decision needed), and
-none of them begins. The turn then waits: no lease, no worker, no attempt, and no worker claims the session before the
-approval expires. The last decision wakes the session; the next worker begins the approved calls concurrently. The
-commit that begins them also denies undecided calls if the approval has expired or the session's end is requested.
-Cancelling closes the turn with its calls.
+none of them begins. The turn then waits without a lease, and no worker claims the session until the last decision or
+until the approval expires; the wait counts as no attempt. The last decision wakes the session, and the next worker
+begins the approved calls concurrently. The commit that begins them also denies undecided calls if the approval has
+expired or the session's end is requested. Cancelling settles the turn and denies its calls.
 
 Each statement locks the session's row, so decisions, an end and a cancellation are serialised. A decision counts only
 while the turn waits.
@@ -32,11 +32,11 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 UNBEGUN = frozenset({"asked", "approved"})
-"""Statuses of a call that waits, or waits with others that do."""
+"""Statuses of a call that waits for a decision about itself or about another call of its reply."""
 
-DENIED = "A person did not approve of this call, and it was not run. Do not ask for it again unless you are told to."
-EXPIRED = "Nobody approved of this call in time, and it was not run."
-ENDED = "The conversation was ended before anybody approved of this call, and it was not run."
+DENIED = "A person denied this call, and it was not run. Do not ask for it again unless the user asks you to."
+EXPIRED = "This call was not approved in time, and it was not run."
+ENDED = "The conversation ended before this call was approved, and it was not run."
 
 
 _DENIED_WITH_ARGUMENTS: JsonValue = {
@@ -46,9 +46,9 @@ _DENIED_WITH_ARGUMENTS: JsonValue = {
 
 
 class Decision(BaseModel):
-    """What a person decided of a call, as `POST /v1/turns/{id}/approval` takes it.
+    """A person's decision about a call: the body of `POST /v1/turns/{id}/approval`.
 
-    `arguments` are what is run instead of the model's own.
+    `arguments` replace the model's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"not": _DENIED_WITH_ARGUMENTS})
@@ -66,40 +66,40 @@ class Decision(BaseModel):
 
 
 class Waits(Enum):
-    """What came of giving a session back until its calls are decided."""
+    """Whether a turn waits for decisions, and the reason if it does not."""
 
     YES = auto()
     CANCELLED = auto()
-    """The turn is cancelled: nothing of it waits."""
+    """No: the turn is cancelled."""
     ENDING = auto()
-    """The session is to end: what is undecided is denied."""
+    """No: the session's end is requested, and undecided calls are denied."""
 
 
 class Undecided(Exception):
-    """A person is still to decide about some of the calls."""
+    """Some of the calls still need a person's decision."""
 
 
 def parse_decision(given: Mapping[str, Any]) -> Decision:
-    """Check what somebody sent as a decision.
+    """Validate the body of a request.
 
     Raises:
-        InvalidRequest: it is none; the sentence says what is wrong with which field.
+        InvalidRequest: a field is invalid; the message names it.
     """
     try:
         return Decision.model_validate(given)
     except ValidationError as error:
-        wrong = error.errors(include_input=False)
+        items = error.errors(include_input=False)
         raise InvalidRequest(
-            " ".join(f"{'.'.join(map(str, item['loc']))}: {what_is_wrong(item)}." for item in wrong)
+            " ".join(f"{'.'.join(map(str, item['loc']))}: {what_is_wrong(item)}." for item in items)
         ) from None
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
-    """Decide about a call that waits; the last decision has the turn go on.
+    """Record a decision about a waiting call; the last one wakes the session.
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
-        Conflict: the call waits no more: it was decided, has expired, or its turn is being ended.
+        Conflict: the call does not wait: it was decided, has expired, or its session is ending.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
@@ -130,14 +130,14 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
 
 def wait(database: Database, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Give the session back until the calls of a message are decided.
+    """Release the session until the calls of a message are decided.
 
     Raises:
-        LeaseLost: the token has moved on; nothing was written.
+        LeaseLost: another worker has the session; nothing was written.
         Unavailable: the database cannot be reached.
     """
     with database.transaction("turns.wait_approval") as transaction:
-        # Whoever cancels or ends does so under this lock: what is read after it is as they left it.
+        # Cancelling a turn and ending a session take this lock too: the reads below see their commits.
         if not transaction.run(queries.LOCK_HELD, hold.held):
             raise LeaseLost
         given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
@@ -155,11 +155,11 @@ def begin(
     calls: Iterable[tuple[UUID, float]],
     lease_s: float,
 ) -> None:
-    """Begin the approved ones among `calls` (effect id, seconds that it may take), once all are decided.
+    """Begin the approved ones among `calls` (effect id, time limit in seconds), once all are decided.
 
     Raises:
-        Undecided: some are not; nothing has begun.
-        LeaseLost: the token has moved on; nothing was written.
+        Undecided: some are not decided; no call has begun.
+        LeaseLost: another worker has the session; nothing was written.
     """
     rows = executor.run(
         queries.BEGIN_APPROVED,
@@ -181,21 +181,21 @@ def begin(
 
 def _require_open(row: Row[Any], *, ending: bool) -> None:
     if row.status != "asked":
-        raise Conflict("That call is decided already, or was never asked for.")
+        raise Conflict("That call is decided already, or needed no decision.")
     if ending or not row.waits:
-        raise Conflict("That call waits no more: its turn goes on, or is over.")
+        raise Conflict("That call does not wait any more: its turn runs or is settled, or its session is ending.")
     if row.expired:
-        raise Conflict("The time to approve of that call is over: it is denied.")
+        raise Conflict("The time to approve that call is over: it is denied.")
 
 
 def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> str | None:
-    """The arguments as text that the tool takes."""
+    """The edited arguments as JSON, checked by the tool."""
     if arguments is None:
         return None
     agent, text = runtime.agents.get(row.agent), as_json(arguments)
     tool = agent.find_tool(row.tool)
     if tool is None and agent.may_have(row.tool):
-        return text  # whether they fit, the server says when it is asked
+        return text  # the MCP server checks them when it is called
     if tool is None:
         raise Conflict(f"The agent {row.agent!r} has no tool {row.tool!r} any more.")
     try:

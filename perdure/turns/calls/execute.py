@@ -1,7 +1,7 @@
 """Executing tool calls, each in a thread of its own, within its time limit and under the session's lease.
 
-The effect class decides a call whose time limit passes or whose outcome is unknown: `pure` and `idempotent` calls run
-again with the same effect id; the probe decides an `unsafe` call, or its outcome is unknown.
+The effect class decides what follows when a call's time limit passes or its outcome is unknown: `pure` and `idempotent`
+calls run again with the same effect id; for an `unsafe` call the probe decides, or the outcome stays unknown.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 _MOST_LOGGED = 10_000
-"""Characters of an error's message; the traceback of one with more is not logged."""
+"""Characters of an error's message above which its traceback is not logged."""
 
 _MOST_CAUSES = 50
 
-_LOOK_UP_S = 0.5
+_POLL_S = 0.5
+"""Seconds between two checks for a lost lease."""
 
 _RECORDING_S = 5.0
-"""Seconds for recording a result that came in time."""
+"""Extra seconds to record a result that arrived within the time limit."""
 
 TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
 """Added to the failure of a repeated call: otherwise the model would call again, under another effect id."""
@@ -61,7 +62,7 @@ class NotBegun(Exception):
 
 
 class CallThread:
-    """A function that runs in a thread of its own."""
+    """A thread that runs one call or its probe, and puts itself into `done` when it ends."""
 
     def __init__(
         self,
@@ -71,11 +72,11 @@ class CallThread:
         variables: WorkingVariables,
         done: queue.SimpleQueue[CallThread],
         *,
-        came: threading.Event | None = None,
+        arrived: threading.Event | None = None,
     ) -> None:
         self.planned = planned
         self._until = until
-        self._came = came or threading.Event()
+        self._arrived = arrived or threading.Event()
         self.variables = variables
         self.outcome: Any = None
         self._work = work
@@ -85,8 +86,8 @@ class CallThread:
 
     @property
     def until(self) -> float:
-        """When its time limit passes (monotonic); a result in time has `_RECORDING_S` more to be recorded."""
-        return self._until + (_RECORDING_S if self._came.is_set() else 0.0)
+        """The call's deadline (monotonic); `_RECORDING_S` later if its result arrived in time."""
+        return self._until + (_RECORDING_S if self._arrived.is_set() else 0.0)
 
     @property
     def alive(self) -> bool:
@@ -101,21 +102,21 @@ class CallThread:
         except ToolError as error:
             # The error's message may quote a user's text.
             kind = type(error.__cause__ or error).__name__
-            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_short(error.__cause__))
+            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(error.__cause__))
             self.outcome = error
         except BaseException as error:
-            log.exception("tool %s broke its thread", self.planned.call.name)
-            self.outcome = ToolError(f"{type(error).__name__}: the tool broke off.")
+            log.exception("tool %s ended its thread", self.planned.call.name)
+            self.outcome = ToolError(f"{type(error).__name__}: the tool was aborted.")
         self._done.put(self)
 
 
-def _marked(event: threading.Event, *, if_so: bool) -> bool:
-    if if_so:
+def _set_if(event: threading.Event, *, condition: bool) -> bool:
+    if condition:
         event.set()
-    return if_so
+    return condition
 
 
-def _short(error: BaseException | None) -> BaseException | None:
+def _loggable_cause(error: BaseException | None) -> BaseException | None:
     """The error if its traceback may be logged, `None` if a message in its chain of causes is very long."""
     each = error
     for _ in range(_MOST_CAUSES):
@@ -135,7 +136,7 @@ def memory_of_call(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id:
 
 
 def outcome_result(run: CallThread) -> Result:
-    """The result of a finished call."""
+    """The result of a call whose thread has ended."""
     planned = run.planned
     if isinstance(run.outcome, PerdureError):
         text = f"Error: {run.outcome.message}"
@@ -146,7 +147,7 @@ def outcome_result(run: CallThread) -> Result:
 
 
 class Executor:
-    """Runs the calls of one message concurrently, for the turn that runs under `hold`."""
+    """Runs the calls of one message concurrently, for the turn under `hold`."""
 
     def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet) -> None:
         self._runtime = runtime
@@ -162,7 +163,7 @@ class Executor:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned]) -> list[Result]:
-        """Run calls concurrently; one whose time limit passes is decided, or run a second time.
+        """Run calls concurrently; a call whose time limit passes is decided, or run once more.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -173,7 +174,7 @@ class Executor:
         results: list[Result] = []
         while waiting:
             self._hold.step_within(max(run.until for run in waiting.values()) - self._now())
-            finished = self._next(done, waiting.values())
+            finished = self._next_finished(done, waiting.values())
             if finished is not None:
                 # A finished call counts before a time limit that has passed since.
                 position = finished.planned.position
@@ -256,7 +257,7 @@ class Executor:
         except queue.Empty:
             run.variables.revoke()
             self._runtime.leaks.add(run.thread)
-            log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
+            log.warning("the probe of tool %s did not answer within %g s", tool.name, planned.timeout_s)
             return Unknown()
         outcome = run.outcome
         return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
@@ -276,10 +277,10 @@ class Executor:
         results.append(found)
         return False
 
-    def _next(self, done: queue.SimpleQueue[CallThread], waiting: Any) -> CallThread | None:
+    def _next_finished(self, done: queue.SimpleQueue[CallThread], waiting: Any) -> CallThread | None:
         left = min(run.until for run in waiting) - self._now()
         try:
-            finished = done.get(timeout=max(0.0, min(left, _LOOK_UP_S)))
+            finished = done.get(timeout=max(0.0, min(left, _POLL_S)))
         except queue.Empty:
             finished = None
         if self._hold.lost:
@@ -297,10 +298,10 @@ class Executor:
             self.extend(planned)
         # A successor decides the call no earlier than this, so its time limit ends no later.
         context, until = self._context(planned), self._until(planned)
-        came = threading.Event()
+        arrived = threading.Event()
 
         def record_result(status: str, text: str) -> None:
-            in_time = _marked(came, if_so=self._now() < until)
+            in_time = _set_if(arrived, condition=self._now() < until)
             if record or not in_time:
                 self._finish(planned, status, text, context.working_variables.changes())
 
@@ -315,7 +316,7 @@ class Executor:
             record_result("done", text)
             return text
 
-        return CallThread(planned, work, until, context.working_variables, done, came=came)
+        return CallThread(planned, work, until, context.working_variables, done, arrived=arrived)
 
     def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
         """The tool's result, with the agent's hooks before and after.
@@ -337,7 +338,7 @@ class Executor:
         # A hook that hangs must not use up the call's time limit.
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
-        self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
+        self._call_hooks(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
         # Checked last, in this thread: after a pause of the process, another worker may run the session.
         if not self._may_begin(planned):
             raise NotBegun
@@ -349,10 +350,10 @@ class Executor:
             lease_s=until - self._now(),
             is_over=lambda: self._now() >= until,
         )
-        self._hooked(lambda: call_hooks(self._agent.after_tool, ToolCalled(seen, text), within_s, leaks))
+        self._call_hooks(lambda: call_hooks(self._agent.after_tool, ToolCalled(seen, text), within_s, leaks))
         return text
 
-    def _hooked(self, call: Callable[[], None]) -> None:
+    def _call_hooks(self, call: Callable[[], None]) -> None:
         try:
             call()
         except ToolError:
@@ -370,7 +371,7 @@ class Executor:
         tool = planned.tool
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
-        log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
+        log.warning("tool %s exceeded its time limit of %g s", tool.name, planned.timeout_s)
         run.variables.revoke()
         self._runtime.leaks.add(run.thread)
         guarded.note_overdue(tool, self._runtime.breakers)
@@ -403,7 +404,7 @@ class Executor:
             )
         except PerdureError as error:
             # The turn still gets the result and commits it with the step.
-            log.warning("the result of tool %s did not reach its effect row: %s", planned.call.name, error)
+            log.warning("the result of tool %s was not recorded in its effect row: %s", planned.call.name, error)
 
     def _context(self, planned: Planned) -> ToolContext:
         return ToolContext(

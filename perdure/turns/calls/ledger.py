@@ -1,12 +1,14 @@
-"""The tool ledger: intents are committed with the message that asks for the calls, results afterwards.
+"""The tool ledger: runs the calls of a message, resumes them after a crash, and commits their results.
 
-`Ledger` runs the calls of one message, and decides calls that a crash, a lost lease or a timeout left in doubt.
-Calls that wait for approval have not begun and are not in doubt (`approvals`).
+Their intents are committed with the message, their results afterwards, as one step (`run.commit_step`). Of several calls
+each result is also recorded in its own row as soon as it is known (`calls.execute`). After a crash, a lost lease or a
+timeout, a call with an intent and no result is in doubt; its effect class decides it. Calls that wait for approval have
+not begun and are not in doubt (`approvals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +39,7 @@ from perdure.turns.calls.result_values import (
 )
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.lease.hold import Hold
-from perdure.turns.run.transcript import Entry
+from perdure.turns.run.transcript import Entry, result_of
 
 
 class Interrupted(Exception):
@@ -45,24 +47,49 @@ class Interrupted(Exception):
 
 
 class Ledger:
-    """The tool calls of one message, for the turn that runs under `hold`."""
+    """Runs and resumes the tool calls of the turn under `hold`, one message at a time.
+
+    `commit` commits the results of a message's calls, with their entries in the transcript.
+    """
 
     def __init__(
-        self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet | None = None
+        self,
+        runtime: Runtime,
+        hold: Hold,
+        turn: TurnRef,
+        agent: Agent,
+        variables: VariableSet,
+        *,
+        commit: Callable[[list[Entry], list[Result]], object],
     ) -> None:
         self._runtime = runtime
         self._hold = hold
         self._turn = turn
         self._agent = agent
-        self._variables = variables or VariableSet()
+        self._variables = variables
+        self._commit = commit
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
-    def perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
-        """Run calls whose intents were committed by a statement sent at `intended_at`; results in call order.
+    def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
+        """Run the calls of `asking`, or resume them if they are not `planned`, and commit their results.
+
+        A statement that was sent at `intended_at` (monotonic) committed the intents of the planned calls.
 
         Raises:
             LeaseLost: another worker has the session.
+            Interrupted: the turn must stop before a call can be decided.
+            Undecided: calls wait for approval.
+            Unavailable: the database refuses the commit.
         """
+        results = self._resume(asking) if planned is None else self._perform(planned, intended_at)
+        entries = [
+            result_of(self._turn.turn_id, call, result.text)
+            for call, result in zip(asking.tool_calls, results, strict=True)
+        ]
+        self._commit(entries, results)
+
+    def _perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
+        """Run calls that have just begun; results in call order."""
         runnable = [each for each in planned if each.refusal is None]
         refused = [refused_result(each) for each in planned if each.refusal is not None]
         self._executor.intended((each.effect_id for each in runnable), intended_at)
@@ -78,14 +105,8 @@ class Ledger:
             if each.refusal is None:
                 self._executor.extend(each)
 
-    def resume(self, asking: Entry) -> list[Result]:
-        """Results of calls that another worker began, or that waited for approval, in call order.
-
-        Raises:
-            LeaseLost: another worker has the session.
-            Interrupted: the turn must stop before a call can be decided.
-            Undecided: calls wait for approval.
-        """
+    def _resume(self, asking: Entry) -> list[Result]:
+        """Results of calls that another worker began, or that waited for approval, in call order."""
         rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
         if any(row.status in approvals.UNBEGUN for row in rows.values()):
             results, again = self._begin(asking, rows)
@@ -94,7 +115,7 @@ class Ledger:
         return in_call_order(with_edited_arguments(asking, rows, results + self._executor.run(again)))
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Begin calls that waited for approval: results of those that do not run, and the calls to run."""
+        """Begin calls that waited for approval; returns results of those that do not run, and the calls to run."""
         planned = plan(self._tools(), calls_as_decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
@@ -118,7 +139,7 @@ class Ledger:
         return [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running], again
 
     def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Take over calls that another worker began: the results of decided ones, and the calls to run again."""
+        """Take over calls that another worker began; returns results of decided ones, and the calls to run again."""
         wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
         if wait_s > 0:
             self._wait(wait_s)
@@ -127,7 +148,7 @@ class Ledger:
         results: list[Result] = []
         again: list[Planned] = []
         for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
-            found = self._known_or_again(fresh, rows.get(fresh.position))
+            found = self._recorded_or_planned(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
             else:
@@ -136,7 +157,7 @@ class Ledger:
             self._executor.extend(each)
         return results, again
 
-    def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
+    def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
             return refused_result(fresh)
         if row is None or row.status != "intended":

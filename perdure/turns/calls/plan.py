@@ -66,7 +66,7 @@ def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
 
 
 def plan(tools: Toolset, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
-    """Match a reply's calls with the tools and check their arguments."""
+    """Match a reply's calls with the tools and parse their arguments; a call that cannot run gets a refusal."""
     return [_planned(tools, position, call, runtime) for position, call in enumerate(calls)]
 
 

@@ -6,8 +6,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# A result of one of several calls made side by side, as it comes. Not fenced: a late result
-# may be written here, but it enters the transcript only by STEP.
+# Records the result of one of several concurrent calls. Not fenced: a result that comes after the lease was lost may be
+# recorded, but only STEP, which is fenced, adds results to the transcript.
 FINISH_EFFECT = Statement(
     "turns.finish_effect",
     """
@@ -18,7 +18,7 @@ FINISH_EFFECT = Statement(
     """,
 )
 
-# A tool call that runs (again) has its full time from here on, and the lease with it.
+# Restarts a call's time limit, and renews the lease.
 EXTEND_EFFECT = Statement(
     "turns.extend_effect",
     f"""
@@ -35,7 +35,7 @@ EXTEND_EFFECT = Statement(
     """,
 )
 
-# None is undecided for longer than its time, however far the clock was set back since.
+# `undecided_s` is at most the call's time limit, even if the clock was set back since.
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
@@ -53,8 +53,8 @@ LOCK_HELD = Statement(
     f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
 )
 
-# Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
-# a cancellation was asked for meanwhile.
+# Releases the session until its calls are decided or expire; the wait counts as no attempt and no claim. Writes nothing
+# if the session's end or the turn's cancellation is requested.
 WAIT_APPROVAL = Statement(
     "turns.wait_approval",
     f"""
@@ -88,7 +88,7 @@ _UNDECIDED = """
           AND decide_at > perdure_now()))
 """.strip()
 
-# Begins what is approved, unless something is still to be decided. What can be decided no more is denied.
+# Begins the approved calls, unless a call can still be decided. Denies undecided calls that cannot.
 BEGIN_APPROVED = Statement(
     "turns.begin_approved",
     f"""
@@ -129,7 +129,7 @@ LOCK_OF_TURN = Statement(
     """,
 )
 
-# Ids of calls are distinct within a turn; where a release before this one made them, the newest is meant.
+# Call ids are distinct within a turn. In turns of older releases they may repeat: the newest call is returned.
 FIND_CALL = Statement(
     "turns.find_call",
     """
@@ -144,7 +144,7 @@ FIND_CALL = Statement(
     writes=False,
 )
 
-# A decision; where it was the last one, the session is anybody's. Returns a row then.
+# Records a decision. The last one makes the session claimable, and returns a row.
 DECIDE = Statement(
     "turns.decide",
     f"""

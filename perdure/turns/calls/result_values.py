@@ -1,4 +1,7 @@
-"""Results of tool calls: as the transcript shows them, and as the effect rows of a message record them."""
+"""Results of tool calls as values: their text for the transcript, and their reading from the effect rows.
+
+The commit of results is `run.commit_step`; a concurrent call's result is first recorded by `execute`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Result:
 
 
 def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
-    """Results of a message's calls by their effect rows, and their uncommitted changes of working variables."""
+    """Results of a message's calls from their effect rows, and their uncommitted changes of working variables."""
     rows = effect_rows(executor, turn_id, asking)
     results = [recorded_result(position, rows.get(position)) for position in range(len(asking.tool_calls))]
     return with_edited_arguments(asking, rows, results), recorded_changes(rows)
@@ -55,7 +58,7 @@ def recorded_changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
 
 
 def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
-    """The calls with the arguments to run: an approval may have edited the model's."""
+    """The calls with the arguments to run, which an approval may have edited."""
     return [
         replace(call, arguments=rows[position].arguments) if position in rows else call
         for position, call in enumerate(asking.tool_calls)
@@ -63,7 +66,7 @@ def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCa
 
 
 def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
-    """The results; one with edited arguments names them for the model."""
+    """The results; the text of a call with edited arguments states them."""
     noted = []
     for result in results:
         row = rows.get(result.position)
@@ -84,7 +87,7 @@ def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
     """The result of a call that does not run: denied, or refused before or after the decision."""
     if row is not None and row.status == "denied":
         return recorded_result(planned.position, row)
-    if row is None and planned.refusal is None:  # it was refused when the model asked, and needed no approval
+    if row is None and planned.refusal is None:  # the model's own call was refused, so it has no effect row
         return recorded_result(planned.position, None)
     return replace(refused_result(planned), effect_id=None if row is None else row.effect_id)
 
@@ -102,7 +105,7 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
 
 
 def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:
-    """Status and text of a call's result, by its effect row; `status` is `None` without a row."""
+    """Status and text of a call's result from its effect row; `status` is `None` without a row."""
     match status:
         case "done":
             return "done", result or ""

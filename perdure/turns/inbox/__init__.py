@@ -1,4 +1,1 @@
-"""Accepting messages: parsing, rate limits, and the row that makes a message accepted.
-
-Called by the channels and the commands.
-"""
+"""Accepting messages: validated, rate-limited and stored. Called by the channels, the commands and imports."""

@@ -1,9 +1,9 @@
-"""Accepts a message: it is accepted when its row is committed.
+"""Accepting a message: it is accepted when its row is committed.
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
-one commit. The session's row is locked in a transaction if the message needs a decision first: a new or idle session, a
-repeated message, a busy session whose `on_busy` is not `enqueue`, or a rate limit. After the commit a wake-up is
-published; it may be lost.
+one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
+not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`). After
+the commit a wake-up for a worker is published; it may be lost.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _MOST_WOKEN = 10
-"""The most wake-ups for deliveries that accepting one message publishes; the sweeper publishes the others."""
+"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes the rest."""
 
 _CHANGED = "The session changed while the message was being accepted; please send it again."
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Where a message went. `duplicate`: it had been accepted before."""
+    """The turn of an accepted message. `duplicate`: the message had been accepted before."""
 
     turn_id: UUID
     session_id: UUID
@@ -62,13 +62,13 @@ class _Commit:
 
 
 def accept(runtime: Runtime, message: Incoming) -> Accepted:
-    """Accept a message. Once this returns, the message will be answered, also after a crash.
+    """Accept a message: its row is committed, so it is answered even after a crash.
 
     Raises:
-        InvalidRequest, TooLarge: the message is refused.
+        InvalidRequest, TooLarge: the message itself is refused.
         NotFound: the user has no session `session_id`.
-        Conflict: the id was used for another text; or the session is busy or has ended.
-        RateLimited: the user's rate is used up.
+        Conflict: `message_id` was used for another text; the session is busy or has ended.
+        RateLimited: the user has reached a rate limit.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     check(runtime, message)
@@ -84,7 +84,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
 
 
 def check(runtime: Runtime, message: Incoming) -> None:
-    """Check a message against the settings before anything is written.
+    """Check a message against this installation's settings and agents.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused.
@@ -118,7 +118,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 
 
 def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
-    # The ids are made before the first try, so that a try with an unknown outcome can be repeated.
+    # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = new_id(runtime.clock)
     reply_to = message.reply_to.model_dump(exclude_none=True) if message.reply_to else None
     return {
@@ -151,9 +151,9 @@ def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) ->
         except IntegrityError:
             if not tries_left:
                 raise
-            log.debug("the same message is being accepted beside this one; looking again")
+            log.debug("the same message is being accepted concurrently; retrying")
         except Unavailable:
-            # A pooled connection may have died with its server; the second try opens a new one.
+            # A pooled connection may be dead; a further try uses a new one.
             if not tries_left:
                 raise
     raise AssertionError("unreachable")
@@ -172,38 +172,38 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
         rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
-        # These questions are decided under the session's lock: before it, a concurrent transaction may accept the same
-        # message or open the session.
+        # Look for an earlier message only after the session is locked: the same message, or the session's first one,
+        # may be accepted concurrently.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
         if ending is not None and not earlier:
             transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
         if (ending is not None or not targets) and not earlier:
-            _open(runtime, transaction, message, parameters)
+            _open_session(runtime, transaction, message, parameters)
             targets = transaction.run(sessions.LOCK_TARGET, parameters)
             earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         if earlier:
-            return _again(earlier[0], parameters)
+            return _repeated(earlier[0], parameters)
         rate_limit.check(transaction, runtime.settings.guard, message.user_id)
         if not targets:
             raise Unavailable(_CHANGED)
         if targets[0].over:
             raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
         if targets[0].unsettled:
-            return _into_busy(runtime, transaction, targets[0].session_id, parameters)
-        return replace(_queued(transaction, parameters), ending=ending)
+            return _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
+        return replace(_enqueue_locked(transaction, parameters), ending=ending)
 
 
-def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
+def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     if row.text != parameters["text"]:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
-    mine = row.turn_id == parameters["turn_id"]  # an earlier try of this call was committed
+    mine = row.turn_id == parameters["turn_id"]  # committed by an earlier try of this call
     accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
     return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
 
-def _open(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
+def _open_session(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
     if message.session_id is not None:
         raise NotFound("There is no such session.")
     agent = message.agent or runtime.agents.default.name
@@ -211,7 +211,9 @@ def _open(runtime: Runtime, transaction: Transaction, message: Incoming, paramet
     transaction.run(sessions.OPEN, opened)
 
 
-def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit:
+def _accept_into_busy(
+    runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
+) -> _Commit:
     match OnBusy(parameters["on_busy"]):
         case OnBusy.REJECT:
             raise Conflict("The session is busy with an earlier message.")
@@ -221,15 +223,15 @@ def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, par
                 row = rows[0]
                 accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False)
                 return _Commit(accepted, wake=not row.held)
-            return _queued(transaction, parameters)
+            return _enqueue_locked(transaction, parameters)
         case OnBusy.INTERRUPT:
             deliveries = _interrupt(runtime, transaction, session_id)
-            return replace(_queued(transaction, parameters), deliveries=deliveries)
+            return replace(_enqueue_locked(transaction, parameters), deliveries=deliveries)
         case OnBusy.ENQUEUE:
-            return _queued(transaction, parameters)
+            return _enqueue_locked(transaction, parameters)
 
 
-def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
+def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
     commit = _enqueue(transaction, {**parameters, "on_busy": OnBusy.ENQUEUE})
     if commit is None:
         raise Unavailable(_CHANGED)
@@ -237,7 +239,7 @@ def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
 
 
 def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
-    """Take the session from its runner and settle its unsettled turns as cancelled; returns the deliveries owed.
+    """Raise the session's fence and settle its unsettled turns as cancelled; returns their deliveries.
 
     The number of statements does not depend on the number of queued turns.
     """

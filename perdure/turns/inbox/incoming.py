@@ -1,4 +1,4 @@
-"""Messages from outside, validated once, before anything is written."""
+"""Incoming messages of every channel: parsed and validated, once, before anything is written."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _ONE_OF_THEM: list[JsonValue] = [
 
 
 class ReplyTo(BaseModel):
-    """An additional receiver of the reply: a URL, or a Celery task by name."""
+    """The receiver of the reply: a URL, or a Celery task by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"oneOf": _ONE_OF_THEM})
 
@@ -84,7 +84,7 @@ class ReplyTo(BaseModel):
 
 def _check_web_address(url: str) -> None:
     try:
-        parts = urlsplit(url)  # urlsplit accepts leading blanks
+        parts = urlsplit(url)  # ignores leading blanks
         named = url.lower().startswith(("http://", "https://")) and bool(parts.hostname)
     except ValueError:  # an invalid host
         named = False
@@ -100,7 +100,7 @@ def _check_web_address(url: str) -> None:
 
 
 class Incoming(BaseModel):
-    """One message for an agent, as `POST /v1/messages` and `turns.submit` take it."""
+    """One message for an agent: the body of `POST /v1/messages`, the argument of `turns.submit`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -117,7 +117,7 @@ class Incoming(BaseModel):
 
     @field_validator("text")
     @classmethod
-    def _says_something(cls, value: str) -> str:
+    def _not_blank(cls, value: str) -> str:
         if not value.strip():
             raise ValueError("is empty")
         return value
@@ -133,36 +133,36 @@ class Incoming(BaseModel):
             raise ValueError("is not JSON (NaN and infinities are not)") from error
         if len(text) > MAX_METADATA_CHARS:
             raise ValueError(f"is longer than {MAX_METADATA_CHARS} characters of JSON")
-        load_object(text)  # refuses what PostgreSQL cannot store and what is nested too deeply
+        load_object(text)  # raises for text that PostgreSQL cannot store, and for deep nesting
         return value
 
 
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
-    """Parse another program's message for a user of `tenant`. In the result, `user_id` is the user's key.
+    """Parse a message for a user of `tenant`. In the result, `user_id` is the user's key.
 
     Raises:
-        InvalidRequest: it is not a message; the error names the field and the reason.
+        InvalidRequest: a field is invalid; the message names it.
     """
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
     try:
         incoming = Incoming.model_validate({"channel": channel, **given})
     except ValidationError as error:
-        raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
+        raise InvalidRequest(" ".join(_field_error(item) for item in error.errors(include_input=False))) from None
     return incoming.model_copy(update={"user_id": user_key(tenant, incoming.user_id)})
 
 
 def parse_reason(given: object) -> str:
-    """Parse the reason for ending a session.
+    """Check the reason for ending a session.
 
     Raises:
-        InvalidRequest: it is not text, is too long, or cannot be stored.
+        InvalidRequest: it is not text, too long, or cannot be stored.
     """
     if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or not is_storable(given):
         raise InvalidRequest(f"reason: must be text of at most {MAX_REASON_CHARS} characters, without NUL.")
     return given
 
 
-def _sentence(item: Any) -> str:
+def _field_error(item: Any) -> str:
     where = first_line(".".join(str(part) for part in item["loc"]), 200)
     return f"{where}: {what_is_wrong(item)}."

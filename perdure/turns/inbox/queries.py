@@ -7,16 +7,16 @@ from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
-# A wake-up for the session is pending and the sweeper will repeat it: another one would only lengthen the queue. A
-# session that several wake-ups did not get claimed is woken by its new messages, too, before the sweeper does.
+# A wake-up for the session was published recently, and the sweeper repeats it: another one would only lengthen the
+# queue. `least(wakes, 2)`: after many wake-ups without a claim, a message wakes the session earlier than the sweeper.
 _WOKEN = """
     (s.woken_at <= perdure_now()
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
 """.strip()
 
-# Accepts a message into an existing session. A session whose agent is no longer defined continues with the default
-# agent. Returns no row if a decision is needed first: there is no such session, it has ended or is idle, it is busy and
-# the message would not queue, or the message was accepted before.
+# Accepts a message into an existing session. If this installation no longer has the session's agent, the default one
+# is used. Returns no row if the message needs a decision first: the session does not exist, has ended or was idle for
+# too long; it is busy and `on_busy` is not `enqueue`; or the message was accepted before.
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
@@ -34,7 +34,7 @@ ENQUEUE = Statement(
             -- The caller publishes a wake-up now. Later messages of a busy session keep the sweeper's back-off.
             woken_at = CASE WHEN s.unsettled = 0 THEN perdure_now() ELSE s.woken_at END,
             wakes = CASE WHEN s.unsettled = 0 THEN 0 ELSE s.wakes END,
-            -- The user's other sessions take all places: this one waits, without a wake-up (see ADMIT).
+            -- The user's other sessions take all places: this one is queued without a wake-up (see ADMIT).
             queued_at = CASE WHEN s.unsettled > 0 THEN s.queued_at
                              WHEN (SELECT taken FROM share) THEN perdure_now() END,
             not_before = CASE WHEN s.unsettled > 0 THEN s.not_before
@@ -86,8 +86,8 @@ FIND_ACCEPTED = Statement(
     writes=False,
 )
 
-# Adds a message to the newest turn of a locked session, if that turn has not begun, is for the same agent, channel and
-# receiver, and its messages together then have at most `max_chars` characters.
+# Adds a message to the newest turn of a locked session, if that turn has not begun, has the same agent, channel and
+# receiver, and its messages together stay within `max_chars` characters.
 MERGE = Statement(
     "turns.merge",
     f"""
@@ -122,14 +122,15 @@ MERGE = Statement(
     """,
 )
 
-# Concurrent messages of this user wait until the transaction has ended.
+# Serialises the transactions that accept messages of this user.
 QUEUE_UP = Statement(
     "turns.queue_up",
     "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
 )
 
-# Seconds until the sliding window has room, which is when its oldest counted message leaves it. Messages with a later
-# time than now, from a clock that was ahead, are not counted.
+# Seconds until all sliding windows have room: until the oldest counted message leaves each. A timestamp more than 10 s
+# in the future was written while the clock was ahead, and is not counted; within 10 s, transactions merely committed
+# out of order.
 FULL_FOR = Statement(
     "turns.full_for",
     """
@@ -146,7 +147,7 @@ FULL_FOR = Statement(
     writes=False,
 )
 
-# Takes a locked session from its runner; the caller then settles its turns.
+# Raises the fence of a locked session, so that its runner can write nothing; the caller settles its turns.
 SEIZE = Statement(
     "turns.seize",
     f"""
@@ -182,8 +183,8 @@ OWING = Statement(
     writes=False,
 )
 
-# Settles all queued turns of a locked session as cancelled and writes their deliveries: `delivery_ids` are the ids for
-# the deliveries of `turn_ids`.
+# Settles all queued turns of a locked session as cancelled, and writes their deliveries: `delivery_ids` are the ids for
+# `turn_ids`.
 CANCEL_QUEUED = Statement(
     "turns.cancel_queued",
     f"""

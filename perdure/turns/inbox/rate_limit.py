@@ -1,7 +1,7 @@
 """Rate limits: messages of one user that are accepted per minute and per hour.
 
-Without a limit this costs nothing. With one, a user's messages are accepted one after another, so the count is exact
-under concurrency. A repeated message is not counted again.
+Without a limit no statement is run. With one, a user's messages are accepted one at a time, so the count is exact. A
+repeated message is not counted again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _MINUTE_S, _HOUR_S = 60, 3_600
 
 
 def is_on(guard: GuardSettings) -> bool:
-    """Whether a rate is set."""
+    """Whether any rate is set."""
     return guard.per_minute > 0 or guard.per_hour > 0
 
 
 def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
-    """Make the user's other messages wait until the transaction ends. Must come before any row is locked."""
+    """Serialise the acceptance of this user's messages. Call it before any row is locked, else it may deadlock."""
     if is_on(guard):
         transaction.run(queries.QUEUE_UP, {"user_id": user_id})
 
 
 def check(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
-    """Check that one more message is within the rates.
+    """Check that one more message is within the limits.
 
     Raises:
-        RateLimited: it is not; `retry_after_s` is the time in seconds until one is.
+        RateLimited: it is not. `retry_after_s`: seconds until a message is accepted again.
     """
     if not is_on(guard):
         return

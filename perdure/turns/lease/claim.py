@@ -23,7 +23,7 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What came before a turn: the channel of the turn before, the session before and its summary, if any."""
+    """The previous turn's channel, and the user's previous session with its summary, if any."""
 
     channel: str | None = None
     session_id: UUID | None = None
@@ -43,18 +43,18 @@ class TurnRef:
     cancel_requested_at: datetime | None
     before: Before = Before()
     held: str | None = None
-    """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
+    """The held verdict as JSON: committed, and settled once the snapshot is saved. None: the turn has not ended."""
     started_at: datetime | None = None
     language: str | None = None
-    """As the message's metadata name it."""
+    """From the message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a session keeps between its turns: its tick, its working variables, which snapshot of it counts.
+    """A session's state between its turns: tick, working variables, version of the valid snapshot.
 
-    `variables` is JSON: those of `variables_tick`, which is None if there are none. It is None as well where
-    the claim could not see them yet. `wakes` is how often the session was woken in vain before.
+    `variables` is the JSON of `variables_tick`, which is None if there are no variables. `variables` alone is None if
+    the claim could not see the row yet. `wakes` counts wake-ups that no claim followed.
     """
 
     tick: int = 0
@@ -66,7 +66,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The session is held under `fence`. `turn` is None if a concurrent commit took the last one."""
+    """The session is held under `fence`. `turn` is None if a concurrent commit settled the last one."""
 
     session_id: UUID
     fence: Fence
@@ -83,33 +83,33 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """Somebody else runs the session, or it has nothing to run."""
+    """Another worker holds the session, or it has no turn to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsIsolation:
-    """The turn has cost processes their lives: it must be claimed by one of its own."""
+    """The turn was claimed `claims` times without ending: it must run in a process of its own."""
 
     claims: int
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user runs as many turns as one user may: the session waits for one of them to settle."""
+    """The user's turns take all of the user's places: the session waits until one is free."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued
 
 
 class LeaseLost(Exception):
-    """Another worker has the session: stop, and write nothing."""
+    """Another worker has the session: the caller must stop and write nothing."""
 
 
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
-    """Take the lease on a session whose lease is free, and begin its oldest unsettled turn.
+    """Take a session's lease if it is free, and begin its oldest unsettled turn.
 
-    `alone` says that this process is the turn's own. A turn out of attempts is claimed by
-    whoever comes, for it will only be given up.
+    `alone`: this process runs only this session. Any process may claim a turn that is out of attempts, since it is
+    only settled.
     """
     parameters = {
         "session_id": session_id,
@@ -137,7 +137,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
     """Begin the oldest unsettled turn of a session that is held under `fence`.
 
     Raises:
-        LeaseLost: another claim has taken the session.
+        LeaseLost: another worker has the session.
     """
     rows = database.run(queries.BEGIN_NEXT, {**fence.on(session_id), "lease_s": limits.lease_s})
     if not rows:
@@ -147,7 +147,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
-    """Whether a claim that found nothing only met a row that was locked for a moment."""
+    """Whether a session can be claimed: then a claim that returned `NotNeeded` had met a locked row."""
     rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
 

@@ -1,4 +1,4 @@
-"""`Hold`: what a running turn knows of its lease. Shared with the keeper's thread."""
+"""`Hold`: a running turn's lease, deadline and reasons to stop, shared between its thread and the keeper's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ GRACE_S = 5.0
 
 
 class Hold:
-    """One running turn's lease, shared with the keeper. `call` is the model call under way."""
+    """The lease of a claimed session, for the turn that runs under it."""
 
     def __init__(self, claim: Claimed, clock: Clock, lease_s: float) -> None:
         self.session_id = claim.session_id
         self.fence = claim.fence
         self.turn_id: UUID | None = None
         self.tick = claim.kept.tick
-        """The session's tick by the last commit that this process knows of."""
+        """The session's tick after the last commit that this process knows of."""
         self.stopping = threading.Event()
-        """Something other than time ends the wait for a model: cancelled, lost or draining."""
+        """Set when the turn must stop waiting for a model: cancelled, lost or draining."""
         self.unwanted = threading.Event()
-        """The turn no longer wants its tools' results: cancelled or lost."""
+        """Set when tool results are no longer needed: cancelled or lost."""
         self.cancelled = False
         self.lost = False
         self.draining = False
@@ -50,23 +50,23 @@ class Hold:
         return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:
-        """The database renewed the lease in answer to a statement sent at `asked_at` (monotonic)."""
+        """Note that a statement sent at `asked_at` (monotonic) renewed the lease."""
         self._valid_until = asked_at + self._lease_s
 
     def still_valid(self) -> bool:
-        """Whether the lease holds for certain, by this process's own stopwatch."""
+        """Whether the lease cannot have expired, by this process's monotonic clock."""
         return not self.lost and self._clock.monotonic() < self._valid_until
 
     def step_within(self, seconds: float) -> None:
-        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        """Set the deadline of the step that begins now; after it, the keeper does not renew the lease."""
         self._step_until = self._clock.monotonic() + seconds + GRACE_S
 
     def within_step(self) -> bool:
-        """Whether the present step may still be running honestly."""
+        """Whether the present step is within its deadline."""
         return self._clock.monotonic() < self._step_until
 
     def begin(self, turn_id: UUID) -> None:
-        """Begin the session's next turn, which is not cancelled."""
+        """Begin the session's next turn: clears the cancellation of the previous one."""
         with self._lock:
             self.turn_id = turn_id
             self.cancelled = False
@@ -77,7 +77,7 @@ class Hold:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Have `call` ended when the turn is cancelled, lost, drained, or out of time."""
+        """Abort `call` when the turn is cancelled, lost, drained, or out of time."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -89,36 +89,36 @@ class Hold:
             with self._lock:
                 self._call = None
 
-    # Each of these says why and stops under one lock: between the two, `begin` could go on to
-    # the next turn, which would then find itself stopped and never learn the reason.
+    # Each of these sets the reason and stops under one lock. Without it, `begin` could start the next turn in
+    # between, and that turn would be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
-        """Somebody asked for `turn_id` to be cancelled."""
+        """Stop `turn_id` as cancelled; a different turn is not affected."""
         with self._lock:
             if turn_id != self.turn_id:
                 return
             self.cancelled = True
             self.unwanted.set()
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def lose(self) -> None:
-        """The token has moved on."""
+        """Stop: another claim has raised the fence."""
         with self._lock:
             self.lost = True
             self.unwanted.set()
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def drain(self) -> None:
-        """The process shuts down: abort a model call, await tool calls."""
+        """Stop at the next safe point: a model call is aborted, tool calls are awaited."""
         with self._lock:
             self.draining = True
             call = self._stop()
-        _end(call)
+        _abort(call)
 
     def expire_overdue(self) -> None:
-        """Hang up on the model call, or on the part of it that is under way, if its deadline has passed."""
+        """Abort the model call, or the present attempt of it, if its deadline has passed."""
         with self._lock:
             call = self._call
         if call is not None:
@@ -129,13 +129,13 @@ class Hold:
         return self._call
 
 
-def _end(call: ModelCall | None) -> None:
-    """Hang up, outside of the lock: a model's own code runs there."""
+def _abort(call: ModelCall | None) -> None:
+    """Abort the call. Never under the lock: `abort` runs the model's own code."""
     if call is not None:
         call.abort()
 
 
-def _all_held(holds: Sequence[Hold]) -> dict[str, Any]:
+def all_held(holds: Sequence[Hold]) -> dict[str, Any]:
     """The parameters of a statement that is conditional on the fences of several sessions."""
     return {
         "session_ids": [hold.session_id for hold in holds],

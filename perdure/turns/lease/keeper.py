@@ -1,7 +1,7 @@
 """The keeper: one thread per process that renews all leases in one statement.
 
-It renews only leases of turns within their current step's deadline, detects cancelled and lost turns, and aborts model
-calls whose time limit has passed.
+A lease is renewed only while its turn is within the deadline of its present step. The keeper also detects cancelled and
+lost turns, and aborts model calls whose time limit has passed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from perdure.sessions.states import State
 from perdure.settings import TurnSettings
 from perdure.turns.lease import queries
 from perdure.turns.lease.claim import Claimed
-from perdure.turns.lease.hold import Hold, _all_held
+from perdure.turns.lease.hold import Hold, all_held
 
 log = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
 
 _MOST_TOUCHED = 10_000
-"""Sessions that a process knows to have worked on, for its last flush."""
+"""Sessions that a process remembers, for its flush at shutdown."""
 
 
 class Keeper:
-    """Keeps the leases of all turns that this process runs. One thread; start it once."""
+    """Renews the leases of all sessions that this process holds."""
 
     def __init__(self, database: Database, clock: Clock, limits: TurnSettings) -> None:
         self._database = database
@@ -45,21 +45,21 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
         self._draining = False
         self._touched: OrderedDict[UUID, Fence] = OrderedDict()
-        self._forgets = False
+        self._has_dropped = False
 
     def start(self) -> None:
-        """Begin to keep."""
+        """Start the thread. Call once."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop keeping; what is still held runs out."""
+        """Stop the thread; leases that are still held expire."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_WATCH_S * 5)
 
     @contextmanager
     def holding(self, claim: Claimed) -> Iterator[Hold]:
-        """Keep the lease of `claim` within the block."""
+        """Renew the lease of `claim` within the block."""
         hold = Hold(claim, self._clock, self._limits.lease_s)
         with self._lock:
             older = self._holds.get(claim.session_id)
@@ -79,31 +79,31 @@ class Keeper:
 
     @property
     def running(self) -> int:
-        """How many sessions this process holds: to run their turns, or to end them."""
+        """The number of sessions held: their turns run, or they are being ended."""
         return len(self._holds)
 
     @property
     def turns(self) -> int:
-        """How many turns this process runs."""
+        """The number of running turns."""
         with self._lock:
             return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
     def touched(self) -> list[tuple[UUID, Fence]]:
-        """The sessions that this process held, the latest first, each with its last fence here; bounded."""
+        """The last sessions that this process held, the latest first, each with its last fence here."""
         with self._lock:
             return [*reversed(self._touched.items())]
 
     def release_all(self) -> list[tuple[UUID, State]]:
-        """Give back every lease, for a process that must leave in mid-turn; the sessions, and where they stand."""
+        """Release every lease when the process must exit during turns; the sessions with their states."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
-        rows = self._database.run(queries.RELEASE_ALL, _all_held(holds), urgent=True) if holds else ()
+        rows = self._database.run(queries.RELEASE_ALL, all_held(holds), urgent=True) if holds else ()
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
-        """Stop the running turns at their next safe point, and no session's ending; the number of turns."""
+        """Stop the running turns at their next safe point, but no session's ending; the number of turns."""
         with self._lock:
             holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
         for hold in holds:
@@ -119,7 +119,7 @@ class Keeper:
             hold.drain()
 
     def beat(self) -> None:
-        """One round: time out calls, renew what is due, learn what was cancelled or lost."""
+        """One round: abort overdue model calls, renew leases that are due, stop cancelled and lost turns."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
@@ -137,11 +137,9 @@ class Keeper:
         if len(self._touched) <= _MOST_TOUCHED:
             return
         self._touched.popitem(last=False)
-        if not self._forgets:
-            self._forgets = True
-            log.warning(
-                "more than %d sessions were worked on here: the oldest are not flushed at the end", _MOST_TOUCHED
-            )
+        if not self._has_dropped:
+            self._has_dropped = True
+            log.warning("more than %d sessions were held here: the oldest are not flushed at shutdown", _MOST_TOUCHED)
 
     def _run(self) -> None:
         pause = min(_WATCH_S, self._limits.heartbeat_s / 2)
@@ -151,13 +149,13 @@ class Keeper:
             except Unavailable as error:
                 log.warning("leases could not be renewed: %s", error)
             except Exception:
-                log.exception("the keeper met an error and goes on")
+                log.exception("the keeper raised an error and continues")
 
     def _renew(self, holds: list[Hold]) -> None:
         asked_at = self._clock.monotonic()
         rows = self._database.run(
             queries.RENEW,
-            {**_all_held(holds), "lease_s": self._limits.lease_s},
+            {**all_held(holds), "lease_s": self._limits.lease_s},
             urgent=True,
         )
         renewed = {row.session_id for row in rows}
@@ -165,7 +163,7 @@ class Keeper:
             if hold.session_id in renewed:
                 hold.renewed(asked_at)
         if len(renewed) == len(holds):
-            self._renewed_at = asked_at  # else the rows that were locked are renewed at the next beat
+            self._renewed_at = asked_at  # else some rows were locked: the next beat renews them
 
     def _watch(self, holds: list[Hold]) -> None:
         rows = self._database.run(

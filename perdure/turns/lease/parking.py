@@ -1,8 +1,8 @@
 """Parking: a turn whose models are all unavailable waits, if `on_unavailable` is `park`.
 
-The turn is released with a time before which no worker claims its session. It uses up neither attempts nor its time
-limit, and the session's other turns wait behind it. When a breaker closes, in whichever process, parked turns become
-due. The sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
+The session is released with a time before which no worker claims it. Waiting uses up neither attempts nor the turn's
+time limit; the session's later turns wait too. When a breaker closes in any process, parked turns become due. The
+sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MOST_A_ROUND = 10
 """Parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
-"""From its beginning on, a turn is parked so long at the most; what nobody answered by then has failed."""
+"""Time after its start for which a turn is parked at most; a later failure of the model settles it as failed."""
 
 _LONGEST_PAUSE_S = 600.0
 
 
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
-    """Seconds after which a model that failed so may answer; None if waiting is no help."""
+    """Seconds until a model that failed with `error` may answer; None if the error is not transient."""
     if isinstance(error, CircuitBreakerOpen):
-        # While a probe is under way that says when its time is over; should it fail or be lost, nobody tells.
+        # During a probe this is the probe's time limit. No process reports a probe that fails or is lost.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.TRANSIENT:
         wanted = max(requested_pause_s(error) or 0.0, cooldown_s)
@@ -45,15 +45,15 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
 
 
 def may_wait(turn: TurnRef, clock: Clock) -> bool:
-    """Whether a turn has not waited for too long already."""
+    """Whether the turn is younger than `LONGEST`."""
     return turn.started_at is None or clock.now() - turn.started_at < LONGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
+    """No model answers: the turn continues after `wait_s` seconds.
 
-    `steps` are those that it has taken; `spent_s` is its time under lease without the call that failed.
+    `steps`: its steps so far; `spent_s`: its time under lease, without the failed call.
     """
 
     error: PerdureError
@@ -63,10 +63,10 @@ class Delayed:
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Give a turn back; whether it was cancelled meanwhile, and is to be claimed at once.
+    """Release the session until a model may answer. True: the turn was cancelled; wake the session now.
 
     Raises:
-        LeaseLost: the token has moved on; nothing was written.
+        LeaseLost: another worker has the session; nothing was written.
     """
     rows = executor.run(
         queries.PARK_FOR,
@@ -83,14 +83,14 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> boo
         raise LeaseLost
     cancelled = rows[0].cancel_requested_at is not None
     if cancelled:
-        executor.run(queries.BRING_BACK, hold.held)
+        executor.run(queries.MAKE_DUE, hold.held)
     return cancelled
 
 
 def recall(executor: Executor, change: Transition) -> None:
-    """A model's breaker changed its state: if it lets calls through again, parked turns need not wait longer."""
+    """Make parked turns due when the breaker of a model closes. Called at each transition of a breaker."""
     if change.after is not Breaker.CLOSED or not change.name.startswith("llm:"):
         return
     found = executor.run(queries.RECALL, {})
     if found:
-        log.info("breaker %s is closed: %d parked turns come back", change.name, len(found))
+        log.info("breaker %s is closed: %d parked turns are due", change.name, len(found))

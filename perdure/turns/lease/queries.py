@@ -8,18 +8,18 @@ from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import CLOSED
 
-# A session is *admitted* while it may run its turns or does: it counts against `user_concurrency`, the turns of its
-# user that run at once. With as many admitted, a further session of the user is *queued*: no wake-up is published for
-# it, and no worker claims it, until a settled turn of the user admits it (ADMIT) or the sweeper does (ADMIT_DUE).
+# A session is *admitted* while its turns run or may run; it then takes one of its user's `user_concurrency` places.
+# When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims
+# it, until a settled turn of the user (ADMIT) or the sweeper (ADMIT_DUE) admits it.
 #
-# What waits for a person or a model (`not_before`), or after an error (`strikes`), takes no place. A session without
-# such a wait is in `sessions_admitted_idx`, which admission keeps short.
+# A session that waits for a person or a model (`not_before`), or after an error (`strikes`), takes no place. Admitted
+# sessions are in `sessions_admitted_idx`, which queueing keeps short.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
 """.strip()
 
-# `not_before` keeps a queued session out of what the sweeper reads (WAKE_DUE). Nothing but a lost update of this
-# release, or a fleet of the release before, lets it come.
+# `not_before` hides a queued session from the sweeper (WAKE_DUE). It expires only if ADMIT_DUE never runs, as in a
+# fleet of the previous release.
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
@@ -37,8 +37,8 @@ _ADMIT = """
     RETURNING s.session_id, s.priority
 """.strip()
 
-# Admits one session of a user who has room, once a turn of the user has freed a place. Two places that are freed at
-# once admit two: the second skips the row that the first has locked.
+# Admits one queued session of a user with a free place. Two places freed concurrently admit two sessions: the second
+# statement skips the row that the first has locked.
 ADMIT = Statement(
     "turns.admit",
     f"""
@@ -55,8 +55,8 @@ ADMIT = Statement(
     """,
 )
 
-# The sweeper's part: fills the places of every user with queued sessions, whatever became of the turns that should
-# have done so. Visits one row of `sessions_queued_idx` per user, however many sessions each has queued.
+# For the sweeper: fills the free places of all users with queued sessions. Finds the users by a loose scan of
+# `sessions_queued_idx`: one row per user, whatever the number of queued sessions.
 ADMIT_DUE = Statement(
     "sweep.admit_due",
     f"""
@@ -84,15 +84,14 @@ ADMIT_DUE = Statement(
     """,
 )
 
-# A session whose turn waits for a person or for a model is nobody's before its time, whoever wakes
-# it. A moment that lies ahead of the last wake-up was given while the server's clock was wrong, and is none.
+# No worker claims a session before its `not_before`, even if a wake-up arrives. If the last wake-up is in the future,
+# the server's clock was wrong when both were written, and `not_before` is ignored.
 _IN_TIME = """
           (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
 """.strip()
 
-# What the model is told of what came before a turn: the channel of the turn before it, be it the
-# last one of the session before; and that session, with its summary once there is one. And what
-# the session keeps between its turns.
+# For the prompt: the previous turn's channel (at the session's first turn, that of the previous session's last turn),
+# and the previous session with its summary. For the runner: the session's state between turns.
 _BEFORE = f"""
            {{held}}.previous_session_id, previous.summary AS previous_summary,
            coalesce(
@@ -103,15 +102,14 @@ _BEFORE = f"""
            {PRESENT_VARIABLES} AS variables
 """.strip()
 
-# Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
-# row that somebody has locked. A lease that lies too far ahead was given while the server's
-# clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
-# turn's own may claim it. While the fleet's intake is closed, nobody may.
+# Takes the lease and begins, or takes over, the session's oldest unsettled turn. Skips a locked row. A lease that
+# expires too far in the future was written while the server's clock was wrong, and counts as expired. From the claim
+# number `isolate_from` of a turn on, only a process of its own may claim it. A closed intake prevents every claim.
 #
-# Where as many of the user's sessions have a live lease as may run at once, the session is queued instead, at the cost
-# of no attempt. No lock is held for the count: claims of one user that run at the same moment do not see each other,
-# so the limit is exceeded by at most their number, until one of these turns settles. A turn that will only be settled
-# (cancelled, or out of attempts) needs no place.
+# If the user's sessions with a live lease take all places, the session is queued instead, which counts as no attempt.
+# No lock protects the count: concurrent claims of one user do not see each other, so the limit may be exceeded by
+# their number until one of these turns settles. A turn that is only settled (cancelled, or out of attempts) needs no
+# place.
 CLAIM = Statement(
     "turns.claim",
     f"""
@@ -158,7 +156,7 @@ CLAIM = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            -- None for a turn that waited for a person or, with an error (see PARK_FOR), for a model.
+            -- Not counted after a wait for a person or, with an error code (see PARK_FOR), for a model.
             attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
@@ -179,7 +177,7 @@ CLAIM = Statement(
     """,
 )
 
-# Whether a claim that came back empty-handed met a lock for a moment, or had nothing to do.
+# Whether a claim without a result met a locked row. If not, there is nothing to claim.
 CLAIMABLE = Statement(
     "turns.claimable",
     f"""
@@ -191,9 +189,8 @@ CLAIMABLE = Statement(
     writes=False,
 )
 
-# Begins the next turn of a session whose lease is already held, or goes on with the present
-# one after its runner lost sight of what was committed. While the fleet's intake is closed, no turn begins;
-# one that runs goes on.
+# Begins the next turn of a session whose lease is held, or reads the present one again after its runner could not
+# know what was committed. While the intake is closed, no turn begins; a running one continues.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -226,9 +223,8 @@ BEGIN_NEXT = Statement(
     """,
 )
 
-# Renews the leases of a process in one statement; rows that somebody has locked keep what
-# they have until the next beat. What was released at this moment stays so: a lease that
-# nobody holds would keep everybody out until it ran out.
+# Renews the leases of a process in one statement; locked rows are renewed at the next beat. `lease_until IS NOT NULL`:
+# renewing a lease that was released concurrently would block the session until it expires.
 RENEW = Statement(
     "turns.renew",
     """
@@ -245,7 +241,7 @@ RENEW = Statement(
     """,
 )
 
-# What a process must know of the turns that it runs: still its own, still wanted.
+# Whether a process still holds its sessions, and which of its turns are cancelled.
 WATCH = Statement(
     "turns.watch",
     """
@@ -257,7 +253,7 @@ WATCH = Statement(
     writes=False,
 )
 
-# What a worker must know of sessions whose turn runs in a process of its own, which may be unable to see it.
+# The same for turns that run in a process of their own: the worker watches them, since that process may hang.
 WATCH_ISOLATED = Statement(
     "turns.watch_isolated",
     """
@@ -273,10 +269,10 @@ WATCH_ISOLATED = Statement(
     writes=False,
 )
 
-# The store would not take the snapshot: the session is given back, for the sweeper to wake again,
-# later than the last time (see WAKE_DUE).
-PUT_OFF = Statement(
-    "turns.put_off",
+# Releases a session whose snapshot the store refused. The sweeper wakes it after a pause that grows with `wakes` (see
+# WAKE_DUE).
+POSTPONE = Statement(
+    "turns.postpone",
     f"""
     WITH fenced AS (
         UPDATE sessions
@@ -292,7 +288,7 @@ PUT_OFF = Statement(
     """,
 )
 
-# Gives a session back in the middle of a turn; what it had is a place to go on from.
+# Releases a session during a turn; the next worker continues from the last commit. Counts as no attempt.
 PARK = Statement(
     "turns.park",
     f"""
@@ -309,9 +305,8 @@ PARK = Statement(
     """,
 )
 
-# Gives a session back after an error: the claim stays counted as a strike. The sweeper wakes the session
-# later after each strike (see WAKE_DUE), and in its next round once the strikes are used up: then the turn is
-# given up.
+# Releases a session after an error; the claim stays counted as a strike. The sweeper's pause doubles with each strike
+# (see WAKE_DUE). After the last one the session is due in the next round, and its turn is settled as failed.
 STRIKE = Statement(
     "turns.strike",
     f"""
@@ -331,8 +326,8 @@ STRIKE = Statement(
     """,
 )
 
-# The same until a model may answer. The turn says why, and after how many steps: its answer is delayed until it
-# has taken another one, however often it is tried meanwhile.
+# Releases a session until a model may answer. The turn records the error and its steps: its answer is shown as delayed
+# until it has taken another step, even while it is tried again.
 PARK_FOR = Statement(
     "turns.park_for",
     f"""
@@ -351,17 +346,17 @@ PARK_FOR = Statement(
     """,
 )
 
-# A cancellation that came while the turn was on its way here: somebody is to settle it.
-BRING_BACK = Statement(
-    "turns.bring_back",
+# Makes a just parked session due at once: its turn was cancelled concurrently, and a worker must settle it.
+MAKE_DUE = Statement(
+    "turns.make_due",
     f"""
     UPDATE sessions SET not_before = NULL, woken_at = NULL
     WHERE {HELD}
     """,
 )
 
-# Their order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE). `woken_at` is when that
-# was written: it shows a clock that is set back later, which else would put `not_before` into the future again.
+# Makes parked turns due; the sweeper wakes them in the order of acceptance (see WAKE_DUE). `woken_at` is the time of
+# this statement: it reveals a clock that is set back later, which would move `not_before` into the future.
 RECALL = Statement(
     "turns.recall",
     """
@@ -376,8 +371,8 @@ RECALL = Statement(
     """,
 )
 
-# A process that must leave now gives back whatever it holds: turns are parked; an ending, and a
-# session that memories are drawn from, stay as far as they are.
+# Releases all sessions of a process that exits: running turns are parked. A session that is being ended or
+# consolidated keeps its state.
 RELEASE_ALL = Statement(
     "turns.release_all",
     f"""
@@ -399,7 +394,7 @@ RELEASE_ALL = Statement(
     """,
 )
 
-# A session that goes on in a later slice takes its place behind its user's queued sessions (see ADMIT).
+# Releases a session after its slice. If the user has queued sessions, this one is queued behind them (see ADMIT).
 RELEASE = Statement(
     "turns.release",
     f"""

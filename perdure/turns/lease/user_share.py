@@ -1,9 +1,9 @@
 """A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run concurrently.
 
-Further sessions of the user wait without a wake-up and without a thread, so one user's flood does not delay others.
-Accepting a message and claiming a session queue them. A runner that frees a place admits the next one here, after its
-commit. The sweeper admits what this misses: a place that was freed while the session was being queued, or a process
-that died before it published the wake-up.
+Further sessions of the user are queued without a wake-up or a thread, so one user's flood does not delay others.
+Accepting a message and claiming a session queue them. A runner that frees a place calls `admit_next` after its commit.
+The sweeper admits what that misses: a place freed while a session was being queued, or a process that died before it
+published the wake-up.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from perdure.turns.lease import queries
 log = logging.getLogger(__name__)
 
 MOST_USERS = 2_000
-"""Users for whom one round of the sweeper looks for a free place."""
+"""Users whose queued sessions one round of the sweeper considers."""
 
 
 def admit_next(runtime: Runtime, user_id: str) -> None:
-    """Wake the session of this user that waits longest for a place, if the user has one free."""
+    """Wake the user's next queued session, if the user has a free place."""
     given = {"user_id": user_id, "user_concurrency": runtime.settings.turn.user_concurrency}
     try:
         rows = runtime.database.run(queries.ADMIT, given)
     except Unavailable as error:
-        log.warning("the user's next session waits for the sweeper: %s", error.message)
+        log.warning("the sweeper admits the user's next session: %s", error.message)
         return
     for row in rows:
         runtime.wake.session(row.session_id, row.priority)
 
 
 def admit_due(executor: Executor, user_concurrency: int, most: int) -> list[tuple[UUID, int]]:
-    """Admit up to `most` queued sessions whose users have free places; each with its priority, to be woken."""
+    """Admit up to `most` queued sessions of users with free places; returns them with their priorities, to be woken."""
     given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS}
     return [(row.session_id, row.priority) for row in executor.run(queries.ADMIT_DUE, given)]

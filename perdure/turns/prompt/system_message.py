@@ -1,9 +1,9 @@
 """The system message: the agent's instructions, the user's channel, and the past.
 
-Made once per turn. The past is in sections of bounded size (`memory.sections`); the previous session comes last, as its
-summary, or as its last messages until the summary exists. Cases that are near to the question follow what is known of
-the user. All of it is quoted (`text.quoting`) as data. If memory cannot be reached, the turn waits for a bounded time
-and continues without it.
+Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, then cases that
+are similar to the question, last the previous session: its summary, or its last messages until the summary exists. All
+of it is quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues
+without it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from perdure.turns.run.transcript import Transcript
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 20
-"""Messages of the session before, the newest, that stand in for its summary."""
+"""The newest messages of the previous session that are shown while it has no summary."""
 
 MOST_CASES = 4
-"""Cases of the CaseBank that a turn is told of."""
+"""Cases of the CaseBank in one prompt."""
 
 _MAX_CHARS = 500
 _CASE_CHARS = 2_000
@@ -46,28 +46,28 @@ _CASE_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Briefing:
-    """The system message of a turn, and the cases of the CaseBank that are in it."""
+    """The system message of a turn, and the ids of the cases in it."""
 
     text: str
     case_ids: tuple[str, ...] = ()
 
 
 def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
-    """What a turn's model is told; `transcript` is what the prompt holds besides.
+    """Build the system message; `transcript` is the rest of the prompt.
 
-    One statement; with a past to recall, those of the recall and one more; with cases to search, one
-    transaction; one more if the session before has no summary yet.
+    Costs one statement, and: with memories, those of the recall and one more; with cases, one transaction; with a
+    previous session that has no summary, one more.
 
     Raises:
-        CallAborted: the turn is to stop; the hold says why.
+        CallAborted: the turn must stop; the hold has the reason.
         Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.memory
     quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
-    earlier = _earlier(runtime, turn.before, quoter)
+    earlier = _previous_session(runtime, turn.before, quoter)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - estimate_tokens(earlier)})
-    past, case_ids = _past(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
+    past, case_ids = _recall(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
     quotations = [each for each in (*past, earlier) if each]
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
@@ -75,17 +75,17 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """Of the agent's tools those that a model is told of; the ones beyond the budget are left out, and reported."""
-    told = affordable(schemas, budget)
-    if len(told) < len(schemas):
+    """The tools that are sent to the model, within `budget` tokens; a warning is logged for those left out."""
+    sent = affordable(schemas, budget)
+    if len(sent) < len(schemas):
         log.warning(
-            "agent %s: the model is not told of %d of its tools (from %s on): PERDURE_MEMORY__BUDGET_TOOLS is %d",
-            agent.name, len(schemas) - len(told), schemas[len(told)].name, budget,
+            "agent %s: %d of its tools (from %s on) are not sent to the model: PERDURE_MEMORY__BUDGET_TOOLS is %d",
+            agent.name, len(schemas) - len(sent), schemas[len(sent)].name, budget,
         )  # fmt: skip
-    return told
+    return sent
 
 
-def _past(
+def _recall(
     runtime: Runtime,
     hold: Hold,
     turn: TurnRef,
@@ -95,7 +95,7 @@ def _past(
     quoter: Quoter,
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
-    """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
+    """The sections of the past, and the ids of the cases in them; both empty if memory is unavailable."""
     in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
     embedder = MemoizedEmbedder(runtime.embedder)
     occasion = SectionsRequest(
@@ -128,7 +128,7 @@ def _past(
         except (Abandoned, Unavailable):
             raise
         except PerdureError as error:
-            log.warning("turn %s goes on without the CaseBank: %s", turn.turn_id, error.message)
+            log.warning("turn %s continues without the CaseBank: %s", turn.turn_id, error.message)
         return [_case(each) for each in cases]
 
     try:
@@ -140,14 +140,14 @@ def _past(
     except CallAborted:
         raise
     except PerdureError as error:
-        log.warning("turn %s goes on without what is remembered: %s", turn.turn_id, error.message)
-    except DBAPIError:  # a text that the search stumbles over: no reason to leave its sender without an answer
-        log.exception("turn %s goes on without what is remembered", turn.turn_id)
+        log.warning("turn %s continues without its memories: %s", turn.turn_id, error.message)
+    except DBAPIError:  # the user's text may make a query fail; the turn must not fail with it
+        log.exception("turn %s continues without its memories", turn.turn_id)
     return [], ()
 
 
 def _case(case: Found) -> str:
-    served = "" if case.success_rate is None else f" (it served in {case.success_rate:.0f} % of its uses)"
+    served = "" if case.success_rate is None else f" (successful in {case.success_rate:.0f} % of its uses)"
     return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
 
 
@@ -157,14 +157,14 @@ def _channel(present: str, previous: str | None) -> str:
     return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
 
 
-def _earlier(runtime: Runtime, before: Before, quoter: Quoter) -> str:
+def _previous_session(runtime: Runtime, before: Before, quoter: Quoter) -> str:
     budget = runtime.settings.memory.budget_archive
     if before.session_id is None:
         return ""
     if before.summary is None:
         said = read_conversation(runtime.database, before.session_id, MAX_MESSAGES)
         lines = [label_lines(each.role, cut(each.content, _MAX_CHARS)) for each in said if each.content.strip()]
-        title = "The end of your previous conversation with this user, as it was said"
+        title = "The last messages of your previous conversation with this user"
         return render(Section(CONVERSATION, title, lines[::-1], budget, backwards=True), quoter)
     title = "A summary of your previous conversation with this user"
     return render(Section(CONVERSATION, title, [before.summary], budget), quoter)

@@ -1,7 +1,8 @@
-"""The commit of a step: a model's reply with the intents of its tool calls, or the results of tools.
+"""The commit of a step: messages, tool calls' intents, tool results and changed working variables, in one statement.
 
-One statement, `queries.STEP`, conditional on the session's fence. The step loop (`run.react`) calls it after each model
-reply with tool calls, and after the tools have run. `run.settle` commits the reply that ends a turn.
+The statement (`queries.STEP`) is conditional on the fence and on the session's tick. A reply is committed with the
+intents of its tool calls before a tool begins; results are committed before the model is called again. Called by the
+step loop (`react`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from perdure.turns.run.transcript import Entry, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step adds: messages, the intents of calls that `entries` ask for, or the results of calls."""
+    """What one commit writes besides working variables. `asks`: the last entry asks for tool calls."""
 
     entries: Sequence[Entry]
     asks: bool = False
@@ -33,8 +34,8 @@ class Step:
     results: Sequence[Result] = ()
 
 
-class StepCommits:
-    """Commits the steps of one turn under one lease."""
+class StepCommit:
+    """Commits the steps of one turn, and records them in its transcript. `spent_s` returns the turn's time so far."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class StepCommits:
         hold: Hold,
         ref: TurnRef,
         transcript: Transcript,
-        *,
         variables: VariableSet,
+        *,
         spent_s: Callable[[], float],
     ) -> None:
         self._runtime = runtime
@@ -53,10 +54,10 @@ class StepCommits:
         self._variables = variables
         self._spent_s = spent_s
         self.sent_at = 0.0
-        """When the last commit was sent, by the monotonic clock."""
+        """When the last successful statement was sent (monotonic)."""
 
     def commit(self, step: Step) -> bool:
-        """Commit `step`; `False` if an earlier try, whose answer was lost, had committed it.
+        """Commit a step. `False` if an earlier try, whose answer was lost, had committed it.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -72,7 +73,7 @@ class StepCommits:
         else:
             base, cancelled_at = done.base, done.cancel_requested_at
         self._hold.tick += 1
-        self._transcript.committed(list(step.entries), base)
+        self._transcript.committed(step.entries, base)
         self._variables.committed(variables)
         if cancelled_at is not None:
             self._hold.cancel(self._ref.turn_id)

@@ -1,7 +1,7 @@
-"""Turns that run in a child process, as seen by the worker that started it.
+"""The worker's watch over turns that run in a child process.
 
-A child may hold its interpreter's lock and then sees no cancellation, lost lease or time limit, so its parent decides
-when it must end. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the turn.
+A child that holds its interpreter's lock notices no cancellation, lost lease or time limit, so the worker decides when
+it must be killed. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the turn.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A process must be killed, and why. `ending` settles its turn; `None` if there is nothing to settle."""
+    """The reason why a process must be killed. `ending` settles its turn; `None` if there is no turn to settle."""
 
     reason: str
     ending: Ending | None = None
 
 
 class Watch:
-    """What is known of one process, whose claims bear the name `owner`. Times are monotonic."""
+    """Watches one process, which claims its session as `owner`. Times are monotonic."""
 
     def __init__(self, owner: str, now: float) -> None:
         self._owner = owner
@@ -63,15 +63,15 @@ class Watch:
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
         """Whether the process must be killed. `standing` is `None` if the session does not exist.
 
-        The process may claim the session again, under a new fence: it does so when the broker takes no wake-up.
+        The process may claim the session again under a new fence: it does so when the broker takes no wake-up.
 
-        A turn that is cancelled or whose time is up is killed only if its process is silent: any other one ends by
-        itself, at its next safe point. A requested end of the session kills no turn: accepted turns run first.
+        A process whose turn is cancelled or out of time is killed only if it is silent, since otherwise the turn ends
+        at its next safe point. A requested end of the session kills no process: accepted turns run first.
         """
         if standing is None or (standing.owner != self._owner and self._fence not in (None, standing.fence)):
             return self._idle(now, LOST_S, "its session was erased, or is another runner's")
         if standing.owner != self._owner:
-            return self._idle(now, IDLE_S, "it runs no turn and does not end")
+            return self._idle(now, IDLE_S, "it runs no turn and does not exit")
         self._idle_since, self._fence = None, standing.fence
         if self._place != (standing.turn_id, standing.tick):
             self._place = standing.turn_id, standing.tick
@@ -93,7 +93,7 @@ class Watch:
 
 
 def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:
-    """Where sessions stand, in one statement; those that do not exist are missing.
+    """Read the state of sessions in one statement; the result lacks sessions that do not exist.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -8,8 +8,8 @@ from perdure.database.fencing import HELD
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 
-# The conversation as the current turn finds it: the messages of the last turns, then the user's.
-# Bounded by the window, not by the session's length.
+# The committed messages of the last `window` turns, then the present turn's uncommitted ones from the inbox. The cost
+# depends on the window, not on the session's length.
 HISTORY = Statement(
     "turns.history",
     """
@@ -31,7 +31,7 @@ HISTORY = Statement(
     writes=False,
 )
 
-# Appends `messages` to the transcript, behind the messages that the CTE `fenced` counts.
+# Appends `messages` to the transcript, after the `base` messages that the CTE `fenced` returns.
 _WITH_MESSAGES = """
     said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -46,8 +46,8 @@ _WITH_MESSAGES = """
 """.strip()
 
 # One step: appends messages, writes tool calls' intents or results, and changed working variables. The tick
-# makes a repeated step a no-op. `strikes = 1`: the current claim is the first attempt at what follows, so a tool
-# that kills its process at once has used it, though its intent was committed under the same claim.
+# makes a repeated step a no-op. `strikes = 1`: the present claim counts as the first attempt at the next step, so that
+# a tool that kills its process has used one.
 STEP = Statement(
     "turns.step",
     f"""
@@ -171,9 +171,9 @@ REMAINS = Statement(
     writes=False,
 )
 
-# Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
-# Returns the messages that wait behind it, the pending events of that snapshot. Holding again is no
-# progress: the strikes stay.
+# Commits a turn's verdict without showing it to callers: the snapshot is saved next, then SETTLE runs. Returns the
+# session's queued messages, which are the snapshot's pending events. Strikes are reset only the first time, since
+# holding the same verdict again is no progress.
 HOLD = Statement(
     "turns.hold",
     f"""

@@ -1,7 +1,7 @@
 """The step loop (ReAct): ask the model, run the tools that it asks for, ask again.
 
-A reply is committed with the intents of its tool calls before a tool begins, and the tools' results before the model is
-asked again. No connection is held during a model call or a tool call.
+Each reply and each round of tool results is committed before the loop continues (`commit_step`). No database connection
+is held during a model call or a tool call.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from perdure.turns.lease import parking
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.prompt.system_message import Briefing, brief, offered
-from perdure.turns.run.commit_step import Step, StepCommits
+from perdure.turns.run.commit_step import Step, StepCommit
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied
-from perdure.turns.run.transcript import Entry, Transcript, result_of, said
+from perdure.turns.run.transcript import Entry, Transcript, said
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The worker shuts down: another one continues after the last commit."""
+    """The worker is shutting down; another one continues after the last commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A person is to decide about calls. The session is given back already."""
+    """Calls wait for a person's decision. The session is released already."""
 
 
 Stop = Parked | Waiting | parking.Delayed
 
 
 class Turn:
-    """One turn under one lease, from wherever its transcript stands to its ending."""
+    """One turn under one lease, from the last commit in its transcript to its ending."""
 
     def __init__(
         self,
@@ -76,10 +76,11 @@ class Turn:
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
         self._variables = variables or VariableSet()
-        self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
-        self._commits = StepCommits(
-            runtime, hold, ref, transcript, variables=self._variables, spent_s=lambda: self.spent_s
-        )
+        self._steps = steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
+        self._ledger = Ledger(
+            runtime, hold, ref, self._agent, self._variables,
+            commit=lambda entries, results: steps.commit(Step(entries, results=results)),
+        )  # fmt: skip
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
@@ -89,7 +90,7 @@ class Turn:
 
     @property
     def spent_s(self) -> float:
-        """Seconds under lease, over all the runners that the turn has had."""
+        """Seconds under lease, over all runners of the turn."""
         return self._runtime.clock.monotonic() - self._began
 
     @property
@@ -102,22 +103,24 @@ class Turn:
 
         Raises:
             LeaseLost: another worker has the session.
-            Unavailable: the database cannot be reached; what is committed must be read again.
+            Unavailable: the database cannot be reached; the transcript must be read again.
         """
-        left = self._refused() or self._loop()
-        return left if isinstance(left, Stop) else self._let_go(left)
+        left = self._call_before_hooks() or self._loop()
+        return left if isinstance(left, Stop) else self._call_after_hooks(left)
 
     def _loop(self) -> Ending | Stop:
         while True:
-            ending = self._over()
+            ending = self._stop_reason()
             if ending is not None:
                 return ending
             left = self._step_or_stop()
             if left is not None:
                 return left
 
-    def _refused(self) -> Failed | None:
-        """Whether a required hook keeps the turn from beginning. Once the user's words are committed, all have passed.
+    def _call_before_hooks(self) -> Failed | None:
+        """Call the hooks before the turn; the failure if a required one rejects it.
+
+        They are called once: the user's messages are committed after all hooks have passed.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -129,7 +132,7 @@ class Turn:
             self._call_hooks(self._agent.before_turn, self._seen())
         except PerdureError as error:
             return Failed(error)
-        self._commits.commit(Step(uncommitted))
+        self._steps.commit(Step(uncommitted))
         return None
 
     def _call_hooks(self, hooks: Hooks[Seen], seen: Seen) -> None:
@@ -137,8 +140,8 @@ class Turn:
         self._hold.step_within(within_s * len(hooks))
         call_hooks(hooks, seen, within_s, self._runtime.leaks)
 
-    def _let_go(self, ending: Ending) -> Ending:
-        """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
+    def _call_after_hooks(self, ending: Ending) -> Ending:
+        """Call the hooks after the turn; the ending, or a failure if a required hook rejects the reply."""
         match ending:
             case Replied(reply):
                 over = TurnEnding(self._seen(), "done", reply.content)
@@ -161,22 +164,22 @@ class Turn:
         return TurnStarted(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
 
     def _step_or_stop(self) -> Ending | Stop | None:
-        """One step; its ending, or `None` if the turn continues."""
+        """Take one step; the ending or stop, or `None` if the turn continues."""
         try:
             reply = self._step()
         except Undecided:
-            return self._wait()
+            return self._wait_for_approval()
         except (CallAborted, Interrupted) as error:
-            # Else the hold says why, at the head of the loop.
-            return None if self._hold.stopping.is_set() else Failed(_broken_off(error))
+            # While the hold is stopping, the loop's next check returns the reason.
+            return None if self._hold.stopping.is_set() else Failed(_aborted_call(error))
         except Unavailable:
             raise
         except PerdureError as error:
-            return self._delayed(error) or Failed(error)
+            return self._delay(error) or Failed(error)
         return None if reply is None else Replied(reply)
 
-    def _wait(self) -> Waiting | None:
-        """Give the session back until its calls are decided, unless nothing waits any more."""
+    def _wait_for_approval(self) -> Waiting | None:
+        """Release the session until its calls are decided. `None`: the turn is cancelled or its session is ending."""
         asking = self.transcript.asking()
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
@@ -185,8 +188,8 @@ class Turn:
             self._hold.cancel(self.ref.turn_id)
         return Waiting() if waits is approvals.Waits.YES else None
 
-    def _delayed(self, error: PerdureError) -> parking.Delayed | None:
-        """Whether the turn waits until a model may answer. One whose own time is over does not."""
+    def _delay(self, error: PerdureError) -> parking.Delayed | None:
+        """How long the turn waits for a model; `None` if it fails with `error` instead."""
         settings = self._runtime.settings
         if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
             return None
@@ -195,13 +198,13 @@ class Turn:
             return None
         return parking.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
 
-    def _over(self) -> Ending | Parked | None:
+    def _stop_reason(self) -> Ending | Parked | None:
         if self._hold.lost:
             raise LeaseLost
         if self._hold.cancelled:
             return Cancelled()
         if self._planned is not None:
-            return None  # intents are committed: their calls are run before anything else ends the turn
+            return None  # committed calls run before the turn can stop
         if self._hold.draining:
             return Parked()
         if self.spent_s >= self._timeout_s:
@@ -211,25 +214,25 @@ class Turn:
         return None
 
     def _step(self) -> Entry | None:
-        """One step; returns the reply that ends the turn, if this step brought it."""
+        """Take one step; the reply if it ends the turn."""
         asking = self.transcript.asking()
         if asking is not None:
-            self._answer(asking)
+            self._run_calls(asking)
             return None
-        reply = said(self.ref.turn_id, self._query(), self.transcript.call_ids)
+        reply = said(self.ref.turn_id, self._call_model(), self.transcript.call_ids)
         if not reply.tool_calls:
             return reply
         if self._hold.draining:
-            raise Interrupted  # the process leaves: its successor asks again, and has the time to run the tools
-        self._ask(reply)
+            raise Interrupted  # this process has no time to run the tools; the next worker asks the model again
+        self._commit_calls(reply)
         return None
 
-    def _query(self) -> ModelReply:
+    def _call_model(self) -> ModelReply:
         if self._briefing is None:
             self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
-        self._look_for_tools()
+        self._load_tools()
         self._before_call_s = self.spent_s
-        # For the model and its fallbacks together; each has its own limit besides.
+        # For the model and its fallbacks together; each also has its own limit.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
         prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
@@ -238,42 +241,34 @@ class Turn:
         with self._hold.calling(call):
             try:
                 reply = self._model.respond(request, call)
-            except Unavailable as error:  # here that word means the database, which is asked again without end
+            except Unavailable as error:  # the runner takes `Unavailable` for the database and retries
                 raise ProviderError(error.message) from error
         if not reply.content.strip() and not reply.tool_calls:
             raise InvalidResponse("The model's answer was empty.")
         return reply
 
-    def _look_for_tools(self) -> None:
-        """Have what the agent may call now; servers' tools come and go between two steps."""
+    def _load_tools(self) -> None:
+        """Read the agent's present tools: those of an MCP server may change between two steps."""
         self._tools = equip(self._runtime, self._hold, self._agent)
         schemas = self._tools.schemas()
-        if schemas != self._schemas:  # else they were weighed, and what is left out reported, a step ago
+        if schemas != self._schemas:  # so that tools beyond the budget are logged once
             self._schemas = schemas
             self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
 
-    def _ask(self, asking: Entry) -> None:
+    def _commit_calls(self, asking: Entry) -> None:
         planned = plan(self._tools, asking.tool_calls, self._runtime)
         runnable = [each for each in planned if each.refusal is None]
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        step = Step([*self.transcript.uncommitted, asking], asks=True, intents=intents)
-        at_first_try = self._commits.commit(step)
-        if not (waits or at_first_try):
+        at_once = self._steps.commit(Step([*self.transcript.uncommitted, asking], asks=True, intents=intents))
+        if not (waits or at_once):
             self._ledger.extend(planned)
         self._planned = None if waits else planned
 
-    def _answer(self, asking: Entry) -> None:
+    def _run_calls(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
-        results = (
-            self._ledger.resume(asking) if planned is None else self._ledger.perform(planned, self._commits.sent_at)
-        )
-        entries = [
-            result_of(self.ref.turn_id, call, result.text)
-            for call, result in zip(asking.tool_calls, results, strict=True)
-        ]
-        self._commits.commit(Step(entries, results=results))
+        self._ledger.answer(asking, planned, self._steps.sent_at)
 
 
 def out_of_time(limit_s: float) -> DeadlineExceeded:
@@ -281,7 +276,7 @@ def out_of_time(limit_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"I could not finish within {limit_s:g} seconds, so I stopped.")
 
 
-def _broken_off(error: Exception) -> PerdureError:
+def _aborted_call(error: Exception) -> PerdureError:
     """A model reported an aborted call that was not aborted."""
     broken = ProviderError("The model broke off.")
     broken.__cause__ = error

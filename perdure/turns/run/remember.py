@@ -1,7 +1,7 @@
 """Writing a settled turn to working memory in Redis, which may be lost.
 
-Called after the commit that settles the turn, so PostgreSQL always has it first. If Redis is unavailable, that is
-logged and costs the turn a bounded wait.
+Called after the commit that settles the turn, so PostgreSQL always has it first. If Redis is unavailable, the turn
+waits for a bounded time, and the error is logged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from perdure.turns.run.transcript import Transcript
 def remember(
     runtime: Runtime, session_id: UUID, token: int, *, turn: TurnRef, transcript: Transcript, verdict: Verdict
 ) -> None:
-    """Keep a turn that was settled by `verdict` under `token`; one that said nothing leaves nothing.
+    """Write a turn that `verdict` settled under `token`, unless it has no messages.
 
-    `transcript` is the one that the verdict was made from: what it has committed comes first.
+    Its messages are those committed in `transcript`, then those of the verdict.
     """
     committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
     if runtime.redis_memory is None or not (committed or verdict.messages):

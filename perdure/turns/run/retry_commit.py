@@ -1,9 +1,8 @@
 """Commits that survive a transient database error.
 
-A model's reply and a tool's result are paid for before they are committed. If the database refuses the commit (a lock
-timeout, a deadlock, a restart, a lost connection), the runner keeps them, reads the session's state, and commits again
-as long as that is unchanged: the same fence, turn and tick. The error is ambiguous: if the session has advanced, the
-commit had succeeded.
+A model's reply or a tool's result must not be lost because the database refuses its commit (a lock timeout, a deadlock,
+a restart, a lost connection). The runner keeps it in memory, reads the session's state, and commits again while fence,
+turn and tick are unchanged. If the session has advanced, the failed commit had succeeded.
 
 Called by the step loop for steps, and by the runner for holding and settling.
 """
@@ -30,13 +29,13 @@ Committed = TypeVar("Committed")
 
 
 def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
-    """What `commit` returns, tried until the database takes it; the session as it stands if a failed try had happened.
+    """Retry `commit` until it succeeds, and return its result; the session's state if a failed try had been committed.
 
-    Tries for as long as a turn may take; a process that shuts down tries twice.
+    Stops after the turn's time limit; a process that shuts down tries twice.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
-        Unavailable: the database answers and refused the commit until the time was over.
+        Unavailable: the database answers, but refused each try.
     """
     until = runtime.clock.monotonic() + runtime.settings.turn.timeout_s
     refused, lost = 0, None
@@ -47,11 +46,11 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
             if runtime.clock.monotonic() >= until or (hold.draining and refused):
                 raise
             refused += 1
-            log.warning("turn %s: a commit was refused and is tried again: %s", turn_id, error.message)
+            log.warning("turn %s: a commit was refused and is retried: %s", turn_id, error.message)
         except LeaseLost as error:
             if not refused:
                 raise
-            lost = error  # unless an earlier try was committed after the session was last read
+            lost = error  # raised below, unless an earlier try was committed after the last read
         found = find_again(runtime, hold)
         if found.turn is None or found.turn.turn_id != turn_id or found.kept.tick != hold.tick:
             return found
@@ -61,7 +60,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
 
 
 def _pause(hold: Hold, refused: int) -> None:
-    """Wait before the next try. The first one follows at once, for the connection alone may have been dead."""
+    """Wait before the next try; the second try follows at once, since only the connection may have failed."""
     if refused > 1:
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(refused - 2, 10), _LONGEST_PAUSE_S)
         hold.step_within(pause_s)
@@ -69,7 +68,7 @@ def _pause(hold: Hold, refused: int) -> None:
 
 
 def find_again(runtime: Runtime, hold: Hold) -> Claimed:
-    """The session with its oldest unsettled turn, for as long as `hold` has it; renews the lease.
+    """Read the session with its oldest unsettled turn and renew the lease; retried while the database is unavailable.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.

@@ -64,16 +64,16 @@ _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_REFUSED_S = 30.0
 _MOST_LOSSES = 10
-"""Times that the database is lost sight of in one turn, and found again, before that is a strike against the turn."""
+"""Database outages within one turn after which the next one counts as a failed attempt."""
 _SLICE_S = 1.0
-"""After this time a session with further turns is given back, so that sessions whose wake-ups wait come first."""
+"""Seconds after which a session with more turns is released, so that other sessions get a worker."""
 _MOST_DOUBLINGS = 3
-"""Of the pause between two attempts to save a snapshot, which begins with that of the sweeper."""
+"""Doublings of the pause between two attempts to save a snapshot. The first pause is the sweeper's interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The session was ours; so many turns were settled before it was given back."""
+    """This process claimed the session; `settled` turns were settled before it was released."""
 
     settled: int
 
@@ -83,7 +83,7 @@ Outcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 @dataclass(frozen=True, slots=True)
 class _DatabaseLost:
-    """The database was away in the middle of a turn that had taken `spent_s` under lease by then."""
+    """The database became unavailable during a turn, which had then spent `spent_s` under lease."""
 
     turn_id: UUID
     spent_s: float
@@ -91,7 +91,7 @@ class _DatabaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How many turns ended here: answered, cancelled or failed for good; or left for somebody else to go on with."""
+    """Turns that ended in this process: settled (done, failed or cancelled), or parked for another worker."""
 
     settled: int = 0
     parked: int = 0
@@ -112,21 +112,21 @@ class Runner:
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
-        """How many turns have ended here so far."""
+        """The count since the process started."""
         return self._turns
 
     def start(self) -> None:
-        """Begin to keep leases. Call once, in the process that runs turns."""
+        """Start renewing leases. Call once, in the process that runs turns."""
         self.keeper.start()
 
     def close(self) -> None:
-        """Stop keeping leases."""
+        """Stop renewing leases."""
         self.keeper.close()
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
-        """Run the session's turns, if no other worker does.
+        """Claim the session, run and settle its turns in order, and release it; unless another worker holds it.
 
-        `alone` says that this process is the session's own and may be killed by it.
+        `alone`: this process runs only this session, and a turn may kill it.
 
         Raises:
             Unavailable: the database cannot be reached; nothing was begun.
@@ -142,42 +142,6 @@ class Runner:
             if not again:
                 return Ran(settled)
 
-    def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
-        """Settle a turn whose process was killed while it held the session under `fence`; False if nothing was.
-
-        An ending that the process had held is settled instead. Other turns of the session are left to the next claim.
-
-        Raises:
-            Unavailable: the database cannot be reached; it may be tried again.
-        """
-        try:
-            found = begin_next(self._runtime.database, session_id, fence, self._limits)
-            with self.keeper.holding(found) as hold:
-                hold.drain()  # gives the session back behind the turn
-                return self._settle_killed(found, hold, turn_id, ending)
-        except LeaseLost:
-            return False
-
-    def _settle_killed(self, found: Claimed, hold: Hold, turn_id: UUID, ending: Ending) -> bool:
-        ref = found.turn
-        if ref is None:
-            self._release(hold)
-            return False
-        if ref.turn_id != turn_id:
-            self._park(hold, ref, self._runtime.clock.monotonic() - found.spent_s)
-            return False
-        if ref.cancel_requested_at is not None:
-            ending = Cancelled()
-        verdict = _held(ref) or conclude_unread(
-            self._runtime.database, hold.session_id, ref, self._render_error(ref, ending)
-        )
-        settled = self._settle(ref, hold, verdict, saved=False)
-        if settled.unsettled:
-            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
-        if settled.may_end:
-            self._runtime.wake.ending(hold.session_id)
-        return True
-
     def _claim(self, session_id: UUID, *, alone: bool) -> Claim:
         found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         for _ in range(_LOCKED_TRIES):
@@ -188,7 +152,7 @@ class Runner:
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
-        """The number of settled turns, and whether the session is free and has more that no wake-up announces."""
+        """The number of settled turns, and whether the caller must claim again, since the broker took no wake-up."""
         settled, losses = 0, 0
         until = self._runtime.clock.monotonic() + _SLICE_S
         try:
@@ -196,7 +160,7 @@ class Runner:
                 left = self._run_turn(claimed, turn, hold)
                 if isinstance(left, _DatabaseLost):
                     if losses < _MOST_LOSSES:
-                        claimed = self._reread(hold, left, losses)
+                        claimed = self._reread_session(hold, left, losses)
                         losses += 1
                         continue
                     left = self._strike(hold, turn, left.spent_s)
@@ -211,23 +175,13 @@ class Runner:
                 claimed = find_again(self._runtime, hold)
             return settled, self._release(hold) and not hold.draining
         except LeaseLost:
-            log.warning("session %s was taken over; nothing more is written here", hold.session_id)
+            log.warning("session %s was claimed by another worker; this one stops", hold.session_id)
         return settled, False
 
-    def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
-        """Count how a turn ended here. One that waits frees its user's place; settling one has done so already."""
-        if isinstance(ended, Parked) and not hold.draining:
-            user_share.admit_next(self._runtime, turn.user_id)
-        with self._counting:
-            if isinstance(ended, Parked):
-                self._turns = replace(self._turns, parked=self._turns.parked + 1)
-            else:
-                self._turns = replace(self._turns, settled=self._turns.settled + 1)
-
     def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _DatabaseLost:
-        """Run one turn to its commit, or until the database is lost sight of.
+        """Run one turn until it is settled or parked, or until the database is unavailable.
 
-        Any other error is a strike against the turn; once the strikes are used up, it is given up.
+        Any other error counts as a failed attempt; after `max_attempts` the turn is settled as failed.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -238,63 +192,56 @@ class Runner:
         try:
             if claimed.strikes > self._limits.max_attempts:
                 return self._abandon(claimed, ref, hold)
-            return self._run_to_its_end(claimed, ref, hold, began)
+            return self._run_and_settle(claimed, ref, hold, began)
         except Unavailable as error:
             log.warning("turn %s: %s", ref.turn_id, error.message)
             return _DatabaseLost(ref.turn_id, self._runtime.clock.monotonic() - began)
         except LeaseLost:
             raise
         except Exception:
-            log.exception("turn %s met an error", ref.turn_id)
+            log.exception("turn %s raised an error", ref.turn_id)
             return self._strike(hold, ref, self._runtime.clock.monotonic() - began)
 
-    def _run_to_its_end(self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float) -> Settled | Parked:
+    def _run_and_settle(self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float) -> Settled | Parked:
+        """Read the transcript, run the step loop, save the snapshot, settle the turn and write working memory."""
         window = self._runtime.settings.memory.working_turns
         transcript = Transcript.load(self._runtime.database, hold.session_id, ref, window=window)
-        if ref.held is not None:
-            variables = VariableSet(kept_variables(self._runtime.database, claimed))
-            verdict = Verdict.from_json(ref.held)
-        else:
-            variables = hydrate(self._runtime, claimed, hold)
-            ending, case_ids = self._ending(claimed, ref, hold, transcript, variables)
-            if isinstance(ending, Stop):
-                return self._stop(hold, ref, began, ending)
-            _report(ref, ending)
-            ending = self._render_error(ref, ending)
-            verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending, case_ids=case_ids)
-        memory = Memory(transcript.committed_messages(), variables.kept())
+        ended = self._verdict(claimed, ref, hold, transcript)
+        if isinstance(ended, Stop):
+            return self._stop(hold, ref, began, ended)
+        verdict, variables = ended
         saved = is_elsewhere(self._runtime.snapshots)
         if saved:
             try:
-                save(self._runtime, hold, ref, verdict, memory)
+                save(self._runtime, hold, ref, verdict, Memory(transcript.committed_messages(), variables.kept()))
             except NotSaved as error:
                 return self._postpone(claimed, ref, hold, str(error))
         settled = self._settle(ref, hold, verdict, saved=saved)
         self._remember(ref, hold, transcript, verdict)
-        if settled.may_end:  # after the turn is remembered: ending the session removes what is remembered
+        if settled.may_end:  # only now: ending the session removes its working memory
             self._runtime.wake.ending(hold.session_id)
         return settled
 
-    def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
-        """Settle a turn whose strikes are used up. Needs nothing but its claimed row.
-
-        An ending that is held is settled as it is, unless that was tried before.
-        """
-        verdict = _held(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
-        if verdict is None:
-            cancelled = ref.cancel_requested_at is not None
-            ending = Cancelled() if cancelled else Failed(_out_of_attempts(self._limits.max_attempts))
-            log.error("turn %s is given up after %d attempts", ref.turn_id, self._limits.max_attempts)
-            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._render_error(ref, ending))
-        settled = self._settle(ref, hold, verdict, saved=False)
-        if settled.may_end:
-            self._runtime.wake.ending(hold.session_id)
-        return settled
+    def _verdict(
+        self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript
+    ) -> tuple[Verdict, VariableSet] | Stop:
+        """The verdict with the working variables: held by an earlier runner, or from the step loop's ending."""
+        if ref.held is not None:
+            variables = VariableSet(kept_variables(self._runtime.database, claimed))
+            return Verdict.from_json(ref.held), variables
+        variables = hydrate(self._runtime, claimed, hold)
+        ending, case_ids = self._ending(claimed, ref, hold, transcript, variables)
+        if isinstance(ending, Stop):
+            return ending
+        _log_failure(ref, ending)
+        ending = self._render_error(ref, ending)
+        verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending, case_ids=case_ids)
+        return verdict, variables
 
     def _ending(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
     ) -> tuple[Ending | Stop, Sequence[str]]:
-        """How the turn ends or stops, and the cases of the CaseBank that its model was told of."""
+        """Run the step loop; returns also the ids of the cases in the prompt."""
         try:
             turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
         except (PerdureError, SettingsError) as error:
@@ -303,19 +250,19 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """A failure in the agent's own words, where it has some."""
+        """The ending, with the agent's own text for the error, if it has one."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
         try:
-            sentence = agent.error_messages.find(ending.error.code, ref.language)
+            message = agent.error_messages.find(ending.error.code, ref.language)
         except Exception:
-            log.exception("agent %s has no words for %s", agent.name, ending.error.code)
+            log.exception("agent %s: its message for %s cannot be read", agent.name, ending.error.code)
             return ending
-        return Failed(reworded(ending.error, sentence)) if sentence else ending
+        return Failed(reworded(ending.error, message)) if message else ending
 
     def _settle(self, ref: TurnRef, hold: Hold, verdict: Verdict, *, saved: bool) -> Settled:
-        """Settle a turn; the verdict is kept in hand until the database takes it."""
+        """Settle a turn, retried until the database commits it; then publish what that frees."""
 
         def commit() -> Settled:
             return settle(
@@ -330,7 +277,7 @@ class Runner:
 
         settled = persist(self._runtime, hold, ref.turn_id, commit)
         log.info("turn %s is %s", ref.turn_id, verdict.status)
-        if isinstance(settled, Claimed):  # by a try whose answer was lost; what waits behind it has begun, if anything
+        if isinstance(settled, Claimed):  # an earlier try had settled it, and its answer was lost
             return Settled(unsettled=1, may_end=False, delivery_id=None)
         if settled.others_wait:
             user_share.admit_next(self._runtime, ref.user_id)
@@ -339,14 +286,14 @@ class Runner:
         return settled
 
     def _remember(self, ref: TurnRef, hold: Hold, transcript: Transcript, verdict: Verdict) -> None:
-        """Keep a settled turn at hand. Nothing depends on it, so no error of it touches the turns that follow."""
+        """Write a settled turn to working memory. An error is logged: the cache may lack a turn."""
         try:
             remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
         except Exception:
-            log.exception("turn %s is settled, and is not kept in working memory", ref.turn_id)
+            log.exception("turn %s is settled, but not written to working memory", ref.turn_id)
 
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
-        """Leave a turn as it is, for the next worker."""
+        """Leave an unsettled turn to the next worker."""
         match stop:
             case Parked():
                 return self._park(hold, ref, began)
@@ -361,11 +308,17 @@ class Runner:
             case _:
                 assert_never(stop)
 
+    def _park(self, hold: Hold, ref: TurnRef, began: float) -> Parked:
+        """Release the session during a turn; that counts as no attempt."""
+        self._release_turn(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
+        self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+        return Parked()
+
     def _postpone(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
-        """Give the session back with its turn held; the sweeper wakes it later and later."""
+        """Release the session with its turn held, for the sweeper to wake after a pause that doubles up to a limit."""
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
-            queries.PUT_OFF,
+            queries.POSTPONE,
             {
                 **hold.held,
                 "turn_id": ref.turn_id,
@@ -376,20 +329,14 @@ class Runner:
         if not rows:
             raise LeaseLost
         again_s = self._limits.sweep_s * 2**wakes
-        log.error("turn %s is not answered, for it is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
-        return Parked()
-
-    def _park(self, hold: Hold, ref: TurnRef, began: float) -> Parked:
-        """Give the session back in the middle of its turn, at no cost to the turn."""
-        self._release_turn(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
-        self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+        log.error("turn %s is not answered: its snapshot is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
         return Parked()
 
     def _strike(self, hold: Hold, ref: TurnRef, spent_s: float) -> Parked:
-        """Give the session back after an error; the sweeper wakes it later after each one.
+        """Release the session after an error. The sweeper's pause before the next attempt doubles with each error.
 
         Raises:
-            LeaseLost: another worker has the session, or the database is unavailable: then the lease runs out.
+            LeaseLost: another worker has the session, or the database is unavailable and the lease expires.
         """
         try:
             given = {"spent_s": spent_s, "max_attempts": self._limits.max_attempts}
@@ -403,29 +350,37 @@ class Runner:
         )
         return Parked()
 
-    def _release_turn(self, statement: Statement, hold: Hold, ref: TurnRef, given: dict[str, Any]) -> Row[Any]:
-        rows = self._runtime.database.run(statement, {**hold.held, "turn_id": ref.turn_id, **given})
-        if not rows:
-            raise LeaseLost
-        return rows[0]
+    def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
+        """Settle a turn as failed after its last attempt, or with its held ending at the first try.
 
-    def _release(self, hold: Hold) -> bool:
-        """Give the session back; whether it has turns to run and the broker took no wake-up for them."""
-        rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
-        if rows and rows[0].may_end:
+        Reads nothing that may have caused the failures.
+        """
+        verdict = _held_verdict(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
+        if verdict is None:
+            cancelled = ref.cancel_requested_at is not None
+            ending = Cancelled() if cancelled else Failed(_out_of_attempts(self._limits.max_attempts))
+            log.error("turn %s is abandoned after %d attempts", ref.turn_id, self._limits.max_attempts)
+            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._render_error(ref, ending))
+        settled = self._settle(ref, hold, verdict, saved=False)
+        if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
-        if not rows or rows[0].unsettled == 0:
-            return False
-        if rows[0].queued:
-            user_share.admit_next(self._runtime, rows[0].user_id)
-            return False
-        return not self._runtime.wake.session(hold.session_id, rows[0].priority)
+        return settled
 
-    def _reread(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
-        """Where the session stands now: at once the first time, then less and less often.
+    def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
+        """Count the end of a turn. A parked one frees its user's place here; a settled one, when it was settled."""
+        if isinstance(ended, Parked) and not hold.draining:
+            user_share.admit_next(self._runtime, turn.user_id)
+        with self._counting:
+            if isinstance(ended, Parked):
+                self._turns = replace(self._turns, parked=self._turns.parked + 1)
+            else:
+                self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
-        A database that answers and yet refuses the commit (its disk is full) would otherwise
-        have the model asked again without a pause and without an end.
+    def _reread_session(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
+        """Read the session's state again: at once after the first outage, then after growing pauses.
+
+        Without a pause, a database that answers but refuses each commit (a full disk) would have the model called in
+        an endless loop.
         """
         since = self._runtime.clock.monotonic()
         if losses:
@@ -437,20 +392,75 @@ class Runner:
             return found
         return replace(found, spent_s=lost.spent_s + self._runtime.clock.monotonic() - since)
 
+    def _release(self, hold: Hold) -> bool:
+        """Release the session; whether it has turns to run and the broker took no wake-up for them."""
+        rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
+        if rows and rows[0].may_end:
+            self._runtime.wake.ending(hold.session_id)
+        if not rows or rows[0].unsettled == 0:
+            return False
+        if rows[0].queued:
+            user_share.admit_next(self._runtime, rows[0].user_id)
+            return False
+        return not self._runtime.wake.session(hold.session_id, rows[0].priority)
 
-def _held(ref: TurnRef) -> Verdict | None:
-    """The ending that is held; None if there is none that this release can read."""
+    def _release_turn(self, statement: Statement, hold: Hold, ref: TurnRef, given: dict[str, Any]) -> Row[Any]:
+        rows = self._runtime.database.run(statement, {**hold.held, "turn_id": ref.turn_id, **given})
+        if not rows:
+            raise LeaseLost
+        return rows[0]
+
+    def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
+        """Settle a turn whose process was killed while it held the session under `fence`; False if there was none.
+
+        If the process had committed an ending (`queries.HOLD`), that one is settled. The next claim runs the session's
+        other turns.
+
+        Raises:
+            Unavailable: the database cannot be reached; the call may be repeated.
+        """
+        try:
+            found = begin_next(self._runtime.database, session_id, fence, self._limits)
+            with self.keeper.holding(found) as hold:
+                hold.drain()  # so that settling releases the session
+                return self._settle_killed(found, hold, turn_id, ending)
+        except LeaseLost:
+            return False
+
+    def _settle_killed(self, found: Claimed, hold: Hold, turn_id: UUID, ending: Ending) -> bool:
+        ref = found.turn
+        if ref is None:
+            self._release(hold)
+            return False
+        if ref.turn_id != turn_id:
+            self._park(hold, ref, self._runtime.clock.monotonic() - found.spent_s)
+            return False
+        if ref.cancel_requested_at is not None:
+            ending = Cancelled()
+        verdict = _held_verdict(ref) or conclude_unread(
+            self._runtime.database, hold.session_id, ref, self._render_error(ref, ending)
+        )
+        settled = self._settle(ref, hold, verdict, saved=False)
+        if settled.unsettled:
+            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+        if settled.may_end:
+            self._runtime.wake.ending(hold.session_id)
+        return True
+
+
+def _held_verdict(ref: TurnRef) -> Verdict | None:
+    """The held verdict; None if there is none, or this release cannot parse it."""
     if ref.held is None:
         return None
     try:
         return Verdict.from_json(ref.held)
     except UNREADABLE:
-        log.exception("turn %s: its held ending cannot be read", ref.turn_id)
+        log.exception("turn %s: its held ending cannot be parsed", ref.turn_id)
         return None
 
 
-def _report(ref: TurnRef, ending: Ending) -> None:
-    """What only this process knows of an ending: the error behind it."""
+def _log_failure(ref: TurnRef, ending: Ending) -> None:
+    """Log the error of a failed turn: the database stores only its message."""
     if isinstance(ending, Failed):
         error = ending.error
         log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)

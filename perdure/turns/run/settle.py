@@ -1,10 +1,10 @@
 """Settling a turn: one commit with its last messages, outcome and delivery.
 
-A settled transcript is valid for providers: the same commit closes open calls with the reason. Nothing reaches a
-channel before this commit. Called by the runner, and by accept when a message interrupts.
+A settled transcript is valid for providers: the same commit adds a result to each open call. No channel sees a reply
+before this commit. Called by the runner, by `cancel`, and by accept when a message interrupts.
 
-The same statement records the cases in the prompt, with the turn's outcome. Its data is first assembled as a `Verdict`:
-JSON, which can wait in the turn's row while the session's snapshot is saved in another store.
+The statement also records the use of the cases in the prompt. Its parameters are first assembled as a `Verdict`, whose
+JSON the turn's row can hold while the session's snapshot is saved in another store.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Somebody who may asked for it; there is no reply."""
+    """The turn was cancelled; there is no reply."""
 
 
 Ending = Replied | Failed | Cancelled
@@ -57,10 +57,10 @@ Ending = Replied | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the commit left: turns that still wait in the session, and the delivery that is owed.
+    """The state after the commit: the session's unsettled turns, and the delivery to publish.
 
-    `may_end` says that the session was asked to end and that this was its last turn; `others_wait` that the user has
-    sessions that wait for the place that it has freed.
+    `may_end`: the session's end is requested, and this was its last turn. `others_wait`: the turn freed a place, and
+    the user has queued sessions.
     """
 
     unsettled: int
@@ -71,22 +71,21 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """The fence that a session is written under, and the seconds by which a commit prolongs its lease."""
+    """The fence under which a session is written. A commit renews the lease for `lease_s` seconds."""
 
     session_id: UUID
     fence: Fence
     lease_s: float
     tick: int | None = None
-    """The session's, where a commit may be sent twice; None under the session's lock."""
+    """The expected tick, so that a repeated commit settles once; None under the session's lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that the commit of an ending writes, in words of JSON.
+    """Everything that settling a turn writes, as JSON values.
 
-    `messages` are records of entries, in order; `variables` the working variables, None if they
-    are left as they are; `case_ids` the cases of the CaseBank that had a part in it; `extra` the members of a
-    held verdict that this release does not know.
+    `messages`: records of entries, in order. `variables`: the working variables; None if unchanged. `case_ids`: the
+    cases in the prompt. `extra`: members of a held verdict that this release does not know.
     """
 
     status: str
@@ -101,13 +100,13 @@ class Verdict:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The verdict as text."""
+        """The verdict with its `extra` members at the top level."""
         record = asdict(self)
         return as_json({**record.pop("extra"), **record})
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
-        """The verdict that `text` is, as `to_json` made it."""
+        """Parse the output of `to_json`, also of another release."""
         record = json.loads(text)
         known = {each.name for each in fields(cls)} - {"extra"}
         return cls(
@@ -124,11 +123,8 @@ def conclude(
     *,
     case_ids: Sequence[str] = (),
 ) -> Verdict:
-    """What is to be written of a turn that ends so; calls that are still open are answered in it.
-
-    `case_ids` are the cases in its prompt.
-    """
-    closing, variables = _closed(executor, session_id, turn, transcript)
+    """The verdict on a turn with this ending, which closes open calls. `case_ids` are the cases in its prompt."""
+    closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)
     usage = transcript.usage
@@ -143,20 +139,20 @@ def conclude(
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=variables,
-        # Of a turn that somebody ended nobody knows whether it would have served.
+        # A cancelled turn does not show whether the cases were useful.
         case_ids=[] if isinstance(ending, Cancelled) else list(case_ids),
     )
 
 
 def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
-    """The verdict on a turn that is given up. Parses none of its rows, so that no row can keep it from ending.
+    """The verdict on an abandoned turn, made without parsing its rows: an unreadable row cannot prevent it.
 
-    Working variables stay as the last step left them.
+    Working variables stay as the last step committed them.
     """
     [remains] = executor.run(
         queries.REMAINS, {"session_id": session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
     )
-    said = [_said(turn.turn_id, each) for each in remains.uncommitted]
+    said = [_inbox_entry(turn.turn_id, each) for each in remains.uncommitted]
     closing = [
         Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
         for each in remains.open_calls
@@ -187,11 +183,10 @@ def settle(
 ) -> Settled:
     """Settle a turn.
 
-    `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
-    that this makes is in its store.
+    `keep`: keep the lease if the session has more turns. `saved`: the store has the snapshot of the new tick.
 
     Raises:
-        LeaseLost: the token has moved on; nothing was written.
+        LeaseLost: another worker has the session; nothing was written.
     """
     rows = executor.run(
         queries.SETTLE,
@@ -221,10 +216,10 @@ def settle(
     return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id, rows[0].others_wait)
 
 
-def _closed(
+def _close_calls(
     executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
 ) -> tuple[list[Entry], dict[str, Any] | None]:
-    """Results for the calls that are still open, and the variables as those of them that ended left them."""
+    """Results for the open calls, and the working variables with the changes of those that finished."""
     asking = transcript.asking()
     if asking is None:
         return [], None
@@ -238,14 +233,14 @@ def _closed(
     return closing, variables.changed()
 
 
-def _said(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
-    """A message of the inbox, as an entry that is not committed yet."""
+def _inbox_entry(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
+    """An uncommitted message of the inbox as an entry."""
     accepted_at = datetime.fromisoformat(message["accepted_at"])
     return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
 
 
 def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:
-    """Results for the calls of `asking`, in the order asked, so that none stays open."""
+    """Results for the calls of `asking`, in the order of the calls."""
     if asking is None:
         return []
     return [result_of(turn_id, call, text) for call, text in zip(asking.tool_calls, texts, strict=True)]

@@ -1,9 +1,9 @@
-"""A session's snapshot in the configured store: found at a claim, saved before the reply.
+"""A session's snapshot in the configured store: loaded after a claim, saved before the reply.
 
-PostgreSQL has the working variables with every step, so its own store needs no more. With another store, the turn's
-ending is committed first, invisible to callers (`queries.HOLD`); then the snapshot is saved under the token and at the
-tick that settling makes; then the turn is settled. A crash in between leaves a held turn, which the next worker saves
-and settles without asking the model again. Called by the runner.
+PostgreSQL commits the working variables with every step, so its own store needs no save. With another store, the turn's
+verdict is committed first, invisible to callers (`queries.HOLD`). Then the snapshot is saved under the token and the
+tick that settling makes, and the turn is settled. After a crash in between, the next worker saves and settles the held
+turn without calling the model again. Called by the runner.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ from perdure.turns.run.settle import Verdict
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
-"""Pending messages, the oldest, that the snapshot saved with a turn holds. An export holds all of them."""
+"""The oldest pending messages that a snapshot saved with a turn holds. An export holds all."""
 
 _STEP_S = 10.0
-"""Seconds within which a store has answered, or failed to; see `SnapshotStore`."""
+"""Seconds within which a store must answer or raise; see `SnapshotStore`."""
 
 
 class NotSaved(Exception):
-    """The store would not take the snapshot. The message says why, for the operator."""
+    """The store refused the snapshot. The message is for the operator."""
 
 
 def is_elsewhere(store: SnapshotStore) -> bool:
-    """Whether a snapshot must be saved there, since no commit of ours does it."""
+    """Whether the store needs a save of its own, because the commit of a step does not write to it."""
     return not isinstance(store, PostgresSnapshots)
 
 
 def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
-    """The working variables that the session goes on with.
+    """The session's working variables: the store's if its snapshot is of the last commit, else PostgreSQL's.
 
-    They are the store's if its snapshot is of the last commit, else PostgreSQL's. A snapshot that is
-    of no commit at all is set aside and reported; one that is older, because a turn was broken off
-    in the middle, is not.
+    A snapshot that no commit names is set aside and logged. One that is older than the last commit, because a turn
+    stopped between two steps, is kept.
 
     Raises:
         LeaseLost: another worker has the session.
@@ -65,7 +64,7 @@ def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
 
 
 def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
-    """The working variables in PostgreSQL. No statement, unless the claim could not read them.
+    """The working variables in PostgreSQL; a statement is run only if the claim could not read them.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -78,22 +77,22 @@ def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
             return checked_variables(load_object(kept.variables))
         except (ValueError, PerdureError) as error:
             log.debug("session %s: %s", claimed.session_id, error)
-    found = PostgresSnapshots(database).load(claimed.session_id)  # sets aside what is damaged
+    found = PostgresSnapshots(database).load(claimed.session_id)  # sets a damaged one aside
     return {} if found is None else found.snapshot.memory.working_variables
 
 
 def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: Memory) -> None:
-    """Hold the ending of a turn, and save the snapshot as settling will leave the session.
+    """Commit the turn's verdict as held, and save the snapshot of the session as it will be once the turn is settled.
 
-    `memory` is what the session has in mind by the last commit.
+    `memory` is the session's memory at the last commit.
 
     Raises:
-        NotSaved: the store would not take it; the ending is held.
+        NotSaved: the store refused it; the verdict is held.
         LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
-    rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
-    if isinstance(rows, Claimed):  # settled, which this runner has not done
+    rows = persist(runtime, hold, turn.turn_id, lambda: _hold_verdict(runtime, hold, turn, verdict))
+    if isinstance(rows, Claimed):  # another runner has settled the turn
         raise LeaseLost
     snapshot = AgentSnapshot(
         agent_id=hold.session_id,
@@ -107,23 +106,23 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         event_queue_backup=pending.events(rows[0].pending),
     )
     hold.step_within(_STEP_S)
-    stale = _offer(runtime.snapshots, snapshot, hold.token)
+    stale = _try_save(runtime.snapshots, snapshot, hold.token)
     if stale is None:
         return
-    # A newer one is there. Either somebody has taken the session over, or the database is older
-    # than its snapshots: it was restored from a backup.
-    _require_ours(runtime, hold)
+    # The store has a newer snapshot: either another worker holds the session, or the database was restored from an
+    # older backup.
+    _require_lease(runtime, hold)
     try:
         runtime.snapshots.set_aside(hold.session_id, stale.stored, f"the session is at tick {rows[0].tick}")
     except PerdureError as error:
         raise NotSaved(error.message) from error
-    stale = _offer(runtime.snapshots, snapshot, hold.token)
+    stale = _try_save(runtime.snapshots, snapshot, hold.token)
     if stale is not None:
         raise NotSaved(stale.message)
 
 
 def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | None:
-    """The store's snapshot, if it is of the session's last commit."""
+    """The store's snapshot if it is of the last commit, else `None`."""
     store, kept = runtime.snapshots, claimed.kept
     hold.step_within(_STEP_S)
     try:
@@ -131,25 +130,23 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
         if found is None:
             if kept.saved is not None:
                 log.warning(
-                    "session %s has no snapshot in %s any more: it is built again", claimed.session_id, store.name
+                    "session %s has no snapshot in %s any more: the next turn saves one", claimed.session_id, store.name
                 )
             return None
         if found.version == kept.saved:
             return found.snapshot if kept.tick == kept.saved.tick else None
-        _require_ours(runtime, hold)
-        committed = f"at {kept.saved}" if kept.saved else "none"
-        store.set_aside(
-            claimed.session_id, found.version, f"it is of {found.version}; the one that was committed: {committed}"
-        )
+        _require_lease(runtime, hold)
+        committed = f"the committed one is of {kept.saved}" if kept.saved else "no snapshot is committed"
+        store.set_aside(claimed.session_id, found.version, f"it is of {found.version}; {committed}")
     except LeaseLost:
         raise
     except Exception as error:  # noqa: BLE001
-        # Whatever a third party's store raises: what is there is here as well.
-        log.warning("session %s goes on without its snapshot: %s", claimed.session_id, _reason(store, error))
+        # A third party's store may raise any error. PostgreSQL has the variables too.
+        log.warning("session %s continues without its snapshot: %s", claimed.session_id, _reason(store, error))
     return None
 
 
-def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
+def _hold_verdict(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
         queries.HOLD,
@@ -167,8 +164,8 @@ def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequ
     return rows
 
 
-def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
-    """Save `snapshot`; what the store says if it has a newer one."""
+def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
+    """Save `snapshot`; returns the store's error if it has a newer one."""
     try:
         store.save(snapshot, token)
     except StaleSnapshot as stale:
@@ -178,7 +175,7 @@ def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSn
     return None
 
 
-def _require_ours(runtime: Runtime, hold: Hold) -> None:
+def _require_lease(runtime: Runtime, hold: Hold) -> None:
     rows = runtime.database.run(queries.OWNED, hold.held)
     if not rows:
         raise LeaseLost
@@ -192,5 +189,5 @@ def _message(record: Mapping[str, Any]) -> Message:
 def _reason(store: SnapshotStore, error: Exception) -> str:
     if isinstance(error, PerdureError):
         return error.message
-    log.error("the snapshot store %s met an error of its own", store.name, exc_info=error)
-    return f"The snapshot store {store.name} met an error of its own ({type(error).__name__})."
+    log.error("the snapshot store %s raised an unexpected error", store.name, exc_info=error)
+    return f"The snapshot store {store.name} raised an unexpected error ({type(error).__name__})."

@@ -32,12 +32,12 @@ WINDOW_TURNS = 20
 `PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
-"""What parsing a row raises that this release does not understand."""
+"""Errors of parsing a row that this release does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of a transcript. `seq` is None while it is not committed."""
+    """One message of a transcript; `seq` is None until it is committed."""
 
     turn_id: UUID
     role: Role
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def token_count(self) -> int:
-        """Tokens by a conservative estimate: a token is at least three bytes of UTF-8, or so."""
+        """A conservative estimate: three bytes of UTF-8 are one token."""
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
         return (len(self.content.encode()) + calls) // 3 + 4
 
@@ -79,7 +79,7 @@ class Entry:
 
 
 class Transcript:
-    """A session's recent turns and the present one, as its runner holds them in memory."""
+    """A session's recent turns and the present one, in the runner's memory."""
 
     def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
         self.turn_id = turn_id
@@ -89,7 +89,7 @@ class Transcript:
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
         """Read the last `window` turns, the present one included. One statement.
 
-        An earlier turn that this release cannot parse is left out, whole, and reported.
+        An earlier turn that this release cannot parse is left out as a whole, and logged.
 
         Raises:
             Exception: the present turn cannot be parsed.
@@ -108,11 +108,11 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """What the sender wrote, until the turn's first commit takes it in."""
+        """The user's messages, until the turn's first commit."""
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
-        """The messages of the last turns, as far as they are committed."""
+        """The committed messages of the last turns and of the present one."""
         return tuple(entry.message() for entry in self._entries if entry.seq is not None)
 
     @property
@@ -122,7 +122,7 @@ class Transcript:
 
     @property
     def asked(self) -> str:
-        """What the user says in the present turn."""
+        """The user's text in the present turn."""
         return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
 
     @property
@@ -132,7 +132,7 @@ class Transcript:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the present turn, over all its steps."""
+        """Tokens of the present turn's steps together."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
     def last_seq(self, first_seq: int) -> int:
@@ -141,28 +141,28 @@ class Transcript:
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The ids of the present turn's calls. An approval names one, and must not mean a later one."""
+        """The ids of the present turn's calls. Approvals name calls by them, so they must be distinct."""
         return frozenset(call.id for entry in self.present for call in entry.tool_calls)
 
     def asking(self) -> Entry | None:
-        """The message whose tool calls wait for their results, if one does."""
+        """The message whose tool calls have no results yet, if any."""
         last = self._entries[-1] if self._entries else None
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
 
     def committed(self, appended: Sequence[Entry], base: int) -> None:
-        """Note that `appended` were committed behind the session's message number `base`."""
+        """Replace the uncommitted entries with `appended`, committed after the session's message number `base`."""
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
     def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
-        """The messages for a model: whole turns from the newest back, as far as `budget` tokens go.
+        """The messages for a model: whole turns, the newest first, within `budget` tokens.
 
-        The newest turn is never cut, whatever it takes.
+        The newest turn is always included.
         """
         return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
 
     def first_seen(self, budget: int) -> int:
-        """The number of the first message in such a prompt; 0 if none of them is committed yet."""
+        """The number of the first committed message in the prompt of this budget; 0 if there is none."""
         return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
 
     def _within(self, budget: int) -> list[Entry]:
@@ -171,7 +171,7 @@ class Transcript:
 
 
 def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
-    """A model's reply as an entry, made storable; its call ids made distinct, also from those that are `taken`."""
+    """A model's reply as a storable entry, with call ids that are distinct and not in `taken`."""
     return Entry(
         turn_id,
         Role.ASSISTANT,
@@ -184,12 +184,12 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
 
 
 def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
-    """A tool's result as an entry."""
+    """A tool's result as a storable entry."""
     return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
 
 
 def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
-    """The calls with ids that are there, storable, and each its own."""
+    """The calls, each with a storable, non-empty and distinct id."""
     seen = set(taken)
     distinct = []
     for number, call in enumerate(calls, start=1):
@@ -206,14 +206,14 @@ def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
 
 
 def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
-    """One turn's entries; none if it is over and cannot be parsed: it must not stop the turns that follow."""
+    """One turn's entries; empty for an earlier turn that cannot be parsed, which must not stop the present one."""
     turn_id = rows[0].turn_id
     try:
         return [_entry(row) for row in rows]
     except UNREADABLE as error:
         if turn_id == present:
             raise
-        log.error("turn %s is left out of the prompt, for it cannot be read: %s", turn_id, loggable(error))  # noqa: TRY400
+        log.error("turn %s is left out of the prompt: it cannot be parsed: %s", turn_id, loggable(error))  # noqa: TRY400
         return []
 
 

@@ -1,4 +1,4 @@
-"""`/v1/casebank`: search for similar questions that were answered before, as turns do it; sharing by administrators."""
+"""`/v1/casebank`: search for similar cases, as turns do; sharing by administrators."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Lookup(Generic[T]):
 
 
 class Check:
-    """A check of a service. `find_fault` returns a message for people, `None` if the service works."""
+    """A check of a service. `find_fault` returns a message for an operator, `None` if the service works."""
 
     def __init__(self, service: str, find_fault: Callable[[], str | None]) -> None:
         self._service = service
@@ -79,7 +79,7 @@ class Check:
 
 
 def database_check(database: Database) -> Check:
-    """Checks that the database answers and that this release can use it."""
+    """Checks that the database is available and that this release can use it."""
 
     def find_fault() -> str | None:
         try:
@@ -96,7 +96,7 @@ def database_check(database: Database) -> Check:
 
 
 def broker_check(reachable: Callable[[], bool]) -> Check:
-    """Checks that the broker answers."""
+    """Checks that the broker is available."""
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Body
 
 from perdure.channels.http import parameters
-from perdure.channels.http.auth import Caller
+from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers, Users, require_session
 from perdure.channels.http.gateway import Gateway
@@ -40,7 +40,7 @@ async def consolidate(
 ) -> ConsolidationRequested:
     """Request the consolidation of an ended session, also of an abandoned one; without an id, of a batch."""
     if wanted.session_id is None:
-        if caller.tenant is not None:
+        if caller.tenant is not None or caller.kind is KeyKind.USER:
             raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")
         await gateway.in_thread(partial(gateway.runtime.wake.consolidation, None))
         return ConsolidationRequested(session_id=None)

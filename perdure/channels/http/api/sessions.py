@@ -9,6 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Response
 
+from perdure.access.tenants import user_of
 from perdure.channels.http import parameters
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
@@ -37,6 +38,8 @@ async def list_(
     limit: parameters.SessionLimit = _DEFAULT_LIMIT,
 ) -> list[Session]:
     """List a user's sessions, newest first; with an admin key also those of all users that it has access to."""
+    if user_id is None and caller.user is not None:
+        user_id = user_of(caller.user)
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden(_NAME_ONE)
     return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, limit))

@@ -19,6 +19,6 @@ class Breaker(Answer):
 
 
 class BreakerList(Answer):
-    """The breakers that were used in the last week, by name."""
+    """The breakers used in the last week, by name."""
 
     breakers: list[Breaker]

@@ -59,13 +59,13 @@ class Session(Answer):
 
 
 class Forked(Answer):
-    """The session that a fork made."""
+    """The session that a fork created."""
 
     session_id: UUID
 
 
 class Call(Answer):
-    """A tool call that the model asked for; `arguments` is text where the model gave no object."""
+    """A tool call that the model asked for; `arguments` is text if the model's arguments are not an object."""
 
     id: str
     name: str

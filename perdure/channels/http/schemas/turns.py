@@ -93,7 +93,7 @@ class Delay(Answer):
 
 
 class Approval(Answer):
-    """A tool call that waits for a person."""
+    """A tool call that waits for approval."""
 
     call_id: str
     tool: str

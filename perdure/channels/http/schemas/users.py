@@ -17,7 +17,10 @@ class Export(Answer):
 
 
 class Erased(Answer):
-    """The count of erased rows, by table. `everywhere`: Redis and the snapshots are erased; else a worker does it."""
+    """The count of erased rows, by table.
+
+    `everywhere`: Redis and the snapshots are erased; otherwise a worker erases them later.
+    """
 
     user_id: str
     rows: dict[str, int]

@@ -1,0 +1,79 @@
+"""User tokens: signed, expiring, for one user each; a service mints them for a browser or a phone.
+
+A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `exp` and `iat`.
+Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.
+
+Called by the gateway, which mints and verifies them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from datetime import datetime, timedelta
+
+import jwt
+
+from perdure.access.tenants import tenant_of, user_key, user_of
+from perdure.clock import Clock
+from perdure.errors import InvalidRequest, Unauthorized
+from perdure.text.patterns import compiled
+
+_ALGORITHM = "HS256"
+_AUDIENCE = "perdure:user"
+_PURPOSE = b"perdure: tokens of users"
+_MOST_CHARS = 4_096
+_UNKNOWN = "That key is not known."
+_FORM = compiled(r"eyJ[\w-]*\.[\w-]+\.[\w-]+")
+
+
+class ExpiredToken(Unauthorized):
+    """The token was valid, and has expired: its holder needs a new one."""
+
+
+class Tokens:
+    """Mints and verifies the tokens of an installation. `secret` is `PERDURE_SECRET_KEY`; processes share it."""
+
+    def __init__(self, secret: bytes, clock: Clock) -> None:
+        self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
+        self._clock = clock
+
+    def mint(self, user: str, ttl_s: int) -> tuple[str, datetime]:
+        """A token for the user with the key `user`, and when it expires: in `ttl_s` seconds."""
+        now = self._clock.now().replace(microsecond=0)
+        expires_at = now + timedelta(seconds=ttl_s)
+        claims = {"sub": user_of(user), "aud": _AUDIENCE, "iat": now, "exp": expires_at}
+        tenant = tenant_of(user)
+        if tenant is not None:
+            claims["tenant"] = tenant
+        return jwt.encode(claims, self._key, _ALGORITHM), expires_at
+
+    def user(self, token: str) -> str:
+        """The key of the user that `token` is for.
+
+        Raises:
+            ExpiredToken: it has expired.
+            Unauthorized: it is not a token of this installation.
+        """
+        if len(token) > _MOST_CHARS or not looks_like_token(token):
+            raise Unauthorized(_UNKNOWN)
+        try:
+            claims = jwt.decode(
+                token,
+                self._key,
+                [_ALGORITHM],
+                audience=_AUDIENCE,
+                options={"require": ["sub", "exp", "iat"], "verify_exp": False, "verify_iat": False},
+            )
+            expires_s = float(claims["exp"])
+            user = user_key(claims.get("tenant"), claims["sub"])
+        except (jwt.InvalidTokenError, InvalidRequest, TypeError, ValueError) as error:
+            raise Unauthorized(_UNKNOWN) from error
+        if expires_s <= self._clock.now().timestamp():
+            raise ExpiredToken("That token has expired. Get a new one.")
+        return user
+
+
+def looks_like_token(text: str) -> bool:
+    """Whether `text` has the form of a JWT."""
+    return _FORM.fullmatch(text) is not None

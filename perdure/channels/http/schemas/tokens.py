@@ -1,0 +1,32 @@
+"""Tokens: the body and the answer of `/v1/tokens`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
+
+from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.text.untrusted import whole
+from perdure.turns.inbox.incoming import Name
+
+LONGEST_TTL_S = 30 * 24 * 3600
+"""A token cannot be revoked alone, so it does not live longer than a month."""
+
+
+class NewToken(BaseModel):
+    """The user whom a token is for, and the seconds until it expires."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann", "ttl_s": 3600}]}
+    )
+
+    user_id: Name
+    ttl_s: Annotated[StrictInt, Field(ge=1, le=LONGEST_TTL_S), BeforeValidator(whole)]
+
+
+class Token(Answer):
+    """A token, sent as `Authorization: Bearer TOKEN`, and when it expires."""
+
+    token: str
+    expires_at: Instant

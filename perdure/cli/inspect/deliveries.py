@@ -1,0 +1,47 @@
+"""`perdure deliveries`: replies to URLs and tasks, dead letters included, and how to send one again."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from perdure.cli import connecting
+from perdure.cli.display import AsJson, write_json, write_table, write_text
+from perdure.database.tables import DELIVERY_STATUSES
+from perdure.turns.outbox import list_deliveries
+from perdure.turns.outbox import resend as resend_delivery
+
+commands = typer.Typer(help="Replies sent to URLs and tasks.", no_args_is_help=True)
+
+_COLUMNS = ("delivery_id", "turn_id", "user_id", "target", "status", "attempts", "due_at", "last_error", "tenant")
+
+
+@commands.command("list")
+def list_(
+    status: Annotated[str | None, typer.Option(help=f"Only this status: {', '.join(DELIVERY_STATUSES)}.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most deliveries to list.")] = 100,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List deliveries, newest first. A failed one is a dead letter."""
+    if status is not None and status not in DELIVERY_STATUSES:
+        raise typer.BadParameter(f"{status!r}; accepted: {', '.join(DELIVERY_STATUSES)}", param_hint="--status")
+    with connecting.database() as database:
+        found = list_deliveries(database, status=status, limit=limit)
+    if as_json:
+        write_json(found)
+        return
+    rows = [{**each, "target": json.dumps(each["target"], ensure_ascii=False)} for each in found]
+    write_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+
+
+@commands.command()
+def resend(delivery_id: Annotated[str, typer.Argument(metavar="ID", help="The delivery's id.")]) -> None:
+    """Send a delivery again, with all of its attempts. Its id stays, so a receiver that has it can ignore it."""
+    wanted = connecting.parse_id(delivery_id, "delivery")
+    with connecting.runtime() as runtime:
+        resend_delivery(runtime.database, wanted)
+        runtime.wake.delivery(wanted)
+    write_text(f"delivery {wanted} is due")

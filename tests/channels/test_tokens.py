@@ -1,0 +1,193 @@
+"""User tokens: one reaches its user's things on every route, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import jwt
+import pytest
+from starlette.testclient import TestClient
+
+from perdure.access.tokens import Tokens
+from perdure.channels.http.app import create_app
+from perdure.channels.http.schemas.tokens import LONGEST_TTL_S
+from perdure.clock import MovedClock
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.turns.run.runner import Runner
+from tests.channels.conftest import BASE_URL
+from tests.channels.test_tenants import BY_ID, BY_USER, FLEET, QUESTION, ROUTES, SERVICES, Ana, ById, ByUser, Fleet
+
+SECRET = "the secret of these tests, long enough"
+SERVICE = SERVICES[None]
+
+
+class Installation:
+    """A gateway with a service key and two users, `ana` and `bo`, each with a settled turn."""
+
+    def __init__(self, client: TestClient, clock: MovedClock, runtime: Runtime) -> None:
+        self.clock = clock
+        self._client = client
+        runner = Runner(runtime, owner="test")
+        self.ana, self.bo = self._live(runner, "ana"), self._live(runner, "bo")
+        runner.close()
+
+    def ask(self, key: str, method: str, path: str, **given: Any) -> Any:
+        """The answer to a request with this key or token."""
+        return self._client.request(method, path, headers={"Authorization": f"Bearer {key}"}, **given)
+
+    def token(self, user_id: str = "ana", ttl_s: int = 60) -> str:
+        """A new token."""
+        answer = self.ask(SERVICE, "POST", "/v1/tokens", json={"user_id": user_id, "ttl_s": ttl_s})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["token"])
+
+    def kept(self, user_id: str) -> Any:
+        """The user's export, but for the times of reading."""
+        tables = self.ask(SERVICE, "GET", f"/v1/users/{user_id}/export").json()["tables"]
+        return {name: rows for name, rows in tables.items() if name != "memory_accesses"}
+
+    def _live(self, runner: Runner, user_id: str) -> Ana:
+        secret = f"under the flowerpot of {user_id}"
+        message = {"user_id": user_id, "text": f"{QUESTION}? It is {secret}", "message_id": "the same"}
+        ids = self.ask(SERVICE, "POST", "/v1/messages", json=message).json()
+        runner.run(UUID(ids["session_id"]))
+        return Ana(None, secret, ids["turn_id"], ids["session_id"])
+
+
+@pytest.fixture
+def installation(runtime: Runtime, clock: MovedClock) -> Iterator[Installation]:
+    """See `Installation`."""
+    settings = Settings(_env_file=None, api_keys=SERVICE, secret_key=SECRET)  # type: ignore[arg-type]
+    runtime = replace(runtime, settings=settings, clock=clock)
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
+        yield Installation(client, clock, runtime)
+
+
+@pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
+def test_an_id_of_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ById) -> None:
+    """404 with the same body as for an unknown id, and nothing changes; the own id is found."""
+    token, before = installation.token("ana"), installation.kept("bo")
+    bo, ana = installation.bo, installation.ana
+    theirs, nothings, own = (
+        installation.ask(token, method, route.path(whose), json=route.body and route.body(whose))
+        for whose in (bo, route.missing(), ana)
+    )
+    assert (theirs.status_code, theirs.content) == (404, nothings.content), path
+    assert not [trace for trace in bo.traces if trace in theirs.text]
+    assert installation.kept("bo") == before
+    assert own.content != nothings.content, own.text
+
+
+@pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
+def test_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ByUser) -> None:
+    """404 for a user who exists and for one who does not, alike; the own user is found."""
+    if path == "/v1/tokens":
+        return  # a token mints none; see below
+    token, before = installation.token("bo"), installation.kept("ana")
+
+    def ask(user_id: str) -> Any:
+        body = route.body and {**route.body, "user_id": user_id}
+        where = route.path.replace("/ana", f"/{user_id}").replace("user_id=ana", f"user_id={user_id}")
+        return installation.ask(token, method, where, json=body)
+
+    theirs, nothings = ask("ana"), ask("nobody")
+    assert (theirs.status_code, theirs.content) == (404, nothings.content), path
+    assert installation.kept("ana") == before
+    assert ask("bo").status_code in {200, 202, 409}, path
+
+
+@pytest.mark.parametrize(("method", "path"), FLEET)
+def test_what_concerns_the_installation_takes_an_admin_key(installation: Installation, method: str, path: str) -> None:
+    """403 before the route looks at ids."""
+    assert isinstance(ROUTES[method, path], Fleet)
+    where = path.replace("{case_id}", "c").replace("{name}", "b").replace("{run_id}", str(installation.ana.turn_id))
+    answer = installation.ask(installation.token(), method, where)
+    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+
+
+def test_a_token_asks_for_no_more_than_its_user_may(installation: Installation) -> None:
+    """It mints no token, sends no reply elsewhere, takes no priority before others and consolidates no batch."""
+    token, says = installation.token(), {"user_id": "ana", "text": "hello"}
+    for method, path, body in (
+        ("POST", "/v1/tokens", {"user_id": "ana", "ttl_s": 60}),
+        ("POST", "/v1/messages", {**says, "reply_to": {"url": "https://example.com/"}}),
+        ("POST", "/v1/messages", {**says, "priority": 9}),
+        ("POST", "/v1/memory/consolidate", {}),
+        ("GET", "/v1/casebank/search?q=key&include_archived=true&user_id=ana", None),
+    ):
+        answer = installation.ask(token, method, path, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (path, answer.text)
+    assert installation.ask(token, "POST", "/v1/messages", json={**says, "priority": 5}).status_code == 202
+
+
+def test_without_a_user_id_the_sessions_are_the_tokens_own(installation: Installation) -> None:
+    """A page need not know its user's id."""
+    sessions = installation.ask(installation.token("bo"), "GET", "/v1/sessions").json()
+    assert [each["session_id"] for each in sessions] == [installation.bo.session_id]
+
+
+def test_it_expires(installation: Installation) -> None:
+    """To the second, by the installation's clock; an expired one is no guess, so its address is not throttled."""
+    token = installation.token(ttl_s=60)
+    installation.clock.advance(timedelta(seconds=58))
+    assert installation.ask(token, "GET", "/v1/sessions").status_code == 200
+    installation.clock.advance(timedelta(seconds=3))
+    answers = [installation.ask(token, "GET", "/v1/sessions") for _ in range(50)]
+    assert {(each.status_code, each.json()["code"]) for each in answers} == {(401, "UNAUTHORIZED")}
+    assert "expired" in answers[0].json()["detail"]
+
+
+def _forged(token: str) -> dict[str, str]:
+    head, body, signature = token.split(".")
+    claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+    other = base64.urlsafe_b64encode(json.dumps({**claims, "sub": "bo"}).encode()).rstrip(b"=").decode()
+    unsigned = base64.urlsafe_b64encode(b'{"alg":"none","typ":"JWT"}').rstrip(b"=").decode()
+    return {
+        "another user": f"{head}.{other}.{signature}",
+        "no signature": f"{unsigned}.{other}.{signature}",
+        "another key": jwt.encode(claims, "x" * 32, "HS256"),
+        "no expiry": jwt.encode({"sub": "ana", "aud": claims["aud"]}, "x" * 32, "HS256"),
+        "cut": token[:-2],
+        "endless": f"{head}.{body}{'A' * 10_000}.{signature}",
+    }
+
+
+@pytest.mark.parametrize("kind", ["another user", "no signature", "another key", "no expiry", "cut", "endless"])
+def test_a_forged_token_is_refused(installation: Installation, kind: str) -> None:
+    """401, as for an unknown key; after many of them the address is throttled."""
+    forged = _forged(installation.token())[kind]
+    codes = {installation.ask(forged, "GET", "/v1/sessions").json()["code"] for _ in range(50)}
+    assert codes == {"UNAUTHORIZED", "RATE_LIMITED"}
+
+
+def test_another_secret_revokes_all_tokens(installation: Installation, clock: MovedClock) -> None:
+    """Rotating `PERDURE_SECRET_KEY` is the way to revoke."""
+    old, _ = Tokens(b"the secret before", clock).mint("ana", 60)
+    assert installation.ask(old, "GET", "/v1/sessions").status_code == 401
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, LONGEST_TTL_S + 1, "60", 1.5, True, None])
+def test_a_life_is_a_number_of_seconds(installation: Installation, ttl_s: object) -> None:
+    """From one second to a month."""
+    answer = installation.ask(SERVICE, "POST", "/v1/tokens", json={"user_id": "ana", "ttl_s": ttl_s})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
+
+
+def test_on_loopback_without_keys_a_token_still_narrows(runtime: Runtime) -> None:
+    """The web page of such a gateway may use one; without it, any caller is the operator, as ever."""
+    settings = Settings(_env_file=None, secret_key=SECRET)  # type: ignore[arg-type]
+    with TestClient(
+        create_app(replace(runtime, settings=settings), lambda: True), base_url="http://localhost"
+    ) as client:
+        token = client.post("/v1/tokens", json={"user_id": "ana", "ttl_s": 60}).json()["token"]
+        headers = {"Authorization": f"Bearer {token}"}
+        assert client.get("/v1/sessions?user_id=bo", headers=headers).status_code == 404
+        assert client.get("/v1/sessions?user_id=bo").status_code == 200
+        assert client.get("/v1/sessions", headers={"Authorization": "Bearer eyJ.not.one"}).status_code == 401

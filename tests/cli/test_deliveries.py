@@ -1,0 +1,97 @@
+"""`perdure deliveries`: dead letters are found, and sent again by a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import text
+
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.outbox import Undeliverable, deliver
+from perdure.turns.run.runner import Runner
+from tests.cli.conftest import Environment, Perdure
+from tests.processes.receiver import Receiver
+from tests.turns.harness import until
+
+REPLY_URLS = "http://127.0.0.1:*"
+
+
+class Refusing:
+    """A carrier whose receiver refuses for good."""
+
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+        """Refuse."""
+        raise Undeliverable("410 Gone")
+
+
+@pytest.fixture
+def environment(environment: Environment) -> Environment:
+    """An installation that may send replies to loopback."""
+    return {**environment, "PERDURE_REPLY_URLS": REPLY_URLS}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver on loopback."""
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def letters(runtime: Runtime, receiver: Receiver) -> list[str]:
+    """The ids of two deliveries: a dead letter, then a pending one."""
+    settings = Settings(_env_file=None, reply_urls=REPLY_URLS)  # type: ignore[arg-type]
+    runtime = replace(runtime, settings=settings)
+    runner = Runner(runtime, owner="test")
+    for user in ("ann", "bob"):
+        reply_to: Any = {"url": receiver.url}
+        runner.run(accept(runtime, Incoming(user_id=user, text="hello", reply_to=reply_to)).session_id)
+    runner.close()
+    with runtime.database.engine.connect() as connection:
+        ids = connection.execute(text("SELECT delivery_id FROM deliveries ORDER BY delivery_id")).scalars().all()
+    deliver(runtime.database, {"url": Refusing()}, ids[0])
+    return [str(each) for each in ids]
+
+
+def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
+    """By status, newest first, with the reason; JSON has all members."""
+    dead, pending = letters
+    assert [each["delivery_id"] for each in json.loads(perdure("deliveries", "list", "--json").stdout)] == [
+        pending,
+        dead,
+    ]
+    (found,) = json.loads(perdure("deliveries", "list", "--status", "failed", "--json").stdout)
+    assert (found["delivery_id"], found["user_id"], found["last_error"]) == (dead, "ann", "410 Gone")
+    assert found["due_at"] is None
+    assert dead in perdure("deliveries", "list", "--status", "failed").stdout
+    assert perdure("deliveries", "list", "--status", "lost").returncode == 2
+
+
+@pytest.mark.usefixtures("working")
+def test_a_dead_letter_is_sent_again(perdure: Perdure, receiver: Receiver, letters: list[str]) -> None:
+    """A worker delivers it under the same id."""
+    dead, _ = letters
+    assert perdure("deliveries", "resend", dead).returncode == 0
+    until(lambda: any(each.body["delivery_id"] == dead for each in list(receiver.came)), "the delivery")
+    until(lambda: _statuses(perdure)[dead] == "delivered", "the record of it")
+
+
+def _statuses(perdure: Perdure) -> dict[str, str]:
+    listed = json.loads(perdure("deliveries", "list", "--json").stdout)
+    return {each["delivery_id"]: each["status"] for each in listed}
+
+
+def test_an_unknown_delivery_is_reported(perdure: Perdure) -> None:
+    """Status 1 with a message; 2 where it is no id."""
+    unknown = perdure("deliveries", "resend", str(uuid4()))
+    assert (unknown.returncode, "There is no such delivery." in unknown.stderr) == (1, True)
+    assert perdure("deliveries", "resend", "x").returncode == 2
