@@ -12,7 +12,7 @@ from perdure.database import serverlog
 from perdure.database.engine import Database, Statement
 from perdure.embedded.redis import is_of
 from perdure.errors import Unavailable
-from perdure.redis import connect, way_out, where
+from perdure.redis import connect, remedy, where
 from perdure.settings import Settings
 from perdure.workers.assembly import redis_address
 
@@ -72,7 +72,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         try:
             client.ping()
         except redis.RedisError as error:
-            raise Unavailable(f"{name} cannot be reached. {way_out(error)}") from error
+            raise Unavailable(f"{name} cannot be reached. {remedy(error)}") from error
         configured: dict[str, str] = {}
         try:
             for setting in _OF_REDIS:  # Redis 6 takes one name at a time
