@@ -18,7 +18,7 @@ _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class EmbeddedServerError(Exception):
-    """An embedded server cannot be started, found or stopped; the message gives the reason and a way out."""
+    """An embedded server cannot be started, found or stopped; the message gives the reason and a remedy."""
 
 
 @contextmanager

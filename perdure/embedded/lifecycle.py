@@ -152,7 +152,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
         timeout_s: Seconds until it must answer. After a crash, PostgreSQL first replays its log.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a remedy.
     """
     with explained(server.title, server.directory):
         server.directory.mkdir(parents=True, exist_ok=True)

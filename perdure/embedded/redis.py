@@ -64,10 +64,10 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
 
     Returns:
         A server that answers. Its `url`, `redis+socket:///...`, is in the form of kombu, Celery and Flower;
-            `client_url` converts it for redis-py.
+        `client_url` converts it for redis-py.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a remedy.
     """
     return lifecycle.start(_Redis(directory.resolve()), timeout_s=timeout_s)
 

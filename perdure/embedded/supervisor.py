@@ -99,7 +99,7 @@ def run(
 
     Returns:
         The exit status: 0 if all ended when requested, 1 if one had to be killed; the `final_status` of a process
-            that exited with it.
+        that exited with it.
     """
     supervisor = _Supervisor(processes, on_ready, backoff or Backoff(), clock or SystemClock(), output or sys.stdout)
     return asyncio.run(supervisor.run())
