@@ -15,9 +15,9 @@ import typer
 
 from perdure.casebank.plan.policy import Action
 from perdure.cli import COMMANDS
-from perdure.cli.inspect import cases, memory, turns
+from perdure.cli.inspect import cases, deliveries, memory, turns
 from perdure.cli.serve.processes import worker
-from perdure.database.tables import TURN_STATUSES
+from perdure.database.tables import DELIVERY_STATUSES, TURN_STATUSES
 from perdure.memory.recall import search
 from perdure.workers.application import CONCURRENCY
 from tests.cli.conftest import Perdure
@@ -87,6 +87,7 @@ def _values(kind: type[StrEnum]) -> list[str]:
 def test_choices_that_are_repeated_to_avoid_an_import_are_complete() -> None:
     """The help lists them without importing the module that defines them."""
     assert get_args(turns.Status) == TURN_STATUSES
+    assert get_args(deliveries.Status) == DELIVERY_STATUSES
     assert list(get_args(cases.ActionName)) == _values(Action)
     assert _values(memory.LayerName) == _values(search.Layer)
     assert memory.MAX_K == search.MAX_K

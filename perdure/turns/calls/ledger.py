@@ -1,9 +1,10 @@
 """The tool ledger: runs the calls of a message, resumes them after a crash, and commits their results.
 
-Their intents are committed with the message, their results afterwards, as one step (`run.commit_step`). Of several calls
-each result is also recorded in its own row as soon as it is known (`calls.execute`). After a crash, a lost lease or a
-timeout, a call with an intent and no result is in doubt; its effect class decides it. Calls that wait for approval have
-not begun and are not in doubt (`approvals`).
+Their intents are committed with the message, their results afterwards, as one step (`run.commit_step`). Of several
+calls each result is also recorded in its own row as soon as it is known (`calls.execute`).
+
+After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it.
+Calls that wait for approval have not begun and are not in doubt (`approvals`).
 """
 
 from __future__ import annotations
