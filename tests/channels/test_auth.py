@@ -135,6 +135,7 @@ ROUTES = [
     ("POST", "/v1/memory/consolidate"),
     ("GET", "/v1/users/here/export"),
     ("DELETE", "/v1/users/here"),
+    ("POST", "/v1/tokens"),
     ("GET", "/v1/breakers"),
     ("POST", "/v1/breakers/here/reset"),
     ("POST", "/v1/turns/here/feedback"),
