@@ -46,7 +46,7 @@ class Reflected:
 
 
 def reflect(database: Database) -> Reflected:
-    """Count uncounted uses, then rate every active case that was used, a page at a time."""
+    """Add the uses that are not yet counted to the cases, then rate each active case that was used, page by page."""
     executions.count(database)
     rated, flagged, after = 0, list[str](), ""
     parameters = {

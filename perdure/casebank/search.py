@@ -65,7 +65,7 @@ class Within:
 
     @property
     def scope(self) -> Scope:
-        """The kind of condition for the statement."""
+        """Which cases the statement searches: those of all users, of one tenant, or of users without a tenant."""
         if self.everybody:
             return Scope.EVERYBODY
         return Scope.NO_TENANT if self.tenant is None else Scope.TENANT

@@ -44,7 +44,7 @@ def write_text(text: str) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows: a table on a terminal, tab-separated lines without headings elsewhere."""
+    """Print rows: as a table on a terminal, elsewhere as tab-separated lines without headings."""
     if not sys.stdout.isatty():
         for row in rows:
             sys.stdout.write("\t".join(_cell(value) for value in row) + "\n")

@@ -115,13 +115,13 @@ class Running:
         self.owned = owned
 
     def stop(self, *, timeout_s: float = 60) -> bool:
-        """Stop the server cleanly, unless another process uses it as well.
+        """Stop the server cleanly, unless another process still uses it.
 
         Returns:
             Whether the server is stopped now.
 
         Raises:
-            EmbeddedServerError: it did not end in `timeout_s` seconds, nor when killed.
+            EmbeddedServerError: it outlived `timeout_s` seconds and a kill.
         """
         directory = self._server.directory
         with self._users, explained(self._server.title, directory), _starting(directory):

@@ -241,10 +241,9 @@ class _Postgres:
     def _disown_stale_pid(self) -> None:
         """Make `postmaster.pid` harmless if its process id now belongs to an unrelated process.
 
-        PostgreSQL refuses to start while a process with that id exists. No process of this server does (the caller
-        holds `server.lock`). The id is replaced by our own, which PostgreSQL ignores as its parent's. The file is kept:
-        by its other lines PostgreSQL still detects processes in its shared memory of a server that perdure did not
-        start.
+        PostgreSQL refuses to start while any process has that id. No process of this server has it: the caller holds
+        `server.lock`. The id is replaced by the caller's own, because PostgreSQL ignores the id of its parent process.
+        The file is kept: PostgreSQL uses its other lines to detect a running server that perdure did not start.
         """
         written = self._written_pid()
         if written is None or not psutil.pid_exists(written):

@@ -88,18 +88,19 @@ def run(
     clock: Clock | None = None,
     output: TextIO | None = None,
 ) -> int:
-    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP; a second signal hastens, a third one kills.
+    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP, then stop them in order.
+
+    A second signal hastens their shutdown, a third one kills them.
 
     Args:
         processes: The processes, in the order of their start.
-        on_ready: Called once, when each of them has been ready.
+        on_ready: Called once, after every process has been ready at least once.
         backoff: The delays between restarts.
         clock: Measures how long a process lived.
         output: Where the prefixed lines go; default standard output.
 
     Returns:
-        The exit status: 0 if all ended when requested, 1 if one had to be killed; the `final_status` of a process
-        that exited with it.
+        The `final_status` of a process that exited with it; otherwise 1 if a process had to be killed, else 0.
     """
     supervisor = _Supervisor(processes, on_ready, backoff or Backoff(), clock or SystemClock(), output or sys.stdout)
     return asyncio.run(supervisor.run())

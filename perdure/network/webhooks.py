@@ -20,7 +20,7 @@ ACCEPTED = f"accepted: {_PREFIX} and base64 of at least {_MIN_BYTES} bytes; seve
 
 
 def make_secret() -> str:
-    """A new secret, in the form that receivers' libraries accept."""
+    """A new secret, `whsec_` and base64, as webhook libraries expect it."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(_NEW_BYTES)).decode()
 
 

@@ -24,7 +24,7 @@ class Window(Protocol):
     """The time limit of one call."""
 
     def remaining(self) -> float:
-        """Seconds left. Raises if the call is over."""
+        """Seconds left for the call. Raises if the call has ended or its time is up."""
         ...
 
     def wait(self, seconds: float) -> None:

@@ -67,7 +67,7 @@ class SharedCircuits:
 
     @property
     def store(self) -> CircuitStore:
-        """The store that operators see: the fleet's, if there is one."""
+        """The store that operators read: Redis's if one is configured, else this process's own."""
         return self._fleet or self._own
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Decision:

@@ -92,7 +92,7 @@ class AtTimes:
         return next(slot for slot in self._slots(at) if slot > at)
 
     def describe(self) -> str:
-        """How a person would say it."""
+        """The cadence in words, for people."""
         *others, last = [f"{each:%H:%M}" for each in self.times]
         clock = f"{', '.join(others)} and {last}" if others else last
         return f"{'daily' if self.weekday is None else WEEKDAYS[self.weekday] + 's'} at {clock} {self.zone.key}"

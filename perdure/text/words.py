@@ -219,7 +219,7 @@ _LONGEST_SHORT_VERB = 3
 
 
 def _positive_forms(word: str) -> Iterator[str]:
-    """The stem of a word, and the positive forms of a comparative or superlative: big of bigger, early of earlier."""
+    """The stem of a word, and the positive forms of a comparative or superlative: `big` for `bigger`."""
     yield stem(word)
     for ending in ("er", "est"):
         bare = word.removesuffix(ending)

@@ -1,1 +1,12 @@
-"""Turns: accept → claim → step → settle → deliver."""
+"""Turns: accept → claim → step → settle → deliver.
+
+inbox/               accepting messages
+lease/               claiming a session, renewing its lease, releasing it
+run/                 the step loop, the commit of a step, the settlement
+calls/               tool calls: intents, results, approvals
+prompt/              the system message
+sweep.py             wake-ups for work that is due
+outbox.py            deliveries of replies to their receivers
+intake.py            whether the fleet takes work, for `perdure drain`
+cancel.py, feedback.py, reading.py, restore_snapshot.py
+"""

@@ -124,9 +124,10 @@ def retry_after(attempts: int) -> float | None:
 
 
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """Up to `most` deliveries to publish, longest wait first.
+    """The deliveries to publish, the longest waiting first; at most `most`.
 
-    Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
+    Until it is attempted, a delivery is returned again after `backoff_s` seconds, then at doubling intervals, at most
+    64 times `backoff_s`.
     """
     asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]

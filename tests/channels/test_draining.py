@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
 from perdure.settings import Settings, ShutdownSettings, TurnSettings
-from perdure.turns import drain
+from perdure.turns import intake
 from tests.channels.conftest import BASE_URL
 
 Say = Callable[..., dict[str, Any]]
@@ -112,13 +112,13 @@ def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
 ) -> None:
     """A row in PostgreSQL closes it, also for a gateway that starts later; accepted messages wait."""
     accepted = say()
-    drain.close(runtime.database)
+    intake.close(runtime.database)
     _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway takes messages in")
     assert client.get("/readyz").status_code == 503
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as another:
         _until(lambda: another.get("/readyz").status_code == 503, "a gateway that starts now takes messages in")
 
-    drain.reopen(runtime.database)
+    intake.reopen(runtime.database)
 
     _until(lambda: client.get("/readyz").status_code == 200, "the gateway stays closed")
     assert client.get(f"/v1/turns/{accepted['turn_id']}").json()["status"] == "accepted"
@@ -138,6 +138,6 @@ class TestShortDrain:
         """The turn does not run before the intake opens, so there is nothing to wait for."""
         asking = Asking(client, say())
 
-        drain.close(runtime.database)
+        intake.close(runtime.database)
 
         assert asking.heard()["status"] == "accepted"

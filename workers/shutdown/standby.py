@@ -12,8 +12,8 @@ from typing import Any
 
 from perdure.settings import Settings
 from perdure.tasks.process import Process
-from perdure.turns import drain
-from perdure.turns.drain import Phase
+from perdure.turns import intake
+from perdure.turns.intake import Phase
 from perdure.workers.consumer.pause import Consumption
 from perdure.workers.isolated.run import Isolation
 from perdure.workers.shutdown.flush import Flushed, flush
@@ -57,7 +57,7 @@ class Standby:
         Raises:
             Unavailable: the database cannot be reached; the phase does not change.
         """
-        if not drain.is_closed(self._process.runtime.database):
+        if not intake.is_closed(self._process.runtime.database):
             self._reopen()
             return True
         if self._phase is Phase.OPEN:

@@ -88,7 +88,7 @@ def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict 
 
 
 def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """The verdict that spares an inactive case because of its use count."""
+    """The verdict that spares an inactive case because of its use count; `None` if it was used too rarely."""
     if case.usage_count <= limits.inactive_exempt_usage:
         return None
     return Verdict(Rule.EXEMPT_USAGE, f"used {case.usage_count} times, more than {limits.inactive_exempt_usage}")

@@ -49,7 +49,10 @@ def apply(
 
 
 def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, after: int) -> tuple[int, int] | None:
-    """One batch: the position of its last item and the number of its items; None if no item is left."""
+    """Apply the next batch in one transaction.
+
+    Returns the position of its last item and its number of items; `None` if no item is left.
+    """
     with database.transaction("casebank.apply") as transaction:
         fence = transaction.run(runs_queries.FENCE, run.fence)
         if not fence:
@@ -114,7 +117,7 @@ class _Batch:
                 self._merges[item.keeper_id].append(_Merge(item, facts_of(self._rows[item.case_id])))
 
     def write(self, transaction: Transaction, run: ClaimedRun) -> None:
-        """Write the decisions."""
+        """Write the batch: merge into the keepers, archive the accepted cases, record the spared ones."""
         keepers = self._merged_keepers(transaction, run)
         if keepers:
             transaction.run(runs_queries.ABSORB, {"run_id": run.run_id, "keepers": as_json(keepers)})

@@ -27,7 +27,7 @@ from perdure.channels.http.auth import Keys
 from perdure.channels.http.threads import Threads
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
-from perdure.turns import drain
+from perdure.turns import intake
 from perdure.turns.reading import SettlementWatch
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Gateway:
 
     async def follow_intake(self) -> None:
         """Read every few seconds whether the fleet's intake is closed, until cancelled."""
-        is_closed = partial(drain.is_closed, self.runtime.database)
+        is_closed = partial(intake.is_closed, self.runtime.database)
         while True:
             try:
                 closed = await self._threads.run(is_closed)

@@ -30,8 +30,8 @@ def drain(
     the time is up, or if sessions cannot end because their turns have not run.
     """
     from perdure.cli.serve.drain_watch import Drain, budget_s
-    from perdure.turns import drain as intake
-    from perdure.turns.drain import Phase
+    from perdure.turns import intake
+    from perdure.turns.intake import Phase
 
     if resume and end_sessions:
         raise Failure("--resume cannot be combined with --end-sessions.", WRONG_USAGE)

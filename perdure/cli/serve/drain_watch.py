@@ -14,8 +14,8 @@ from perdure.errors import Conflict
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.settings import Settings
-from perdure.turns import drain as intake
-from perdure.turns.drain import Phase
+from perdure.turns import intake
+from perdure.turns.intake import Phase
 
 _REASON = "drain"
 _POLL_S = 1.0

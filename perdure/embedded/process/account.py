@@ -64,7 +64,9 @@ def name_of(uid: int) -> str:
 
 
 def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
-    """The number of the capability that `account` needs to reach all of `paths`; `None` if it needs none.
+    """The number of the Linux capability that lets `account` enter all directories on the way to `paths`.
+
+    `None` if it needs none.
 
     Raises:
         EmbeddedServerError: it needs one, and this process has none to give.

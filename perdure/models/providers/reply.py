@@ -44,7 +44,7 @@ class ReplyDraft:
         self._size = 0
 
     def add_text(self, text: str) -> str:
-        """Add text and return the part that can be shown.
+        """Add text and return the part that can be shown; half of a surrogate pair at its end is held back.
 
         Raises:
             InvalidResponse: the reply is too long.

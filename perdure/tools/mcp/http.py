@@ -106,6 +106,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _error_response(code: int, message: str) -> httpx2.Response:
-    """A response that the SDK turns into the error of one request."""
+    """A JSON-RPC error response: the SDK then fails this one request, not all calls of the server."""
     error = {"code": code, "message": first_line(message)}
     return httpx2.Response(HTTPStatus.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})

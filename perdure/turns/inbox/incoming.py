@@ -138,10 +138,10 @@ class Incoming(BaseModel):
 
 
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
-    """Parse a message for a user of `tenant`. In the result, `user_id` is the user's key.
+    """Parse another program's message for a user of `tenant`; the result's `user_id` is the stored user key.
 
     Raises:
-        InvalidRequest: a field is invalid; the message names it.
+        InvalidRequest: it is not a message; the error names the field and the reason.
     """
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")

@@ -6,7 +6,7 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
-from perdure.turns.drain import CLOSED
+from perdure.turns.intake import CLOSED
 
 # A session is *admitted* while its turns run or may run; it then takes one of its user's `user_concurrency` places.
 # When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims

@@ -124,7 +124,10 @@ async def ready(
     checks: Annotated[list[Check], Depends(_checks)],
     killed: Annotated[Lookup[Sequence[Kill]], Depends(_killed)],
 ) -> Health:
-    """Answer whether messages can be accepted and workers woken; and which workers were killed within the last hour."""
+    """Answer whether messages can be accepted and workers woken.
+
+    Workers that were killed within the last hour are listed; they do not make the gateway unready.
+    """
     gateway.admit()
     kills, results = await asyncio.gather(_killed_workers(killed), asyncio.gather(*(check.fault() for check in checks)))
     faults = [fault for fault in results if fault is not None]

@@ -37,7 +37,11 @@ async def list_(
     user_id: parameters.UserId = None,
     limit: parameters.SessionLimit = _DEFAULT_LIMIT,
 ) -> list[Session]:
-    """List a user's sessions, newest first; with an admin key also those of all users that it has access to."""
+    """List a user's sessions, newest first.
+
+    With an admin key, `user_id` may be omitted: then those of all users that the key may access. With a user token it
+    is the token's user by default.
+    """
     if user_id is None and caller.user is not None:
         user_id = user_of(caller.user)
     if user_id is None and caller.kind is not KeyKind.ADMIN:
