@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-SCENE = "PERDURE_TEST_SCENE"
+SCENE = "PERDURE_TEST_FAULTS"
 """The environment variable that names the directory of faults to a worker."""
 
 SILENCE_S = "PERDURE_TEST_SILENCE_S"
