@@ -470,7 +470,7 @@ message_words = Table(
     Column("words", TSVECTOR, nullable=False),
     PrimaryKeyConstraint("session_id", "seq"),
     Index("message_words_user_id_idx", "user_id", "occurred_at"),
-    Index("message_words_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 256}),
+    Index("message_words_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 64}),
     comment="What was said, as it is searched: written by a trigger on messages, in the same commit.",
 )
 
@@ -553,7 +553,7 @@ memories = Table(
     _one_of("origin", ("consolidation", "tool")),
     CheckConstraint("importance >= 0 AND importance <= 1", name="importance"),
     Index("memories_user_id_idx", "user_id", "valid_from"),
-    Index("memories_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 256}),
+    Index("memories_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 64}),
     Index("memories_superseded_by_idx", "superseded_by", postgresql_where=text("superseded_by IS NOT NULL")),
     comment="Layer 3: what is known of a user. Superseded ones stay, as history.",
     postgresql_with={"fillfactor": "80"},
