@@ -27,13 +27,13 @@ class Shell(StrEnum):
 _BASH = """\
 # Completion of perdure for bash. Load it with: source <(perdure completion bash)
 _perdure() {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} path= word
-    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-        case "$path $word" in
+    local current=${{COMP_WORDS[COMP_CWORD]}} typed= word  # zsh ties `path` to PATH
+    for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
+        case "$typed $word" in
 {paths}
         esac
     done
-    case "$path" in
+    case "$typed" in
 {words}
     esac
 }}
@@ -42,6 +42,7 @@ complete -o default -F _perdure perdure
 
 _ZSH = """\
 # Completion of perdure for zsh. Load it with: source <(perdure completion zsh)
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
 autoload -Uz +X bashcompinit && bashcompinit
 """
 
@@ -76,7 +77,7 @@ def _following(path: str, command: Any) -> Iterator[tuple[str, list[str]]]:
 def _bash(names: dict[str, list[str]]) -> str:
     # A pattern is the path so far, a space and the next word. For a top-level command the path is empty.
     paths = "\n".join(
-        f'            "{path if " " in path else f" {path}"}") path="{path}" ;;' for path in names if path
+        f'            "{path if " " in path else f" {path}"}") typed="{path}" ;;' for path in names if path
     )
     words = "\n".join(
         f'        "{path}") COMPREPLY=($(compgen -W \'{" ".join(words)}\' -- "$current")) ;;'
@@ -88,7 +89,7 @@ def _bash(names: dict[str, list[str]]) -> str:
 def _fish(names: dict[str, list[str]]) -> str:
     lines = [
         "# Completion of perdure for fish. Load it with: perdure completion fish | source",
-        "complete -c perdure -f",
+        "complete -c perdure -n __fish_use_subcommand -f",
     ]
     for path, words in names.items():
         seen = "; and ".join(f"__fish_seen_subcommand_from {part}" for part in path.split()) or "__fish_use_subcommand"

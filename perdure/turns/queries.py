@@ -241,14 +241,6 @@ UNWAKE_DELIVERIES = Statement(
 )
 
 DELIVERIES = Statement(
-    "deliveries.unwake",
-    """
-    UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
-    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
-    """,
-)
-
-DELIVERIES = Statement(
     "deliveries.list",
     """
     SELECT d.delivery_id, d.turn_id, t.user_id, d.target, d.status, d.attempts, d.last_error, d.created_at,

@@ -18,6 +18,7 @@ from perdure.access.tokens import Tokens
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.tokens import LONGEST_TTL_S
 from perdure.clock import MovedClock
+from perdure.errors import SettingsError
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.turns.run.runner import Runner
@@ -178,6 +179,14 @@ def test_a_life_is_a_number_of_seconds(installation: Installation, ttl_s: object
     """From one second to a month."""
     answer = installation.ask(SERVICE, "POST", "/v1/tokens", json={"user_id": "ana", "ttl_s": ttl_s})
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
+
+
+def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
+    """Whoever guesses it makes tokens for every user. The message does not show it."""
+    settings = Settings(_env_file=None, secret_key="guessable")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="PERDURE_SECRET_KEY is too short") as raised:
+        create_app(replace(runtime, settings=settings), lambda: True)
+    assert "guessable" not in str(raised.value)
 
 
 def test_on_loopback_without_keys_a_token_still_narrows(runtime: Runtime) -> None:

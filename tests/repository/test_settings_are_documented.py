@@ -26,7 +26,7 @@ GETS = {
     "PERDURE_BROKER_URL": {"gateway", "worker", "beat", "flower"},
     "PERDURE_API_KEYS": {"gateway"},
     "PERDURE_ADMIN_KEYS": {"gateway"},
-    "PERDURE_SECRET_KEY": {"worker"},
+    "PERDURE_SECRET_KEY": {"gateway", "worker"},
     "PERDURE_WEBHOOK_SECRET": {"worker"},
     "PERDURE_CASEBANK__NOTIFY_URL": {"worker"},
     "OPENAI_API_KEY": {"gateway", "worker"},
@@ -157,12 +157,12 @@ def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
     assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
 
 
-def test_the_signing_key_is_where_something_is_signed() -> None:
-    """It is made once in the data directory, where none is set."""
+def test_the_secret_of_callbacks_is_made_where_they_are_sent() -> None:
+    """Once, in the data directory, if none is set."""
     holding = {
         name for name, each in COMPOSE["services"].items() if "perdure:/var/lib/perdure" in each.get("volumes", ())
     }
-    assert holding == GETS["PERDURE_SECRET_KEY"]
+    assert holding == GETS["PERDURE_WEBHOOK_SECRET"]
 
 
 def test_no_password_has_a_default() -> None:

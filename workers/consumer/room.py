@@ -70,7 +70,7 @@ class Rooms:
         return min(self._concurrency, _MOST.get(queue, self._concurrency))
 
     def is_cancelled(self, queue: str) -> bool:
-        """Whether `queue` is not consumed until a task of it ends."""
+        """Whether consuming `queue` is suspended until one of its tasks ends."""
         with self._lock:
             return queue in self._cancelled
 

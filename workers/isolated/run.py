@@ -55,10 +55,10 @@ class Isolation:
         return len(self._children)
 
     def run(self, session_id: UUID) -> bool:
-        """Run a session's turns in a child process and wait for its end; False without room, or if it has a child.
+        """Run a session's turns in a child process, and wait for its end.
 
-        Until the child has claimed the session, the sweeper may issue another wake-up: a second child for it would
-        take another session's room.
+        `False` without starting one, if `MOST_AT_ONCE` children run or the session has a child already: until that has
+        claimed the session, the sweeper may issue another wake-up.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:

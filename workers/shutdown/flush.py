@@ -45,7 +45,7 @@ class Flushed:
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
-    """The flushers of a process: one if it has Redis."""
+    """The flushers of a process; none without Redis."""
     return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 

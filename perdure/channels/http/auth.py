@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from pydantic import SecretStr
 
-from perdure.access.keys import ACCEPTED, OF_A_LINE, Key, parse_entry, parse_key
+from perdure.access.keys import ACCEPTED, OF_A_LINE, SHORTEST, Key, parse_entry, parse_key
 from perdure.access.tenants import tenant_of
 from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
 from perdure.channels.http.throttle import WrongKeys
@@ -135,7 +135,7 @@ class Keys:
     """The keys of one installation.
 
     Raises:
-        SettingsError: a file is invalid, or a key is listed for two tenants.
+        SettingsError: a file is invalid, a key is listed for two tenants, or `PERDURE_SECRET_KEY` is too short.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -144,6 +144,10 @@ class Keys:
         self._entries = [(KeyKind.ADMIN, entry) for entry in admin] + [(KeyKind.SERVICE, entry) for entry in service]
         self._wrong_keys = WrongKeys(clock)
         self._settings, self._clock = settings, clock
+        if settings.secret_key is not None and len(settings.secret_key.get_secret_value()) < SHORTEST:
+            raise SettingsError(
+                f"PERDURE_SECRET_KEY is too short to sign user tokens; accepted: {SHORTEST} characters or more"
+            )
         tenants: dict[bytes, str | None] = {}
         for _, entry in self._entries:
             for key in entry.allowed():

@@ -31,7 +31,7 @@ _Item = tuple[_Future, _Work]
 
 
 class Threads:
-    """At most `most` threads: up to `_USUAL` that stay, and others while work waits. Belongs to one event loop."""
+    """At most `most` threads: `_USUAL` permanent ones, and more while work waits. Belongs to one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -112,7 +112,7 @@ def _year(year: int) -> _Days:
 
 
 def _latest(today: date, month: int, day: int | None = None) -> _Days:
-    """The latest such month, or day of such a month, that has begun."""
+    """The latest occurrence of the month, or of the day in it, that is not after `today`."""
     year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
     return _month(year, month) if day is None else _day(date(year, month, day))
 

@@ -1,0 +1,23 @@
+"""Each statement has a name of its own: a connection prepares a statement once, under its name."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from tests.repository.source import modules
+
+
+def test_no_two_statements_have_one_name() -> None:
+    """The second one would run the first one's SQL on every connection that has prepared it."""
+    names = Counter(
+        call.args[0].value
+        for _, path in modules()
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "Statement"
+        and isinstance(call.args[0], ast.Constant)
+    )
+    assert len(names) > 100, "the statements were found"
+    assert [name for name, count in names.items() if count > 1] == []
