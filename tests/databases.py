@@ -206,7 +206,6 @@ class Databases:
 def _emptied(connection: Connection) -> bool:
     """Delete all rows, in one commit; whether they were few enough for the tables to be as good as new."""
     with connection.cursor() as cursor:
-        cursor.execute("SET session_replication_role = replica")  # no foreign key is looked up
         cursor.execute(_RESTART)
         cursor.execute(_USED, ([name for name in metadata.tables if name != "schema_compatibility"],))
         used = [name for (name,) in cursor.fetchall()]
@@ -214,8 +213,10 @@ def _emptied(connection: Connection) -> bool:
             return True
         emptied = ", ".join(f"{name} AS (DELETE FROM {name} RETURNING 1)" for name in used)  # noqa: S608 (our own tables)
         rows = " + ".join(f"(SELECT count(*) FROM {name})" for name in used)  # noqa: S608
+        cursor.execute("SET session_replication_role = replica")  # no foreign key is looked up
         cursor.execute(f"WITH {emptied} SELECT {rows}")
         row = cursor.fetchone()
+        cursor.execute("RESET session_replication_role")  # the connection may be handed on, and needs its triggers
         assert row is not None
         return bool(row[0] < _MANY_ROWS)
 
