@@ -79,7 +79,7 @@ def read_messages(
     rows = executor.run(queries.MESSAGES, {"session_id": session_id, "after": after, "limit": limit})
     if not rows:
         read_session(executor, session_id)
-    return [_message(row) for row in rows]
+    return [message_body(row) for row in rows]
 
 
 def _session(row: Row[Any]) -> dict[str, Any]:
@@ -122,7 +122,8 @@ def _consolidation(row: Row[Any]) -> dict[str, Any] | None:
     return {"status": status, "runs": row.consolidation_attempts, "error": row.consolidation_error}
 
 
-def _message(row: Row[Any]) -> dict[str, Any]:
+def message_body(row: Row[Any]) -> dict[str, Any]:
+    """A row of `messages` as the routes return it."""
     shown = {
         "seq": row.seq,
         "turn_id": str(row.turn_id),

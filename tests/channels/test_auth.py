@@ -124,6 +124,7 @@ def test_anything_else_is_not(guarded: TestClient) -> None:
 ROUTES = [
     ("POST", "/v1/messages"),
     ("GET", "/v1/turns/here"),
+    ("GET", "/v1/turns/here/events"),
     ("POST", "/v1/turns/here/cancel"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/here"),

@@ -46,10 +46,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         intake = asyncio.ensure_future(gateway.follow_intake())
+        gateway.start()
         yield
         intake.cancel()
         await asyncio.wait([intake])
-        gateway.close()
+        await gateway.close()
 
     app = FastAPI(
         title="perdure",
