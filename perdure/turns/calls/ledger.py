@@ -38,7 +38,6 @@ from perdure.turns.calls.result_values import (
     unbegun_result,
     with_edited_arguments,
 )
-from perdure.turns.events.writer import TurnEvents
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.run.transcript import Entry, result_of
@@ -51,8 +50,7 @@ class Interrupted(Exception):
 class Ledger:
     """Runs and resumes the tool calls of the turn under `hold`, one message at a time.
 
-    `commit` commits the results of a message's calls, with their entries in the transcript. `events` receives the
-    results before.
+    `commit` commits the results of a message's calls, with their entries in the transcript.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class Ledger:
         variables: VariableSet,
         *,
         commit: Callable[[list[Entry], list[Result]], object],
-        events: TurnEvents,
     ) -> None:
         self._runtime = runtime
         self._hold = hold
@@ -72,7 +69,6 @@ class Ledger:
         self._agent = agent
         self._variables = variables
         self._commit = commit
-        self._events = events
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
@@ -91,8 +87,6 @@ class Ledger:
             result_of(self._turn.turn_id, call, result.text)
             for call, result in zip(asking.tool_calls, results, strict=True)
         ]
-        for call, entry in zip(asking.tool_calls, entries, strict=True):
-            self._events.called(call, entry.content)
         self._commit(entries, results)
 
     def _perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:

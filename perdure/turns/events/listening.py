@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -48,6 +49,8 @@ class Listening:
         """Stop following."""
         self._closing.set()
         if self._thread.ident is not None:
+            with suppress(redis.RedisError):
+                self._client.publish(self._key, b"")  # wakes the thread
             self._thread.join(_WAIT_S * 2)
 
     def has(self, turn_id: UUID) -> bool:

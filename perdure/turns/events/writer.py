@@ -13,7 +13,7 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -25,7 +25,6 @@ from redis.retry import Retry
 
 from perdure.clock import Clock
 from perdure.errors import loggable
-from perdure.models.protocol import ToolCall
 from perdure.redis import client_url
 from perdure.settings import StreamSettings
 from perdure.text.untrusted import storable
@@ -115,19 +114,6 @@ class TurnEvents:
             self._epoch += messages
             self._text, self._length, self._written = [], 0, 0
             self._append(COMMITTED, {})
-        self._changed()
-
-    def calling(self, calls: Iterable[ToolCall]) -> None:
-        """Tool calls begin."""
-        with self._lock:
-            for call in calls:
-                self._append(EventKind.TOOL_CALL, {"id": call.id, "name": call.name, "arguments": call.arguments})
-        self._changed()
-
-    def called(self, call: ToolCall, result: str) -> None:
-        """A tool call has a result, which is not committed yet."""
-        with self._lock:
-            self._append(EventKind.TOOL_RESULT, {"id": call.id, "name": call.name, "content": result})
         self._changed()
 
     def state(self, status: str) -> None:

@@ -81,7 +81,7 @@ class Turn:
         self._steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
         self._ledger = Ledger(
             runtime, hold, ref, self._agent, self._variables,
-            commit=lambda entries, results: self._commit(Step(entries, results=results)), events=self._events,
+            commit=lambda entries, results: self._commit(Step(entries, results=results)),
         )  # fmt: skip
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
@@ -285,7 +285,6 @@ class Turn:
 
     def _run_calls(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
-        self._events.calling(asking.tool_calls)
         self._ledger.answer(asking, planned, self._steps.sent_at)
 
 

@@ -117,6 +117,8 @@ class _Client:
         """Messages, and then the turn's ending, or its state and approvals."""
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
+                for kind, data in _tool_events(message):
+                    yield self._event(kind, data)  # before the message: a client that resumes misses none
                 self._move(number)
                 yield self._event(EventKind.MESSAGE, message)
         yield from self._ending(committed) if committed.settled else self._state(committed.turn)
@@ -135,8 +137,6 @@ class _Client:
                 yield from self._continue(entry.data)
             case EventKind.REWIND if self._length:
                 yield self._withdraw()
-            case EventKind.TOOL_CALL | EventKind.TOOL_RESULT:
-                yield self._event(EventKind(entry.kind), entry.data)
             case _:
                 pass  # PostgreSQL has the state; other kinds are a newer release's
 
@@ -172,3 +172,11 @@ class _Client:
 
     def _event(self, kind: EventKind, data: Any) -> Event:
         return Event(self.position, kind, data)
+
+
+def _tool_events(message: dict[str, Any]) -> Iterator[tuple[EventKind, dict[str, Any]]]:
+    """The tool calls that a message asks for, or the result that it is."""
+    for call in message.get("tool_calls", ()):
+        yield EventKind.TOOL_CALL, call
+    if "tool_call_id" in message:
+        yield EventKind.TOOL_RESULT, {"id": message["tool_call_id"], "content": message["content"]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +46,7 @@ _LOOK_WITHOUT_REDIS_S = 0.25
 _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0
 _RETRY_AFTER_S = 5.0
+_CANCEL_AGAIN_S = 0.1
 _MOST_READ = 1_000
 """Entries that are read at once."""
 
@@ -113,7 +114,7 @@ class Hub:
         tasks = [self._look_forever()]
         if self._client is not None:
             tasks += [self._subscribe_forever(), self._announce_forever()]
-        self._tasks = [asyncio.ensure_future(task) for task in tasks]
+        self._tasks = [asyncio.ensure_future(_logged(task)) for task in tasks]
 
     def stop(self) -> None:
         """End the open streams after their next event."""
@@ -124,9 +125,11 @@ class Hub:
 
     async def close(self) -> None:
         """End the tasks and the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = set(self._tasks)
+        while pending:  # a cancellation that arrives while redis-py connects can be lost
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
         if self._client is not None:
             await self._client.aclose()
 
@@ -259,13 +262,20 @@ class Hub:
                     news.add(changed=True)
 
 
+async def _logged(task: Coroutine[Any, Any, None]) -> None:
+    """A task that runs as long as the gateway; its end by an error is logged when it happens."""
+    try:
+        await task
+    except Exception:
+        log.exception("streams of this gateway are woken late: a task has ended")
+
+
 def _client(url: str | None) -> Any:
     if url is None:
         return None
     return redis.asyncio.Redis.from_url(
         client_url(url),
         socket_connect_timeout=_TIMEOUT_S,
-        socket_keepalive=True,
         health_check_interval=20,
     )
 
