@@ -125,6 +125,8 @@ ROUTES = [
     ("POST", "/v1/messages"),
     ("GET", "/v1/turns/here"),
     ("GET", "/v1/turns/here/events"),
+    ("GET", "/v1/conversations?user_id=a"),
+    ("PATCH", "/v1/conversations/here?user_id=a"),
     ("POST", "/v1/turns/here/cancel"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/here"),

@@ -14,6 +14,7 @@ from perdure.channels.http.api import (
     breakers,
     casebank,
     consolidation,
+    conversations,
     health,
     memory,
     messages,
@@ -67,7 +68,18 @@ def create_app(
     errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    for resource in (messages, turns, sessions, memory, users, tokens, casebank, consolidation, breakers):
+    for resource in (
+        messages,
+        turns,
+        sessions,
+        conversations,
+        memory,
+        users,
+        tokens,
+        casebank,
+        consolidation,
+        breakers,
+    ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
