@@ -53,6 +53,7 @@ USER_TABLES = (
     UserTable("inbox", _OF_USER),
     UserTable("turns", _OF_SESSIONS),
     UserTable("sessions", _OF_USER),
+    UserTable("answered_requests", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),

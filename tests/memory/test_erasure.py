@@ -154,6 +154,12 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         "INSERT INTO identities VALUES ('telegram', %(external)s, %(user)s, now())", external=f"@{word}", user=user
     )
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
+    harness.sql(
+        "INSERT INTO answered_requests VALUES (%(user)s, %(word)s, %(turn_id)s, now())",
+        user=user,
+        word=word,
+        turn_id=sent.turn_id,
+    )
     redis_memory.cache.require(partial(_stream, sent.session_id, sent.turn_id, word))
     harness.sql(_KNOWN, user=user, word=word)
 
