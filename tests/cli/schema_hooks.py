@@ -36,6 +36,8 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         case.path_parameters[name] = _known[name]
     if case.operation.path == "/v1/messages" and isinstance(case.body, dict):
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
+        if case.body.get("session_id") is not None:
+            case.body.pop("conversation", None)  # one of the two
         case.body |= {name: allowed[name] for name in allowed if case.body.get(name) is not None}
     if case.operation.path in _ASKED_IN and isinstance(case.body, dict):
         kept = {name: case.body[name] for name in _KEPT if name in case.body}
