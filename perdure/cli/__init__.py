@@ -1,7 +1,7 @@
 """The command line: `perdure`.
 
     serve/      commands that run processes: up, migrate, gateway, worker, beat, flower; and drain
-    talk/       send and chat
+    talk/       send, chat and link
     inspect/    commands that show and change stored things, and doctor
 
     connecting.py   the database and the wake-ups that commands need of a running installation
@@ -54,6 +54,7 @@ COMMANDS = {
     "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
     "chat": Command("talk.chat", "chat", "Talk to an agent."),
     "send": Command("talk.send", "send", "Send a message."),
+    "link": Command("talk.link", "link", "Link another channel to a user with a one-time code."),
     "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
     "deliveries": Command("inspect.deliveries", "commands", "Replies sent to URLs and tasks."),

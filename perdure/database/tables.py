@@ -25,6 +25,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -96,8 +97,30 @@ identities = Table(
     Column("external_id", Text, nullable=False),
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False, index=True),
     Column("created_at", _timestamp, nullable=False),
-    PrimaryKeyConstraint("channel", "external_id"),
+    Column("tenant", Text, nullable=False, server_default=""),
+    PrimaryKeyConstraint("tenant", "channel", "external_id"),
     comment="Who a channel's user is here.",
+)
+
+link_codes = Table(
+    "link_codes",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.user_id", ondelete="CASCADE"), primary_key=True),
+    Column("code_hash", LargeBinary, nullable=False, unique=True, comment="SHA-256 of the code"),
+    Column("expires_at", _timestamp, nullable=False, index=True),
+    comment="The newest code of each user that links another channel.",
+)
+
+link_attempts = Table(
+    "link_attempts",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("external_id", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("since", _timestamp, nullable=False, index=True),
+    PrimaryKeyConstraint("tenant", "channel", "external_id"),
+    comment="Codes that an identity has sent since a time.",
 )
 
 sessions = Table(

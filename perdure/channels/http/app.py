@@ -15,6 +15,7 @@ from perdure.channels.http.api import (
     casebank,
     consolidation,
     health,
+    links,
     memory,
     messages,
     sessions,
@@ -66,7 +67,7 @@ def create_app(
     errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    for resource in (messages, turns, sessions, memory, users, tokens, casebank, consolidation, breakers):
+    for resource in (messages, turns, sessions, memory, users, tokens, links, casebank, consolidation, breakers):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]

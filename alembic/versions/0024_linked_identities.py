@@ -1,0 +1,61 @@
+"""Identities of a tenant, one-time codes that link an identity to a user, and counts of redeeming codes.
+
+No release before this one writes to `identities`. Deleting a user deletes the user's code, so an erasure by the
+previous release leaves none.
+
+Revision: 0024, after 0022.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0024"
+down_revision = "0022"
+branch_labels = None
+depends_on = None
+
+readable_from = "0016"
+
+
+def upgrade() -> None:
+    """Go up."""
+    op.add_column("identities", sa.Column("tenant", sa.Text(), server_default="", nullable=False))
+    op.execute("UPDATE identities SET tenant = split_part(user_id, chr(31), 1) WHERE strpos(user_id, chr(31)) > 0")
+    op.drop_constraint(op.f("identities_pkey"), "identities", type_="primary")
+    op.create_primary_key(op.f("identities_pkey"), "identities", ["tenant", "channel", "external_id"])
+    op.create_table(
+        "link_codes",
+        sa.Column("user_id", sa.Text(), nullable=False),
+        sa.Column("code_hash", sa.LargeBinary(), nullable=False, comment="SHA-256 of the code"),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["user_id"], ["users.user_id"], name=op.f("link_codes_user_id_fkey"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("user_id", name=op.f("link_codes_pkey")),
+        sa.UniqueConstraint("code_hash", name=op.f("link_codes_code_hash_key")),
+        comment="The newest code of each user that links another channel.",
+    )
+    op.create_index(op.f("link_codes_expires_at_idx"), "link_codes", ["expires_at"])
+    op.create_table(
+        "link_attempts",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("channel", sa.Text(), nullable=False),
+        sa.Column("external_id", sa.Text(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("since", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("tenant", "channel", "external_id", name=op.f("link_attempts_pkey")),
+        comment="Codes that an identity has sent since a time.",
+    )
+    op.create_index(op.f("link_attempts_since_idx"), "link_attempts", ["since"])
+
+
+def downgrade() -> None:
+    """Go down. Links within tenants are deleted: the previous release cannot tell tenants' identities apart."""
+    op.drop_table("link_attempts")
+    op.drop_table("link_codes")
+    op.execute("DELETE FROM identities WHERE tenant <> ''")
+    op.drop_constraint(op.f("identities_pkey"), "identities", type_="primary")
+    op.create_primary_key(op.f("identities_pkey"), "identities", ["channel", "external_id"])
+    op.drop_column("identities", "tenant")
