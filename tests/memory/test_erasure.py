@@ -144,6 +144,8 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     harness.sql(
         "INSERT INTO identities VALUES ('telegram', %(external)s, %(user)s, now())", external=f"@{word}", user=user
     )
+    harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
+    harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
     harness.sql(_KNOWN, user=user, word=word)
 
