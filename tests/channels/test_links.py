@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from starlette.testclient import TestClient
 
@@ -28,7 +29,8 @@ def test_a_code_links_a_channel(client: TestClient, runtime: Runtime) -> None:
 
 def test_bad_requests_are_refused(client: TestClient) -> None:
     """With the field that is wrong."""
-    for body in ({}, {"user_id": ""}, {"user_id": 1}, {"user_id": "ana", "ttl_s": 1}, []):
+    bodies: list[Any] = [{}, {"user_id": ""}, {"user_id": 1}, {"user_id": "ana", "ttl_s": 1}, []]
+    for body in bodies:
         assert client.post("/v1/links", json=body).status_code == 400, body
     assert client.get("/v1/links").status_code == 400
     assert client.delete("/v1/links?user_id=ana&channel=slack").status_code == 400
