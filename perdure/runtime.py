@@ -27,6 +27,7 @@ from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 
 if TYPE_CHECKING:
+    from perdure.turns.events.writer import EventWriter
     from perdure.users.erase import Eraser, RedisFile
 
 
@@ -83,6 +84,10 @@ class Runtime:
     """The key of quotations' codes. Workers share one, so that a prompt's prefix is the same on each; empty: random."""
     redis_file: RedisFile | None = None
     """The append-only file of an embedded Redis; `None` for another server."""
+    redis_url: str | None = None
+    """The Redis of event streams, in a process that serves them."""
+    events: EventWriter | None = None
+    """Writes the events of turns; `None` in a process that runs none."""
 
     @cached_property
     def recall(self) -> Recall:

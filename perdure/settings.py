@@ -258,6 +258,14 @@ class ShutdownSettings(_Group):
         return self
 
 
+class StreamSettings(_Group):
+    """`PERDURE_STREAM__*`: event streams of turns. `max_open` counts those of one gateway."""
+
+    batch_ms: Annotated[float, Field(ge=1, le=1_000)] = 50
+    max_open: Count = 1_000
+    ttl_s: Seconds = 3_600
+
+
 class CasebankSettings(_Group):
     """`PERDURE_CASEBANK__*`: which cases enter a prompt, which are pruned or protected, and who is notified."""
 
@@ -340,6 +348,7 @@ class Settings(BaseSettings):
     mcp: McpSettings = McpSettings()
     flower: FlowerSettings = FlowerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
+    stream: StreamSettings = StreamSettings()
     casebank: CasebankSettings = CasebankSettings()
 
     @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", "reply_urls", mode="before")

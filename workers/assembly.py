@@ -31,6 +31,7 @@ from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
+from perdure.turns.events.writer import EventWriter
 from perdure.turns.lease.parking import recall
 
 log = logging.getLogger(__name__)
@@ -167,6 +168,8 @@ def assemble(
         wake=wake,
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
         redis_memory=RedisMemory.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
+        redis_url=redis_url,
+        events=EventWriter(redis_url, settings.redis_prefix, settings.stream, clock) if turns and redis_url else None,
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,
         connections=connections,

@@ -3,7 +3,7 @@
 No release before this one writes to `identities`. Deleting a user deletes the user's code, so an erasure by the
 previous release leaves none.
 
-Revision: 0024, after 0022.
+Revision: 0024, after 0023.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0024"
-down_revision = "0022"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -16,9 +17,10 @@ from perdure.channels import CLI
 from perdure.errors import Unavailable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
+from perdure.sessions.conversations import list_conversations
 from perdure.sessions.ending import leave, request_end
 from perdure.sessions.reading import find_live, read_messages
-from perdure.settings import Scope
+from perdure.sessions.routing import scope_of
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import parse_incoming
@@ -26,35 +28,40 @@ from perdure.turns.reading import Delays, SettlementWatch, read_turn
 
 _LOOK_S = 0.25
 _AGAIN_S = 1.0
+_MOST_LISTED = 20
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A user at a terminal: the id within `tenant`, and the name of the agent (`None`: the session's)."""
+
+    user_id: str
+    tenant: str | None = None
+    agent: str | None = None
+
+    @property
+    def user(self) -> str:
+        """The user's key."""
+        return user_key(self.tenant, self.user_id)
 
 
 class Conversation:
     """The messages and replies of one user. Belongs to one thread.
 
     Args:
-                runtime: The parts of this process.
-        user_id: The user's id within `tenant`.
-        tenant: The user's tenant; `None` for a user without one.
-        agent: The name of the agent; `None`: the session's agent.
+        runtime: The parts of this process.
+        speaker: The user.
+        key: The conversation's key; `None`: the conversation of messages without a key.
         on_note: Receives a message for the user: once per delay of the reply, and before each retry while the
             database is unavailable.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        user_id: str,
-        agent: str | None,
-        on_note: Callable[[str], None],
-        tenant: str | None = None,
-    ) -> None:
+    def __init__(self, runtime: Runtime, speaker: Speaker, key: str | None, on_note: Callable[[str], None]) -> None:
+        self.key = key
         self._runtime = runtime
-        self._user_id = user_id
-        self._tenant = tenant
-        self._user = user_key(tenant, user_id)
-        self._agent = agent
+        self._speaker = speaker
         self._on_note = on_note
         self._watch = SettlementWatch(runtime.database)
         self._session_id: UUID | None = None
@@ -73,18 +80,35 @@ class Conversation:
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
-        """Continue the user's live session; returns the number of its messages, 0 without a live session.
+        """Continue the conversation's live session; returns the number of its messages, 0 without a live session.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
         session = self._runtime.settings.session
-        scope = CLI if session.scope is Scope.CHANNEL else ""
-        found = find_live(self._runtime.database, self._user, scope, session.idle_timeout_s)
+        scope = scope_of(session.scope, CLI, self.key)
+        found = find_live(self._runtime.database, self._speaker.user, scope, session.idle_timeout_s)
         if found is None:
             return 0
         self._session_id, self._seen = found
         return self._seen
+
+    def switch(self, key: str | None) -> int:
+        """Go on in another conversation; returns as `resume`.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        self.key, self._session_id, self._turn_id, self._seen = key, None, None, 0
+        return self.resume()
+
+    def others(self) -> list[dict[str, Any]]:
+        """The user's conversations that are not archived, the one with the newest activity first.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        return list_conversations(self._runtime.database, self._speaker.user, _MOST_LISTED, archived=False)
 
     def earlier(self) -> list[str]:
         """The user's messages in the session that `resume` found, oldest first.
@@ -103,10 +127,11 @@ class Conversation:
         Raises:
             PerdureError: the message is refused.
         """
-        given = {"user_id": self._user_id, "text": text, "agent": self._agent}
+        speaker = self._speaker
+        given = {"user_id": speaker.user_id, "text": text, "agent": speaker.agent, "conversation": self.key}
         # One id for all tries: a retry after a lost answer must not accept a second message.
         given["message_id"] = str(new_id(self._runtime.clock))
-        incoming = parse_incoming({"channel": CLI, **given}, tenant=self._tenant)
+        incoming = parse_incoming({"channel": CLI, **given}, tenant=speaker.tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0

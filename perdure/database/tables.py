@@ -123,6 +123,25 @@ link_attempts = Table(
     comment="Codes that an identity has sent since a time.",
 )
 
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("conversation", Text, nullable=False, comment="the caller's key"),
+    Column("title", Text, nullable=False),
+    Column(
+        "titled",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="a caller set the title; summaries do not replace it",
+    ),
+    Column("archived_at", _timestamp),
+    Column("created_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "conversation"),
+    comment="Conversations that callers named.",
+)
+
 sessions = Table(
     "sessions",
     metadata,
@@ -194,6 +213,7 @@ sessions = Table(
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
     Index("sessions_of_user_idx", "user_id", "created_at", "session_id"),
+    Index("sessions_of_scope_idx", "user_id", "scope", "created_at", "session_id"),
     Index(
         "sessions_of_tenant_idx",
         text("split_part(user_id, chr(31), 1)"),

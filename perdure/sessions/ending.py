@@ -24,6 +24,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import Conflict, NotFound, PerdureError, Unavailable, loggable
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
+from perdure.sessions.routing import title_of
 from perdure.sessions.states import State
 from perdure.sessions.summary import Summary, extract, summarise
 
@@ -151,6 +152,7 @@ class Ender:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return Postponed()
             saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
+            saved["title"] = title_of(summary.text)
             if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
                 return NotDue()
         if not self._cleaned(session_id, fence):

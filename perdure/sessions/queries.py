@@ -8,13 +8,18 @@ from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
 # Opens the live session of a scope after the previous one: the newest without a successor, so that a clock set back
-# leaves no gap. Inserts nothing if a concurrent transaction opened the session.
+# leaves no gap. Inserts nothing if a concurrent transaction opened the session. Also makes or restores the scope's
+# conversation.
 OPEN = Statement(
     "sessions.open",
     f"""
     WITH known AS (
         INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now())
         ON CONFLICT DO NOTHING
+    ), named AS (
+        INSERT INTO conversations (user_id, conversation, title, created_at)
+        SELECT %(user_id)s, %(conversation)s::text, %(title)s, perdure_now() WHERE %(conversation)s::text IS NOT NULL
+        ON CONFLICT (user_id, conversation) DO UPDATE SET archived_at = NULL
     )
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           previous_session_id)
@@ -85,7 +90,11 @@ LIVE = Statement(
 _SESSION = """
     SELECT session_id, user_id, agent, state, turn_count, message_count, created_at, last_activity_at, ended_at,
            channels, summary, summary_extractive, key_topics, consolidated_at, consolidation_attempts,
-           consolidation_given_up_at, consolidation_error, coalesce(consolidation ? 'skipped', false) AS skipped
+           consolidation_given_up_at, consolidation_error, coalesce(consolidation ? 'skipped', false) AS skipped,
+           scope,
+           CASE WHEN starts_with(scope, '/') THEN (
+                SELECT title FROM conversations AS c
+                WHERE c.user_id = sessions.user_id AND c.conversation = substr(sessions.scope, 2)) END AS title
     FROM sessions
 """
 
@@ -96,6 +105,10 @@ _NEWEST = " ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s"
 LIST = Statement("sessions.list", _SESSION + _NEWEST, writes=False)
 
 LIST_OF_USER = Statement("sessions.list_of_user", _SESSION + " WHERE user_id = %(user_id)s" + _NEWEST, writes=False)
+
+LIST_OF_SCOPE = Statement(
+    "sessions.list_of_scope", _SESSION + " WHERE user_id = %(user_id)s AND scope = %(scope)s" + _NEWEST, writes=False
+)
 
 LIST_OF_TENANT = Statement(
     "sessions.list_of_tenant", _SESSION + f" WHERE {OF_TENANT.format(column='user_id')}" + _NEWEST, writes=False
@@ -132,6 +145,48 @@ LIST_GIVEN_UP_OF_TENANT = Statement(
 )
 
 READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s", writes=False)
+
+# --- conversations ----------------------------------------------------------------------
+
+# `session_id` is the live session. A fork is no part of the conversation.
+_CONVERSATION = """
+    SELECT c.user_id, c.conversation, c.title, c.archived_at, c.created_at,
+           CASE WHEN newest.routable AND newest.end_requested_at IS NULL THEN newest.session_id END AS session_id,
+           coalesce(newest.last_activity_at, c.created_at) AS last_activity_at
+    FROM conversations AS c LEFT JOIN LATERAL (
+        SELECT session_id, routable, end_requested_at, last_activity_at FROM sessions
+        WHERE user_id = c.user_id AND scope = '/' || c.conversation AND forked_from IS NULL
+        ORDER BY created_at DESC, session_id DESC LIMIT 1) AS newest ON true
+    WHERE c.user_id = %(user_id)s
+"""
+
+CONVERSATIONS = Statement(
+    "sessions.conversations",
+    _CONVERSATION
+    + """
+      AND (%(archived)s::boolean IS NULL OR (c.archived_at IS NOT NULL) = %(archived)s::boolean)
+    ORDER BY last_activity_at DESC, c.conversation LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+CONVERSATION = Statement(
+    "sessions.conversation", _CONVERSATION + " AND c.conversation = %(conversation)s", writes=False
+)
+
+CHANGE_CONVERSATION = Statement(
+    "sessions.change_conversation",
+    """
+    UPDATE conversations
+    SET title = coalesce(%(title)s::text, title), titled = titled OR %(title)s::text IS NOT NULL,
+        archived_at = CASE %(archived)s::boolean WHEN true THEN coalesce(archived_at, perdure_now())
+                                                 WHEN false THEN NULL ELSE archived_at END
+    WHERE user_id = %(user_id)s AND conversation = %(conversation)s
+    RETURNING conversation
+    """,
+)
+
+# --- messages ----------------------------------------------------------------------------
 
 MESSAGES = Statement(
     "sessions.messages",
@@ -284,11 +339,19 @@ RELEASE_ENDING = Statement(
 SAVE_SUMMARY = Statement(
     "sessions.save_summary",
     f"""
-    UPDATE sessions
-    SET summary = %(summary)s, key_topics = %(key_topics)s::text[], summary_extractive = %(extractive)s,
-        state = {sql(Trigger.SUMMARY_SAVED)}
-    WHERE {HELD}
-    RETURNING session_id
+    WITH saved AS (
+        UPDATE sessions
+        SET summary = %(summary)s, key_topics = %(key_topics)s::text[], summary_extractive = %(extractive)s,
+            state = {sql(Trigger.SUMMARY_SAVED)}
+        WHERE {HELD}
+        RETURNING session_id, user_id, scope, forked_from
+    ), titled AS (
+        UPDATE conversations AS c SET title = %(title)s
+        FROM saved
+        WHERE c.user_id = saved.user_id AND '/' || c.conversation = saved.scope AND saved.forked_from IS NULL
+          AND NOT c.titled AND NOT %(extractive)s AND %(title)s <> ''
+    )
+    SELECT session_id FROM saved
     """,
 )
 

@@ -11,6 +11,7 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
+from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 
 _ALL = 2**62
@@ -53,18 +54,25 @@ def list_sessions(
     *,
     tenant: str | None = None,
     given_up: bool = False,
+    conversation: str | None = None,
 ) -> list[dict[str, Any]]:
     """Sessions of the user with the key `user`, of a tenant's users, or of all; newest first, at most `limit`.
 
+    `conversation` lists only the sessions of this conversation of the user.
+
     `given_up` lists only those whose consolidation was abandoned, newest first by that time.
     """
-    if user is not None:
+    if user is not None and conversation is not None:
+        statement = queries.LIST_OF_SCOPE
+    elif user is not None:
         statement = queries.LIST_GIVEN_UP_OF_USER if given_up else queries.LIST_OF_USER
     elif tenant is not None:
         statement = queries.LIST_GIVEN_UP_OF_TENANT if given_up else queries.LIST_OF_TENANT
     else:
         statement = queries.LIST_GIVEN_UP if given_up else queries.LIST
-    return [_session(row) for row in executor.run(statement, {"user_id": user, "tenant": tenant, "limit": limit})]
+    scope = None if conversation is None else f"/{conversation}"
+    named = {"user_id": user, "tenant": tenant, "scope": scope, "limit": limit}
+    return [_session(row) for row in executor.run(statement, named)]
 
 
 def read_messages(
@@ -79,7 +87,7 @@ def read_messages(
     rows = executor.run(queries.MESSAGES, {"session_id": session_id, "after": after, "limit": limit})
     if not rows:
         read_session(executor, session_id)
-    return [_message(row) for row in rows]
+    return [message_body(row) for row in rows]
 
 
 def _session(row: Row[Any]) -> dict[str, Any]:
@@ -95,6 +103,8 @@ def _session(row: Row[Any]) -> dict[str, Any]:
         "last_activity_at": row.last_activity_at.isoformat(),
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "channels": row.channels,
+        "conversation": conversation_of(row.scope),
+        "title": row.title,
         "summary": row.summary,
         "summary_kind": _summary_kind(row),
         "key_topics": row.key_topics,
@@ -122,7 +132,8 @@ def _consolidation(row: Row[Any]) -> dict[str, Any] | None:
     return {"status": status, "runs": row.consolidation_attempts, "error": row.consolidation_error}
 
 
-def _message(row: Row[Any]) -> dict[str, Any]:
+def message_body(row: Row[Any]) -> dict[str, Any]:
+    """A row of `messages` as the routes return it."""
     shown = {
         "seq": row.seq,
         "turn_id": str(row.turn_id),

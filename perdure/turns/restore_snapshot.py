@@ -16,7 +16,8 @@ from perdure.access.tenants import parse_tenant
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
-from perdure.settings import OnBusy, Scope
+from perdure.sessions.routing import scope_of
+from perdure.settings import OnBusy
 from perdure.snapshots import exchange
 from perdure.snapshots.pending import MESSAGE
 from perdure.snapshots.snapshot import AgentSnapshot, Event
@@ -111,7 +112,7 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
         {
             "session_id": snapshot.agent_id,
             "user_id": first.user_id,
-            "scope": first.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+            "scope": scope_of(runtime.settings.session.scope, first.channel),
             "agent": first.agent or runtime.agents.default.name,
             "channel": first.channel,
             "tick": snapshot.tick_index,

@@ -124,6 +124,9 @@ def test_anything_else_is_not(guarded: TestClient) -> None:
 ROUTES = [
     ("POST", "/v1/messages"),
     ("GET", "/v1/turns/here"),
+    ("GET", "/v1/turns/here/events"),
+    ("GET", "/v1/conversations?user_id=a"),
+    ("PATCH", "/v1/conversations/here?user_id=a"),
     ("POST", "/v1/turns/here/cancel"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/here"),

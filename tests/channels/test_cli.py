@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.cli import Conversation
+from perdure.channels.cli import Conversation, Speaker
 from perdure.errors import InvalidRequest, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.inbox import accept as inbox
@@ -27,7 +27,7 @@ def troubles() -> list[str]:
 def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversation]:
     """A conversation of the user `local`, without a pause between attempts."""
     monkeypatch.setattr("perdure.channels.cli._AGAIN_S", 0)
-    made = Conversation(runtime, "local", None, troubles.append)
+    made = Conversation(runtime, Speaker("local"), None, troubles.append)
     yield made
     made.close()
 
@@ -79,7 +79,7 @@ def test_it_goes_on_where_it_stopped(runtime: Runtime, conversation: Conversatio
     conversation.say("hello")
     worker()
     conversation.listen(lambda _: None)
-    later = Conversation(runtime, "local", None, lambda _: None)
+    later = Conversation(runtime, Speaker("local"), None, lambda _: None)
 
     assert later.resume() == 2
     assert later.session_id == conversation.session_id
@@ -134,7 +134,7 @@ def test_leaving_ends_the_conversation(
     conversation.listen(lambda _: None)
     assert conversation.leave()
     assert waker.endings == [conversation.session_id]
-    later = Conversation(runtime, "local", None, lambda _: None)
+    later = Conversation(runtime, Speaker("local"), None, lambda _: None)
     assert later.resume() == 0
     later.close()
 
@@ -156,11 +156,11 @@ def test_a_tenants_user_goes_on_in_their_own_conversation(runtime: Runtime, conv
     """A user of that name of another tenant, or without a tenant, has other conversations."""
     conversation.say("hello")
     acmes, bolts = (
-        Conversation(runtime, "local", None, lambda _note: None, tenant=tenant) for tenant in ("acme", "bolt")
+        Conversation(runtime, Speaker("local", tenant), None, lambda _note: None) for tenant in ("acme", "bolt")
     )
     acmes.say("hello")
     assert len({conversation.session_id, acmes.session_id}) == 2
-    again = Conversation(runtime, "local", None, lambda _note: None, tenant="acme")
+    again = Conversation(runtime, Speaker("local", "acme"), None, lambda _note: None)
     again.resume()
     bolts.resume()
     assert (again.session_id, bolts.session_id) == (acmes.session_id, None)

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from starlette.testclient import TestClient
 
-from perdure.channels.cli import Conversation
+from perdure.channels.cli import Conversation, Speaker
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.turns import Turn
 from perdure.clock import MovedClock
@@ -68,7 +68,7 @@ def test_who_listens_in_a_terminal_is_told_once(
 ) -> None:
     """The line is shown once during the wait, not with each attempt."""
     notes: list[str] = []
-    conversation = Conversation(waiting, "local", None, notes.append)
+    conversation = Conversation(waiting, Speaker("local"), None, notes.append)
     conversation.say("hello")
     [session_id] = waker.sessions
     with ThreadPoolExecutor(1) as pool:

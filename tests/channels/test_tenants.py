@@ -95,7 +95,12 @@ def tenants(runtime: Runtime) -> Iterator[Tenants]:
 def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
     secret = f"under the {tenant or 'plain'} flowerpot"
     key = SERVICES[tenant]
-    message = {"user_id": "ana", "text": f"{QUESTION}? It is {secret}", "message_id": "the same"}
+    message = {
+        "user_id": "ana",
+        "text": f"{QUESTION}? It is {secret}",
+        "message_id": "the same",
+        "conversation": "of ana",
+    }
     sent = tenants.ask(key, "POST", "/v1/messages", json=message)
     assert sent.status_code == 202, sent.text
     ids = sent.json()
@@ -143,6 +148,7 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open] = {
     ("GET", "/readyz"): Open(),
     ("POST", "/v1/messages"): ByUser("/v1/messages", SAYS, shows=False),
     ("GET", "/v1/turns/{turn_id}"): ById(lambda ana: f"/v1/turns/{ana.turn_id}?wait=0.1"),
+    ("GET", "/v1/turns/{turn_id}/events"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/events"),
     ("POST", "/v1/turns/{turn_id}/cancel"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/cancel"),
     ("POST", "/v1/turns/{turn_id}/approval"): ById(
         lambda ana: f"/v1/turns/{ana.turn_id}/approval", lambda _: {"call_id": "a", "decision": "deny"}
@@ -155,6 +161,10 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open] = {
     ("GET", "/v1/sessions/{session_id}/messages"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/messages"),
     ("POST", "/v1/sessions/{session_id}/end"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/end"),
     ("POST", "/v1/sessions/{session_id}/fork"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/fork"),
+    ("GET", "/v1/conversations"): ByUser("/v1/conversations?user_id=ana"),
+    ("PATCH", "/v1/conversations/{conversation}"): ByUser(
+        "/v1/conversations/of%20ana?user_id=ana", {"archived": False}
+    ),
     ("POST", "/v1/memory/search"): ByUser("/v1/memory/search", {"user_id": "ana", "query": QUESTION}),
     ("POST", "/v1/memory/consolidate"): ById(
         lambda _: "/v1/memory/consolidate", lambda ana: {"session_id": ana.session_id}

@@ -92,9 +92,11 @@ def test_another_user_does_not_exist(installation: Installation, method: str, pa
     if (method, path) in {("POST", "/v1/tokens"), ("POST", "/v1/links")}:
         return  # a token may not; see below
     token, before = installation.token("bo"), installation.kept("ana")
+    own = {"user_id": "bo", "text": "hello", "conversation": "of ana"}
+    assert installation.ask(token, "POST", "/v1/messages", json=own).status_code == 202
 
     def ask(user_id: str) -> Any:
-        body = route.body and {**route.body, "user_id": user_id}
+        body = route.body and {name: user_id if name == "user_id" else each for name, each in route.body.items()}
         where = route.path.replace("/ana", f"/{user_id}").replace("user_id=ana", f"user_id={user_id}")
         return installation.ask(token, method, where, json=body)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 import httpx2
 
@@ -14,22 +15,46 @@ from tests.processes.faults import wait_until
 _PATIENCE_S = 60.0
 
 
+class GatewayProcess:
+    """A gateway that a test kills and starts again, on the same port."""
+
+    def __init__(self, perdure: Perdure) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._perdure = perdure
+        self._process: BaseProcess | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._process = self._perdure.start("gateway", "--port", str(self._port))
+        wait_until(lambda: _lives(self.url), "the gateway lives", _PATIENCE_S)
+
+    def stop(self) -> None:
+        """Stop it as an operator would."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.join(_PATIENCE_S)
+        assert self._process.exitcode == 0
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+
 @contextmanager
 def serving(perdure: Perdure) -> Iterator[str]:
     """The gateway's URL, within the block; then it is stopped as an operator would stop it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process, url = perdure.start("gateway", "--port", str(port)), f"http://127.0.0.1:{port}"
+    gateway = GatewayProcess(perdure)
     try:
-        wait_until(lambda: _lives(url), "the gateway lives", _PATIENCE_S)
-        yield url
-        process.terminate()
-        process.join(_PATIENCE_S)
-        assert process.exitcode == 0
+        gateway.start()
+        yield gateway.url
+        gateway.stop()
     finally:
-        process.kill()
-        process.join()
+        gateway.kill()
 
 
 def _lives(url: str) -> bool:

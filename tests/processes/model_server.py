@@ -44,6 +44,7 @@ class ModelServer:
     """A model's server. `down` has it answer none.
 
     `latency_s` is how long it thinks about each answer, `latencies` about those to some texts.
+    `answers` has whole answers to some texts.
     `asked` says when it was asked about each text, by the machine's monotonic clock.
     """
 
@@ -51,6 +52,7 @@ class ModelServer:
         self.latency_s = 0.0
         self.down = False
         self.latencies: dict[str, float] = {}
+        self.answers: dict[str, Answer] = {}
         self.asked: defaultdict[str, list[float]] = defaultdict(list)
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
@@ -72,6 +74,8 @@ class ModelServer:
         if self.down:
             return Status(503, message="The model is down.")
         text = _newest(body)
+        if text in self.answers:
+            return self.answers[text]
         return _answer(body["messages"], text, self.latencies.get(text, self.latency_s))
 
     def pass_gate(self, body: Wire) -> None:

@@ -24,7 +24,8 @@ from tests.turns.scripted import calls, says
 
 SESSION_KEYS = {
     "session_id", "tenant", "user_id", "agent", "state", "turn_count", "message_count", "created_at",
-    "last_activity_at", "ended_at", "channels", "summary", "summary_kind", "key_topics", "consolidation",
+    "last_activity_at", "ended_at", "channels", "conversation",
+    "title", "summary", "summary_kind", "key_topics", "consolidation",
 }  # fmt: skip
 MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
 TURN_KEYS = {

@@ -30,6 +30,7 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool
+from perdure.turns.events.writer import EventWriter
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import Claimed, claim
@@ -70,6 +71,10 @@ class Harness:
         self.embedder: Embedder = HashEmbedder(384)
         self.quoting_key = b"of the test"
         self.connections: Connections | None = None
+        self.events: EventWriter | None = None
+        self.redis_url: str | None = None
+        self.any_model: Model | None = None
+        """Instead of the script's."""
 
     @property
     def runtime(self) -> Runtime:
@@ -86,10 +91,12 @@ class Harness:
             self.embedder,
             connections=self.connections,
             quoting_key=self.quoting_key,
+            redis_url=self.redis_url,
+            events=self.events,
         )
 
     def _model(self, name: str) -> Model:
-        return self.model
+        return self.any_model or self.model
 
     def script(self, *lines: Line) -> None:
         """What the model says next; then it says `ok`."""

@@ -14,6 +14,7 @@ from perdure.channels.http.api import (
     breakers,
     casebank,
     consolidation,
+    conversations,
     health,
     links,
     memory,
@@ -47,10 +48,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         intake = asyncio.ensure_future(gateway.follow_intake())
+        gateway.start()
         yield
         intake.cancel()
         await asyncio.wait([intake])
-        gateway.close()
+        await gateway.close()
 
     app = FastAPI(
         title="perdure",
@@ -67,7 +69,19 @@ def create_app(
     errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    for resource in (messages, turns, sessions, memory, users, tokens, links, casebank, consolidation, breakers):
+    for resource in (
+        messages,
+        turns,
+        sessions,
+        conversations,
+        memory,
+        users,
+        tokens,
+        links,
+        casebank,
+        consolidation,
+        breakers,
+    ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -24,10 +24,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.auth import Keys
+from perdure.channels.http.stream.follow import Follower
+from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns import intake
+from perdure.turns.events.committed import Committed, read_committed
+from perdure.turns.events.event import Event, EventId
 from perdure.turns.reading import SettlementWatch
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ class Gateway:
         self._stop_waiting = asyncio.Event()
         self._drain_timer: asyncio.TimerHandle | None = None
         self._threads = Threads(_MAX_THREADS)
+        self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
     def admit(self) -> None:
         """Check that the gateway accepts messages.
@@ -87,6 +92,24 @@ class Gateway:
 
         return await self.in_thread(respond)
 
+    async def events(self, turn_id: UUID, last: EventId | None, pause_s: float) -> AsyncIterator[Event | None]:
+        """The events of a turn after the position `last`, until it is settled or the gateway stops.
+
+        `None` after every `pause_s` seconds without an event.
+
+        Raises:
+            NotFound: there is no such turn.
+            RateLimited: too many streams are open.
+            Unavailable: the database cannot be reached.
+        """
+
+        async def read(turn_id: UUID, after: int) -> Committed:
+            return await self.in_thread(partial(read_committed, self.runtime.database, turn_id, after))
+
+        with self._counted():
+            async for event in Follower(self._hub, read, turn_id, last).events(pause_s):
+                yield event
+
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Return when the turn is settled, the time is up or the gateway stops.
 
@@ -94,6 +117,7 @@ class Gateway:
             ClientDisconnect: the client has closed the connection.
         """
         with self._counted():
+            self._settlements.is_notified = self._hub.connected
             settled = asyncio.wrap_future(self._settlements.settled(turn_id))
             await self._wait(seconds, request, settled)
 
@@ -163,6 +187,7 @@ class Gateway:
             self._finished_waits - before, self._waiting_requests, self.runtime.clock.monotonic() - began,
         )  # fmt: skip
         self._stop_waiting.set()
+        self._hub.stop()
 
     def _on_intake(self, *, closed: bool) -> None:
         self._intake_closed = closed
@@ -190,8 +215,13 @@ class Gateway:
             if not self._waiting_requests:
                 self._no_request_waits.set()
 
-    def close(self) -> None:
-        """Stop watching for settled turns, and end the threads."""
+    def start(self) -> None:
+        """Start what wakes streams and waiting requests."""
+        self._hub.start()
+
+    async def close(self) -> None:
+        """Stop watching turns, and end the threads."""
+        await self._hub.close()
         self._settlements.close()
         self._threads.close()
 

@@ -62,6 +62,20 @@ UserId = Annotated[
     User | None,
     Query(description="Only sessions of this user; without it those of all users, which takes an admin key."),
 ]
+Owner = Annotated[User | None, Query(description="The user; with a user token, the token's user by default.")]
+ConversationPath = Annotated[
+    str,
+    Path(description="The conversation's key, one segment of the path: a slash in it is `%2F`."),
+    AfterValidator(unescaped),
+    Field(min_length=1, max_length=200, json_schema_extra=_STORABLE),
+    AfterValidator(_storable),
+]
+ConversationKey = Annotated[
+    Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
+    Query(description="Only sessions of this conversation; it takes a user."),
+]
+ConversationLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, the newest activity first.")]
+Archived = Annotated[bool | None, Query(description="Only archived conversations, or only those that are not.")]
 SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="How many, newest first.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
 MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="How many; without it all of them.")]

@@ -9,21 +9,24 @@ import typer
 from perdure.access.tenants import parse_tenant
 from perdure.cli import connecting
 from perdure.cli.connecting import Tenant
-from perdure.cli.talk.send import User
+from perdure.cli.talk.send import Conversation, User
 
 
 def chat(
     user: User = "local",
     tenant: Tenant = None,
+    conversation: Conversation = None,
     agent: Annotated[str | None, typer.Option(help="The agent; by default the first one defined.")] = None,
 ) -> None:
     """Talk to an agent.
 
     Without a terminal, each line of stdin is a message and only replies are printed.
     """
+    from perdure.channels.cli import Speaker
     from perdure.cli.talk.prompt import Prompt
 
     with connecting.runtime() as runtime:
         if agent is not None:
             runtime.agents.get(agent)
-        Prompt(runtime, user, agent, parse_tenant(tenant)).run()
+        speaker = Speaker(user, parse_tenant(tenant), agent)
+        Prompt(runtime, speaker, conversation).run()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -20,14 +21,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from perdure.channels.cli import Conversation
+from perdure.channels.cli import Conversation, Speaker
 from perdure.cli.display import printable, write_text
 from perdure.errors import PerdureError
 from perdure.runtime import Runtime
 
-_HELP = """/session  show the id of this session      /cancel    cancel the turn of the last message
-/end      end this conversation            Ctrl-C     cancel the running turn; twice: leave
-/exit     leave (also /quit and Ctrl-D)    Alt-Enter  begin a new line in the message"""
+_HELP = """/new      begin another conversation       /list      list your conversations
+/open KEY go on in one of them             /session   show the id of this session
+/end      end this session                 /cancel    cancel the turn of the last message
+/exit     leave (also /quit and Ctrl-D)    Ctrl-C     cancel the running turn; twice: leave
+                                           Alt-Enter  begin a new line in the message"""
+_NO_SESSION = "There is no session yet."
+_NO_MESSAGE = "There is no message yet."
 _LEAVING = frozenset({"/exit", "/quit"})
 _LONGEST_CALL = 200
 
@@ -43,11 +48,11 @@ class _Ended(SystemExit):
 class Prompt:
     """A chat with one user, at a terminal or over a pipe."""
 
-    def __init__(self, runtime: Runtime, user: str, agent: str | None, tenant: str | None = None) -> None:
+    def __init__(self, runtime: Runtime, speaker: Speaker, conversation: str | None = None) -> None:
         self._at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._notes = Console(stderr=True, highlight=False)
         self._status = self._notes.status("thinking", spinner="dots")
-        self._conversation = Conversation(runtime, user, agent, self._note, tenant)
+        self._conversation = Conversation(runtime, speaker, conversation, self._note)
         self._read: Callable[[], str] = input
 
     def run(self) -> None:
@@ -146,16 +151,32 @@ class Prompt:
     def _command(self, line: str) -> None:
         if line in _LEAVING:
             raise _Left
-        if line == "/session":
-            self._note(str(self._conversation.session_id or "There is no session yet."))
-        elif line == "/cancel":
-            self._note("Cancel requested." if self._conversation.cancel() else "There is no message yet.")
-        elif line == "/end":
-            self._note("This conversation has ended." if self._conversation.end() else "There is no session yet.")
-        elif line == "/help":
-            self._note(_HELP)
-        else:
-            self._note(f"There is no command {line}.\n{_HELP}")
+        command, _, key = line.partition(" ")
+        if command == "/open" and key.strip():
+            self._open(key.strip())
+            return
+        act: Callable[[], object] = {
+            "/new": lambda: self._open(f"chat-{secrets.token_hex(4)}"),
+            "/list": self._list,
+            "/session": lambda: self._note(str(self._conversation.session_id or _NO_SESSION)),
+            "/cancel": lambda: self._note("Cancel requested." if self._conversation.cancel() else _NO_MESSAGE),
+            "/end": lambda: self._note("This session has ended." if self._conversation.end() else _NO_SESSION),
+            "/help": lambda: self._note(_HELP),
+        }.get(line, lambda: self._note(f"There is no command {line}.\n{_HELP}"))
+        act()
+
+    def _open(self, key: str) -> None:
+        messages = self._conversation.switch(key)
+        begun = f"Continuing the conversation {key}, of {messages} messages." if messages else f"Conversation {key}."
+        self._note(begun)
+
+    def _list(self) -> None:
+        found = self._conversation.others()
+        for each in found:
+            mark = "*" if each["conversation"] == self._conversation.key else " "
+            self._note(f"{mark} {each['conversation']}  {each['title']}")
+        if not found:
+            self._note("There is no conversation with a key yet; /new begins one.")
 
     def _listen(self) -> None:
         """Print the reply; the first Ctrl-C cancels the turn.

@@ -40,6 +40,9 @@ def _finite(seconds: float | None) -> float | None:
 
 
 User = Annotated[str, typer.Option(help="The id of the user who sends.")]
+Conversation = Annotated[
+    str | None, typer.Option(metavar="KEY", help="The key of a conversation; a new key begins one.")
+]
 
 
 def send(
@@ -49,6 +52,7 @@ def send(
     tenant: Tenant = None,
     channel: Annotated[str, typer.Option(help="The message's channel.")] = CLI,
     message_id: Annotated[str | None, typer.Option(help="Sending the same id again has no further effect.")] = None,
+    conversation: Conversation = None,
     session: Annotated[str | None, typer.Option(help="A session's id; by default the user's live session.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent; by default the session's.")] = None,
     wait: Annotated[
@@ -69,7 +73,7 @@ def send(
         raise Failure("There is nothing to send: TEXT is empty.", WRONG_USAGE)
     given = {"user_id": user, "text": content, "channel": channel}
     session_id = None if session is None else str(connecting.parse_id(session, "session"))
-    optional = {"message_id": message_id, "session_id": session_id, "agent": agent}
+    optional = {"message_id": message_id, "conversation": conversation, "session_id": session_id, "agent": agent}
     named = {name: value for name, value in optional.items() if value is not None}
     incoming = parse_incoming({**given, **named}, tenant=parse_tenant(tenant))
     interruptible = _Wait()

@@ -87,8 +87,11 @@ class WorkingMemory:
         self._turns = turns
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
-    def remember_turn(self, session_id: UUID, turn: RememberedTurn) -> bool:
-        """Add a committed turn in one round trip; False, and a warning in the log, if Redis fails."""
+    def remember_turn(self, session_id: UUID, turn: RememberedTurn, notice: tuple[str, str] | None = None) -> bool:
+        """Add a committed turn in one round trip; False, and a warning in the log, if Redis fails.
+
+        `notice`: a channel, and the message to publish there.
+        """
         entry = turn.model_dump_json(exclude_none=True)
 
         def work(client: Any) -> bool:
@@ -96,6 +99,8 @@ class WorkingMemory:
             pipeline.rpush(self._key(session_id), entry)
             pipeline.ltrim(self._key(session_id), -self._turns, -1)
             pipeline.pexpire(self._key(session_id), self._ttl_ms)
+            if notice is not None:
+                pipeline.publish(*notice)
             pipeline.execute()
             return True
 

@@ -25,7 +25,8 @@ from perdure.network.queues import reply_queue
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
-from perdure.settings import OnBusy, Scope, Settings
+from perdure.sessions.routing import scope_of, title_of
+from perdure.settings import OnBusy, Settings
 from perdure.turns.cancel import settle_begun
 from perdure.turns.inbox import queries, rate_limit
 from perdure.turns.inbox.incoming import Incoming, ReplyTo
@@ -127,7 +128,9 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
         "message_id": message.message_id or str(turn_id),
         "text": message.text,
         "session_id": message.session_id,
-        "scope": message.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+        "conversation": message.conversation,
+        "title": title_of(message.text),
+        "scope": scope_of(runtime.settings.session.scope, message.channel, message.conversation),
         "idle_s": runtime.settings.session.idle_timeout_s,
         "agent": message.agent,
         "agents": [agent.name for agent in runtime.agents],

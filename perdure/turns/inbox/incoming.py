@@ -108,6 +108,7 @@ class Incoming(BaseModel):
     text: Annotated[Text, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
     channel: ChannelName = "http"
     message_id: Name | None = None
+    conversation: Name | None = None
     session_id: UUID | None = None
     agent: Name | None = None
     priority: Annotated[StrictInt, Field(ge=0, le=9), BeforeValidator(whole)] = DEFAULT_PRIORITY
@@ -115,12 +116,18 @@ class Incoming(BaseModel):
     reply_to: ReplyTo | None = None
     metadata: dict[str, Any] | None = None
 
-    @field_validator("text")
+    @field_validator("text", "conversation")
     @classmethod
-    def _not_blank(cls, value: str) -> str:
-        if not value.strip():
+    def _not_blank(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
             raise ValueError("is empty")
         return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Incoming:
+        if self.conversation is not None and self.session_id is not None:
+            raise ValueError("give session_id or conversation, not both")
+        return self
 
     @field_validator("metadata")
     @classmethod

@@ -29,6 +29,7 @@ from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.ledger import Interrupted, Ledger
 from perdure.turns.calls.plan import Planned, equip, plan
+from perdure.turns.events.writer import TurnEvents
 from perdure.turns.lease import parking
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
@@ -76,10 +77,11 @@ class Turn:
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
         self._variables = variables or VariableSet()
-        self._steps = steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
+        self._events = self._open_events()
+        self._steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
         self._ledger = Ledger(
             runtime, hold, ref, self._agent, self._variables,
-            commit=lambda entries, results: steps.commit(Step(entries, results=results)),
+            commit=lambda entries, results: self._commit(Step(entries, results=results)),
         )  # fmt: skip
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
@@ -105,6 +107,7 @@ class Turn:
             LeaseLost: another worker has the session.
             Unavailable: the database cannot be reached; the transcript must be read again.
         """
+        self._events.state("running")
         left = self._call_before_hooks() or self._loop()
         return left if isinstance(left, Stop) else self._call_after_hooks(left)
 
@@ -132,7 +135,7 @@ class Turn:
             self._call_hooks(self._agent.before_turn, self._seen())
         except PerdureError as error:
             return Failed(error)
-        self._steps.commit(Step(uncommitted))
+        self._commit(Step(uncommitted))
         return None
 
     def _call_hooks(self, hooks: Hooks[Seen], seen: Seen) -> None:
@@ -184,6 +187,7 @@ class Turn:
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
         waits = approvals.wait(self._runtime.database, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
+        self._events.state("waiting_approval")
         if waits is approvals.Waits.CANCELLED:
             self._hold.cancel(self.ref.turn_id)
         return Waiting() if waits is approvals.Waits.YES else None
@@ -227,6 +231,19 @@ class Turn:
         self._commit_calls(reply)
         return None
 
+    def _commit(self, step: Step) -> bool:
+        """Commit a step and announce its messages; see `StepCommit.commit`."""
+        at_once = self._steps.commit(step)
+        self._events.committed(len(step.entries))
+        return at_once
+
+    def _open_events(self) -> TurnEvents:
+        """The events of this turn under this lease."""
+        turn_id, token = self.ref.turn_id, self._hold.token
+        committed = sum(entry.seq is not None for entry in self.transcript.present)
+        writer = self._runtime.events
+        return TurnEvents(turn_id, token, committed) if writer is None else writer.open(turn_id, token, committed)
+
     def _call_model(self) -> ModelReply:
         if self._briefing is None:
             self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
@@ -234,7 +251,7 @@ class Turn:
         self._before_call_s = self.spent_s
         # For the model and its fallbacks together; each also has its own limit.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
-        call = ModelCall(self._runtime.clock, limit_s)
+        call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
         prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
         request = ModelRequest(prompt, self._offered)
         self._hold.step_within(limit_s)
@@ -261,7 +278,7 @@ class Turn:
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        at_once = self._steps.commit(Step([*self.transcript.uncommitted, asking], asks=True, intents=intents))
+        at_once = self._commit(Step([*self.transcript.uncommitted, asking], asks=True, intents=intents))
         if not (waits or at_once):
             self._ledger.extend(planned)
         self._planned = None if waits else planned

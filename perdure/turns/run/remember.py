@@ -1,6 +1,7 @@
 """Writing a settled turn to working memory in Redis, which may be lost.
 
-Called after the commit that settles the turn, so PostgreSQL always has it first. If Redis is unavailable, the turn
+Called after the commit that settles the turn, so PostgreSQL always has it first. The same round trip tells waiting
+gateways that the turn is settled. If Redis is unavailable, the turn
 waits for a bounded time, and the error is logged.
 """
 
@@ -12,6 +13,7 @@ from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime
+from perdure.turns.events.event import news_channel
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript
@@ -42,7 +44,8 @@ def remember(
         }
     )
     _note_switch(runtime.redis_memory, turn, remembered)
-    runtime.redis_memory.working.remember_turn(session_id, remembered)
+    settled = news_channel(runtime.settings.redis_prefix), f"s {turn.turn_id.hex}"
+    runtime.redis_memory.working.remember_turn(session_id, remembered, settled)
 
 
 def _note_switch(redis_memory: RedisMemory, turn: TurnRef, remembered: RememberedTurn) -> None:

@@ -116,12 +116,16 @@ class Runner:
         return self._turns
 
     def start(self) -> None:
-        """Start renewing leases. Call once, in the process that runs turns."""
+        """Start renewing leases and writing events. Call once, in the process that runs turns."""
         self.keeper.start()
+        if self._runtime.events is not None:
+            self._runtime.events.start()
 
     def close(self) -> None:
-        """Stop renewing leases."""
+        """Stop renewing leases and writing events."""
         self.keeper.close()
+        if self._runtime.events is not None:
+            self._runtime.events.close()
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
         """Claim the session, run and settle its turns in order, and release it; unless another worker holds it.

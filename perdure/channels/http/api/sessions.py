@@ -16,7 +16,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, Session
-from perdure.errors import Forbidden
+from perdure.errors import Forbidden, InvalidRequest
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
@@ -34,7 +34,9 @@ async def list_(
     gateway: TheGateway,
     caller: TheCaller,
     users: TheUsers,
+    *,
     user_id: parameters.UserId = None,
+    conversation: parameters.ConversationKey = None,
     limit: parameters.SessionLimit = _DEFAULT_LIMIT,
 ) -> list[Session]:
     """List a user's sessions, newest first.
@@ -46,7 +48,7 @@ async def list_(
         user_id = user_of(caller.user)
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden(_NAME_ONE)
-    return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, limit))
+    return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, conversation, limit))
 
 
 @router.get("/{session_id}", response_description="The session.", responses=problems(404))
@@ -99,9 +101,11 @@ async def messages(
     return await gateway.json_response(partial(read_messages, gateway.runtime.database, session_id, after, limit))
 
 
-def _list(runtime: Runtime, users: Users, user_id: str | None, limit: int) -> list[Session]:
+def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str | None, limit: int) -> list[Session]:
     if user_id is not None:
-        rows = list_sessions(runtime.database, users.key(user_id), limit)
+        rows = list_sessions(runtime.database, users.key(user_id), limit, conversation=conversation)
+    elif conversation is not None:
+        raise InvalidRequest("conversation: it takes a user_id, whose conversation it is.")
     elif users.all_users:
         rows = list_sessions(runtime.database, limit=limit)
     elif users.tenant is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import StreamingResponse
 
 from perdure.channels.http import parameters
 from perdure.channels.http.body import StrictRoute
@@ -15,10 +17,17 @@ from perdure.channels.http.dependencies import TheGateway, TheTurn
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.turns import DecisionBody, FeedbackBody, Turn
+from perdure.channels.http.stream import sse
 from perdure.turns.calls.approvals import decide
 from perdure.turns.cancel import cancel as cancel_turn
+from perdure.turns.events.event import EventId
 from perdure.turns.feedback import give_feedback
 from perdure.turns.reading import SETTLED, read_turn
+
+LastEventId = Annotated[
+    str | None,
+    Header(description="The id of the last event that was received.", json_schema_extra={"pattern": EventId.PATTERN}),
+]
 
 router = APIRouter(
     prefix="/turns/{turn_id}", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY, 404)
@@ -33,6 +42,27 @@ async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: pa
         return turn
     await gateway.until_settled(turn_id, min(wait, parameters.MAX_WAIT_S), request)
     return await gateway.in_thread(partial(_read, gateway, turn_id))
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    response_description="Server-sent events, until the turn is settled.",
+    responses={
+        **problems(400),
+        HTTPStatus.OK: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+        HTTPStatus.NO_CONTENT: {"description": "The client has all events of the turn."},
+    },
+)
+async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEventId = None) -> Response:
+    """Stream a turn's events. `Last-Event-ID`: the id of the last event that the client has received."""
+    last = EventId.parse(last_event_id) if last_event_id else None
+    found = gateway.events(turn_id, last, sse.HEARTBEAT_S)
+    try:
+        first = await anext(found)  # an error before the first event has a status of its own
+    except StopAsyncIteration:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return sse.response(sse.chunks(first, found))
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, response_description="Requested; the turn as it is now.")

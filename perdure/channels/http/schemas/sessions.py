@@ -39,7 +39,7 @@ class Consolidation(Answer):
 
 
 class Session(Answer):
-    """A conversation. `summary_kind` is `extractive` where no model wrote the summary."""
+    """A session. `title` is its conversation's. `summary_kind` is `extractive` where no model wrote the summary."""
 
     session_id: UUID
     tenant: str | None
@@ -52,6 +52,8 @@ class Session(Answer):
     last_activity_at: Instant
     ended_at: Instant | None
     channels: list[str]
+    conversation: str | None
+    title: str | None
     summary: str | None
     summary_kind: Literal["model", "extractive"] | None
     key_topics: list[str]

@@ -1,0 +1,76 @@
+"""`/v1/conversations`: a user's conversations, by the keys that callers gave them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+
+from perdure.access.tenants import user_of
+from perdure.channels.http import parameters
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.conversations import ChangeConversation, Conversation
+from perdure.errors import InvalidRequest
+from perdure.runtime import Runtime
+from perdure.sessions.conversations import change_conversation, list_conversations
+
+router = APIRouter(
+    prefix="/conversations", tags=["sessions"], route_class=StrictRoute, responses=problems(*WITH_KEY, 400, 404)
+)
+
+_DEFAULT_LIMIT = 100
+
+
+@router.get("", response_description="The conversations, the one with the newest activity first.")
+async def list_(
+    gateway: TheGateway,
+    caller: TheCaller,
+    users: TheUsers,
+    *,
+    user_id: parameters.Owner = None,
+    archived: parameters.Archived = None,
+    limit: parameters.ConversationLimit = _DEFAULT_LIMIT,
+) -> list[Conversation]:
+    """List a user's conversations. With a user token, `user_id` is the token's user by default."""
+    user = users.key(_user(user_id, caller.user))
+    return await gateway.in_thread(partial(_list, gateway.runtime, user, limit, archived=archived))
+
+
+@router.patch("/{conversation}", response_description="The conversation as it is now.", responses=problems(*WITH_BODY))
+async def change(
+    conversation: parameters.ConversationPath,
+    changes: Annotated[ChangeConversation, Body()],
+    *,
+    gateway: TheGateway,
+    caller: TheCaller,
+    users: TheUsers,
+    user_id: parameters.Owner = None,
+) -> Conversation:
+    """Set a conversation's title, archive it, or restore it.
+
+    Archiving ends the live session. The next message restores the conversation.
+    """
+    user = users.key(_user(user_id, caller.user))
+    return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))
+
+
+def _user(named: str | None, of_token: str | None) -> str:
+    user = named if named is not None or of_token is None else user_of(of_token)
+    if user is None:
+        raise InvalidRequest("user_id: is missing.")
+    return user
+
+
+def _list(runtime: Runtime, user: str, limit: int, *, archived: bool | None) -> list[Conversation]:
+    rows = list_conversations(runtime.database, user, limit, archived=archived)
+    return [Conversation.model_validate(row) for row in rows]
+
+
+def _change(runtime: Runtime, user: str, conversation: str, changes: ChangeConversation) -> Conversation:
+    changed = change_conversation(
+        runtime.database, runtime.wake, user, conversation, title=changes.title, archived=changes.archived
+    )
+    return Conversation.model_validate(changed)

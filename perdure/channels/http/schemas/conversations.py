@@ -1,0 +1,62 @@
+"""Conversations: the bodies and answers of `/v1/conversations`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+
+from perdure.channels.http.schemas.answer import Answer, Instant, examples
+from perdure.text.untrusted import NOT_BLANK_PATTERN
+from perdure.turns.inbox.incoming import Text
+
+_EXAMPLE: dict[str, Any] = {
+    "tenant": None,
+    "user_id": "ann",
+    "conversation": "trip-to-rome",
+    "title": "A trip to Rome in May",
+    "archived": False,
+    "session_id": "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55",
+    "created_at": "2026-05-02T09:30:00+00:00",
+    "last_activity_at": "2026-05-02T09:31:12+00:00",
+}
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is empty")
+    return value
+
+
+class ChangeConversation(BaseModel):
+    """What to change of a conversation; `null` or nothing leaves it as it is."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"title": "Rome in May"}, {"archived": True}]}
+    )
+
+    title: (
+        Annotated[
+            Text,
+            Field(min_length=1, max_length=200, json_schema_extra={"pattern": NOT_BLANK_PATTERN}),
+            AfterValidator(_not_blank),
+        ]
+        | None
+    ) = None
+    archived: StrictBool | None = None
+
+
+class Conversation(Answer):
+    """A conversation. `session_id` is its live session."""
+
+    model_config = examples(_EXAMPLE)
+
+    tenant: str | None
+    user_id: str
+    conversation: str
+    title: str
+    archived: bool
+    session_id: UUID | None
+    created_at: Instant
+    last_activity_at: Instant

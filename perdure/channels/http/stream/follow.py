@@ -1,0 +1,182 @@
+"""The events of one turn for one client, from any position.
+
+Committed messages come from PostgreSQL, provisional events from the turn's Redis stream. A client never receives a gap:
+a piece of text is passed on only if it continues the text that the client has. If text was withdrawn, or the client's
+position is unknown because Redis lost the stream, the client receives a `rewind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+from perdure.channels.http.stream.hub import Hub, News
+from perdure.turns.events.committed import Committed
+from perdure.turns.events.event import COMMITTED, Event, EventId, EventKind, rewind_to
+from perdure.turns.events.writer import Entry
+
+Read = Callable[[UUID, int], Awaitable[Committed]]
+"""`read_committed` in a thread: the turn's id, and the number of messages that are known."""
+
+
+class Follower:
+    """The events of a turn after the position `last`; without one, from the beginning."""
+
+    def __init__(self, hub: Hub, read: Read, turn_id: UUID, last: EventId | None = None) -> None:
+        self._hub = hub
+        self._read = read
+        self._turn_id = turn_id
+        self._client = _Client(last or EventId(0))
+        self._settled = False
+
+    async def events(self, pause_s: float) -> AsyncIterator[Event | None]:
+        """The events until the turn is settled or the gateway stops; `None` after every `pause_s` without one.
+
+        Raises:
+            NotFound: there is no such turn.
+            RateLimited: too many streams are open.
+            Unavailable: the database cannot be reached.
+        """
+        with self._hub.listening(self._turn_id) as news:
+            committed = await self._look()
+            for event in [*await self._resume(committed), *self._client.catch_up(committed)]:
+                yield event
+            while not self._is_over():
+                async for event in self._new(news):
+                    yield event
+                if not (self._is_over() or news.pending or await news.wait(pause_s)):
+                    yield None
+
+    def _is_over(self) -> bool:
+        return self._settled or self._hub.stopped
+
+    async def _look(self) -> Committed:
+        """What PostgreSQL has and the client does not."""
+        committed = await self._read(self._turn_id, self._client.messages)
+        self._settled = committed.settled
+        return committed
+
+    async def _resume(self, committed: Committed) -> list[Event]:
+        """A `rewind` if the client has provisional events that are not known to be valid."""
+        last = self._client.position
+        if last.number == 0 and last.epoch <= committed.count:
+            return []
+        if committed.settled and last.epoch > committed.count:  # it has the `error`, or all
+            return []
+        if last.epoch == committed.count and not committed.settled:
+            known = await self._hub.entries_until(self._turn_id, last)
+            if known and known[-1].id == last:
+                self._client.restore(known)
+                return []
+        return [self._client.rewind_to(min(last.epoch, committed.count))]
+
+    async def _new(self, news: News) -> AsyncIterator[Event]:
+        """The events since the last look, until the turn is settled."""
+        written, changed = news.take()
+        for entry in await self._hub.entries(self._turn_id, self._client.position) if written else ():
+            if entry.id.epoch > self._client.messages or entry.kind == EventKind.STATE:
+                changed = False
+                for event in self._client.catch_up(await self._look()):
+                    yield event
+            if self._settled:
+                return
+            for event in self._client.provisional(entry):
+                yield event
+        if changed:
+            for event in self._client.catch_up(await self._look()):
+                yield event
+
+
+class _Client:
+    """What the client has: the position `last`, and the text of the current step."""
+
+    def __init__(self, last: EventId) -> None:
+        self.position = last
+        self.messages = last.epoch
+        """Its committed messages."""
+        self._token = 0
+        self._length = 0
+        """Characters that it has of the current step's text, which the worker with `_token` wrote."""
+        self._status: str | None = None
+        self._approvals: set[str] = set()
+
+    def restore(self, entries: list[Entry]) -> None:
+        """The client has these entries of the current epoch."""
+        self._move(entries[0].id.epoch)
+        for entry in entries:
+            for _ in self.provisional(entry):
+                pass
+
+    def rewind_to(self, epoch: int) -> Event:
+        """Withdraw everything after the messages of an epoch."""
+        self._move(epoch)
+        return self._event(EventKind.REWIND, rewind_to(epoch))
+
+    def catch_up(self, committed: Committed) -> Iterator[Event]:
+        """Messages, and then the turn's ending, or its state and approvals."""
+        for number, message in enumerate(committed.messages, start=committed.after + 1):
+            if number > self.messages:
+                for kind, data in _tool_events(message):
+                    yield self._event(kind, data)  # before the message: a client that resumes misses none
+                self._move(number)
+                yield self._event(EventKind.MESSAGE, message)
+        yield from self._ending(committed) if committed.settled else self._state(committed.turn)
+
+    def provisional(self, entry: Entry) -> Iterator[Event]:
+        """The events of one entry of the stream; none if it belongs to another epoch."""
+        if entry.id.epoch != self.messages or entry.id <= self.position or entry.kind == COMMITTED:
+            return
+        if entry.id.token != self._token:
+            if self._length:
+                yield self._withdraw()
+            self._token = entry.id.token
+        self.position = entry.id
+        match entry.kind:
+            case EventKind.DELTA:
+                yield from self._continue(entry.data)
+            case EventKind.REWIND if self._length:
+                yield self._withdraw()
+            case _:
+                pass  # PostgreSQL has the state; other kinds are a newer release's
+
+    def _ending(self, committed: Committed) -> Iterator[Event]:
+        error_id = committed.error_id
+        if error_id is not None and self.position < error_id:
+            yield Event(error_id, EventKind.ERROR, committed.turn["error"])
+        if self.position < committed.done_id:
+            yield Event(committed.done_id, EventKind.DONE, committed.turn)
+
+    def _state(self, turn: dict[str, Any]) -> Iterator[Event]:
+        if turn["status"] != self._status:
+            self._status = turn["status"]
+            yield self._event(EventKind.STATE, {"status": turn["status"]})
+        for approval in turn["pending_approvals"]:
+            if approval["call_id"] not in self._approvals:
+                self._approvals.add(approval["call_id"])
+                yield self._event(EventKind.APPROVAL_REQUIRED, approval)
+
+    def _continue(self, delta: Any) -> Iterator[Event]:
+        """The text of a delta, if it continues what the client has."""
+        if delta.get("at") == self._length:
+            self._length = delta["to"]
+            yield self._event(EventKind.DELTA, {"text": delta["text"]})
+
+    def _withdraw(self) -> Event:
+        self._length = 0
+        return self._event(EventKind.REWIND, rewind_to(self.messages))
+
+    def _move(self, messages: int) -> None:
+        self.messages, self.position = messages, EventId(messages)
+        self._token = self._length = 0
+
+    def _event(self, kind: EventKind, data: Any) -> Event:
+        return Event(self.position, kind, data)
+
+
+def _tool_events(message: dict[str, Any]) -> Iterator[tuple[EventKind, dict[str, Any]]]:
+    """The tool calls that a message asks for, or the result that it is."""
+    for call in message.get("tool_calls", ()):
+        yield EventKind.TOOL_CALL, call
+    if "tool_call_id" in message:
+        yield EventKind.TOOL_RESULT, {"id": message["tool_call_id"], "content": message["content"]}

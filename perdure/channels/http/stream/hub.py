@@ -1,0 +1,290 @@
+"""What wakes the streams and the waiting requests of one gateway.
+
+Workers announce turns with new events, and settled turns, on one Redis channel. The gateway subscribes with one
+connection, reads the streams of its listeners with another, and announces their turns to the workers every
+`_ANNOUNCE_S`. Every `_LOOK_S`, and more often while Redis is unavailable, one statement compares the turns' state in
+PostgreSQL. That finds what Redis lost, and what no worker announces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import redis.asyncio
+from sqlalchemy.exc import SQLAlchemyError
+
+from perdure.channels.http.threads import Threads
+from perdure.errors import PerdureError, RateLimited, loggable
+from perdure.redis import client_url
+from perdure.runtime import Runtime
+from perdure.text.untrusted import load_object
+from perdure.turns.events.committed import states_of
+from perdure.turns.events.event import (
+    EventId,
+    hexes,
+    listening_key,
+    news_channel,
+    parse_hexes,
+    stream_key,
+)
+from perdure.turns.events.listening import INTEREST_S
+from perdure.turns.events.writer import Entry
+
+log = logging.getLogger(__name__)
+
+_ANNOUNCE_S = 20.0
+_LOOK_S = 2.0
+_LOOK_WITHOUT_REDIS_S = 0.25
+_TIMEOUT_S = 1.0
+_PAUSE_S = 1.0
+_RETRY_AFTER_S = 5.0
+_CANCEL_AGAIN_S = 0.1
+_MOST_READ = 1_000
+"""Entries that are read at once."""
+
+
+@dataclass(eq=False)
+class News:
+    """What one stream has not looked at yet."""
+
+    _written: bool = True
+    _changed: bool = False
+    _event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `take` would return news."""
+        return self._written or self._changed
+
+    def take(self) -> tuple[bool, bool]:
+        """Whether there are new entries in Redis, and whether the turn's state may have changed."""
+        taken = self._written, self._changed
+        self._written = self._changed = False
+        return taken
+
+    def add(self, *, changed: bool) -> None:
+        """Wake the stream."""
+        self._written = True
+        self._changed |= changed
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether there is news within these seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        woken = self._event.is_set()
+        self._event.clear()
+        return woken
+
+
+class Hub:
+    """Belongs to one event loop. `on_settled` is called with turns that workers announce as settled."""
+
+    def __init__(self, runtime: Runtime, threads: Threads, on_settled: Callable[[list[UUID]], None]) -> None:
+        settings = runtime.settings
+        self._database = runtime.database
+        self._clock = runtime.clock
+        self._prefix = settings.redis_prefix
+        self._most = settings.stream.max_open
+        self._threads = threads
+        self._on_settled = on_settled
+        self._listeners: defaultdict[UUID, list[News]] = defaultdict(list)
+        self._open = 0
+        self._states: dict[UUID, tuple[object, ...]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._new: set[UUID] = set()
+        self._announce_soon = asyncio.Event()
+        self._has_listeners = asyncio.Event()
+        self.connected = False
+        self.stopped = False
+        # Any: redis-py's types mix the values of its synchronous and its asynchronous client.
+        self._client: Any = _client(runtime.redis_url)
+
+    def start(self) -> None:
+        """Start the tasks."""
+        tasks = [self._look_forever()]
+        if self._client is not None:
+            tasks += [self._subscribe_forever(), self._announce_forever()]
+        self._tasks = [asyncio.ensure_future(_logged(task)) for task in tasks]
+
+    def stop(self) -> None:
+        """End the open streams after their next event."""
+        self.stopped = True
+        for listeners in self._listeners.values():
+            for news in listeners:
+                news.add(changed=False)
+
+    async def close(self) -> None:
+        """End the tasks and the connections."""
+        pending = set(self._tasks)
+        while pending:  # a cancellation that arrives while redis-py connects can be lost
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
+        if self._client is not None:
+            await self._client.aclose()
+
+    @contextmanager
+    def listening(self, turn_id: UUID) -> Iterator[News]:
+        """News of a turn for one open stream.
+
+        Raises:
+            RateLimited: `PERDURE_STREAM__MAX_OPEN` streams are open.
+        """
+        if self._open >= self._most:
+            raise RateLimited(
+                f"This gateway has {self._most} open streams (PERDURE_STREAM__MAX_OPEN). Try again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        news = News()
+        self._open += 1
+        self._listeners[turn_id].append(news)
+        self._new.add(turn_id)
+        self._announce_soon.set()
+        self._has_listeners.set()
+        try:
+            yield news
+        finally:
+            self._open -= 1
+            self._listeners[turn_id].remove(news)
+            if not self._listeners[turn_id]:
+                del self._listeners[turn_id]
+                self._states.pop(turn_id, None)
+            if not self._listeners:
+                self._has_listeners.clear()
+
+    async def entries(self, turn_id: UUID, after: EventId) -> list[Entry]:
+        """The entries of a turn's stream after an id; none while Redis is unavailable."""
+        return await self._range(turn_id, f"({after}", "+")
+
+    async def entries_until(self, turn_id: UUID, last: EventId) -> list[Entry]:
+        """The entries of an id's epoch up to it; none while Redis is unavailable."""
+        return await self._range(turn_id, str(EventId(last.epoch)), str(last))
+
+    async def _range(self, turn_id: UUID, first: str, last: str) -> list[Entry]:
+        if self._client is None:
+            return []
+        found: list[Entry] = []
+        try:
+            while True:
+                rows = await self._client.xrange(stream_key(self._prefix, turn_id), first, last, count=_MOST_READ)
+                found += [entry for row in rows if (entry := _entry(*row)) is not None]
+                if len(rows) < _MOST_READ:
+                    return found
+                first = f"({rows[-1][0].decode()}"
+        except redis.RedisError as error:
+            log.warning("the events of turn %s cannot be read: %s", turn_id, loggable(error))
+            return found
+
+    async def _subscribe_forever(self) -> None:
+        while True:
+            try:
+                async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+                    await subscription.subscribe(news_channel(self._prefix))
+                    self.connected = True
+                    self._wake_all()
+                    async for message in subscription.listen():
+                        self._hear(message["data"])
+            except (redis.RedisError, OSError) as error:
+                if self.connected:
+                    log.warning("waiting requests and streams look at PostgreSQL only: %s", loggable(error))
+            finally:
+                self.connected = False
+            await asyncio.sleep(_PAUSE_S)
+
+    def _hear(self, message: bytes) -> None:
+        settled = message[:2] == b"s "
+        turn_ids = parse_hexes(message[2:])
+        if settled:
+            self._on_settled(turn_ids)
+        for turn_id in turn_ids:
+            for news in self._listeners.get(turn_id, ()):
+                news.add(changed=settled)
+
+    def _wake_all(self) -> None:
+        for listeners in self._listeners.values():
+            for news in listeners:
+                news.add(changed=True)
+        self._new.update(self._listeners)
+        self._announce_soon.set()
+
+    async def _announce_forever(self) -> None:
+        """Announce new listeners at once, and all of them every `_ANNOUNCE_S`."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _ANNOUNCE_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._announce_soon.wait()
+            self._announce_soon.clear()
+            new, self._new = self._new, set()
+            if loop.time() >= due:
+                new, due = set(self._listeners), loop.time() + _ANNOUNCE_S
+            if new:
+                await self._announce(list(new))
+
+    async def _announce(self, turn_ids: list[UUID]) -> None:
+        key, now = listening_key(self._prefix), self._clock.now().timestamp()
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.zadd(key, {turn_id.hex: now + INTEREST_S for turn_id in turn_ids})
+        pipeline.zremrangebyscore(key, "-inf", now)
+        pipeline.publish(key, hexes(turn_ids))
+        try:
+            await pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            log.warning("the listeners of %d turns cannot be announced: %s", len(turn_ids), loggable(error))
+
+    async def _look_forever(self) -> None:
+        while True:
+            await self._has_listeners.wait()
+            await asyncio.sleep(_LOOK_S if self.connected else _LOOK_WITHOUT_REDIS_S)
+            turn_ids = list(self._listeners)
+            try:
+                states = await self._threads.run(partial(states_of, self._database, turn_ids))
+            except (SQLAlchemyError, PerdureError) as error:
+                log.warning("streams cannot look at their turns: %s", loggable(error))
+                continue
+            for turn_id, state in states.items():
+                listeners = self._listeners.get(turn_id, ())
+                if not listeners or self._states.get(turn_id) == state:
+                    continue
+                self._states[turn_id] = state
+                for news in listeners:
+                    news.add(changed=True)
+
+
+async def _logged(task: Coroutine[Any, Any, None]) -> None:
+    """A task that runs as long as the gateway; its end by an error is logged when it happens."""
+    try:
+        await task
+    except Exception:
+        log.exception("streams of this gateway are woken late: a task has ended")
+
+
+def _client(url: str | None) -> Any:
+    if url is None:
+        return None
+    return redis.asyncio.Redis.from_url(
+        client_url(url),
+        socket_connect_timeout=_TIMEOUT_S,
+        health_check_interval=20,
+    )
+
+
+def _entry(identifier: bytes, fields: dict[bytes, bytes]) -> Entry | None:
+    try:
+        epoch, _, number = identifier.decode("ascii").partition("-")
+        data = load_object(fields[b"data"].decode())
+        return Entry(EventId(int(epoch), int(number)), fields[b"kind"].decode(), data)
+    except (KeyError, ValueError, TypeError) as error:
+        log.warning("an entry of a turn's events is invalid and skipped: %s", loggable(error))
+        return None

@@ -1,0 +1,84 @@
+"""Conversations: keys of a caller's for one user, each with a title and at most one live session.
+
+The table `conversations` has the titles; a session's `scope` has the key (`routing`). Memory belongs to the user, over
+all conversations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.access.tenants import tenant_of, user_of
+from perdure.database.engine import Database, Executor
+from perdure.errors import NotFound
+from perdure.runtime import Waker
+from perdure.sessions import queries
+from perdure.sessions.ending import request_end
+from perdure.sessions.routing import MAX_TITLE_CHARS
+from perdure.text.untrusted import first_line
+
+_ARCHIVED = "its conversation was archived"
+
+
+def list_conversations(
+    executor: Executor, user: str, limit: int, *, archived: bool | None = None
+) -> list[dict[str, Any]]:
+    """The conversations of the user with the key `user`, the one with the newest activity first.
+
+    `archived` selects those that are archived, or those that are not.
+    """
+    rows = executor.run(queries.CONVERSATIONS, {"user_id": user, "archived": archived, "limit": limit})
+    return [_conversation(row) for row in rows]
+
+
+def read_conversation(executor: Executor, user: str, conversation: str) -> dict[str, Any]:
+    """One conversation.
+
+    Raises:
+        NotFound: the user has no such conversation.
+    """
+    rows = executor.run(queries.CONVERSATION, {"user_id": user, "conversation": conversation})
+    if not rows:
+        raise NotFound("There is no such conversation.")
+    return _conversation(rows[0])
+
+
+def change_conversation(
+    database: Database, wake: Waker, user: str, conversation: str, *, title: str | None, archived: bool | None
+) -> dict[str, Any]:
+    """Set the title, archive or restore a conversation; `None` changes nothing. Returns the conversation.
+
+    Archiving requests the end of the live session. The next message restores the conversation.
+
+    Raises:
+        NotFound: the user has no such conversation.
+    """
+    named = {"user_id": user, "conversation": conversation}
+    changes = {"title": None if title is None else first_line(title, MAX_TITLE_CHARS), "archived": archived}
+    with database.transaction("conversations.change") as transaction:
+        if not transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes}):
+            raise NotFound("There is no such conversation.")
+        found = read_conversation(transaction, user, conversation)
+        requested = None
+        if archived and found["session_id"] is not None:
+            requested = request_end(transaction, UUID(found["session_id"]), _ARCHIVED)
+            found["session_id"] = None
+    if requested is not None:
+        requested.wake(wake)
+    return found
+
+
+def _conversation(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "tenant": tenant_of(row.user_id),
+        "user_id": user_of(row.user_id),
+        "conversation": row.conversation,
+        "title": row.title,
+        "archived": row.archived_at is not None,
+        "session_id": None if row.session_id is None else str(row.session_id),
+        "created_at": row.created_at.isoformat(),
+        "last_activity_at": row.last_activity_at.isoformat(),
+    }

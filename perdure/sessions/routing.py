@@ -1,0 +1,33 @@
+"""Which session a message goes to, by its scope: a conversation's key, a channel, or neither.
+
+A message with a key goes to the conversation's live session, whatever its channel; a message without one is routed by
+`PERDURE_SESSION__SCOPE`. A user has at most one live session per scope. A conversation's scope begins with a slash, as
+no channel's name does.
+"""
+
+from __future__ import annotations
+
+from perdure.settings import Scope
+from perdure.text.untrusted import first_line
+
+MAX_TITLE_CHARS = 80
+"""Of a conversation's title."""
+
+
+def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> str:
+    """The scope that a message is routed in."""
+    if conversation is not None:
+        return f"/{conversation}"
+    return channel if setting is Scope.CHANNEL else ""
+
+
+def conversation_of(scope: str) -> str | None:
+    """The conversation's key of a session with this scope, if it has one."""
+    return scope[1:] if scope.startswith("/") else None
+
+
+def title_of(text: str) -> str:
+    """A title from a message or a summary: its first sentence or line, within `MAX_TITLE_CHARS`."""
+    line = first_line(text, 10 * MAX_TITLE_CHARS)
+    sentence, stop, _ = line.partition(". ")
+    return first_line(sentence if stop else line, MAX_TITLE_CHARS)

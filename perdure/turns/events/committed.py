@@ -1,0 +1,65 @@
+"""What PostgreSQL has of a turn, for a streaming client: its messages so far, its state and its ending."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from perdure.database.engine import Executor
+from perdure.sessions.reading import message_body
+from perdure.turns.events import queries
+from perdure.turns.events.event import EventId
+from perdure.turns.reading import SETTLED, read_turn
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A turn's state. `turn` is the body of `GET /v1/turns/{id}`.
+
+    `messages` are those after number `after`, in the form of `GET /v1/sessions/{id}/messages`.
+    """
+
+    turn: dict[str, Any]
+    after: int
+    messages: list[dict[str, Any]]
+
+    @property
+    def count(self) -> int:
+        """The turn's committed messages."""
+        return self.after + len(self.messages)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the turn is settled."""
+        return self.turn["status"] in SETTLED
+
+    @property
+    def error_id(self) -> EventId | None:
+        """The id of the event `error` of a settled turn, if it has one."""
+        return EventId(self.count + 1) if self.settled and self.turn["error"] is not None else None
+
+    @property
+    def done_id(self) -> EventId:
+        """The id of the event `done` of a settled turn."""
+        return EventId(self.count + (2 if self.error_id else 1))
+
+
+def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
+    """Read a turn, and its messages after number `after`. If it has fewer messages, `after` is lowered to that number.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    # The turn first: the messages of a turn that is seen as settled are complete.
+    turn = read_turn(executor, turn_id)
+    rows = executor.run(queries.MESSAGES_OF_TURN, {"turn_id": turn_id, "after": after})
+    after = min(after, rows[0].total if rows else 0)
+    return Committed(turn, after, [message_body(row) for row in rows if row.seq is not None])
+
+
+def states_of(executor: Executor, turn_ids: Collection[UUID]) -> dict[UUID, tuple[object, ...]]:
+    """A value for each turn that changes whenever its state or its messages change."""
+    rows = executor.run(queries.STATES, {"turn_ids": list(turn_ids)})
+    return {row.turn_id: (row.status, row.tick, row.not_before) for row in rows}

@@ -1,0 +1,125 @@
+"""Ids and kinds of events, and the Redis keys of their streams.
+
+The id of an event is `EPOCH-N`. EPOCH counts the turn's committed messages so far. `k-0` is the id of committed message
+number k; a provisional event of epoch k has `k-N` with N above 0. A worker derives N from its fencing token, so Redis
+refuses the entries of a worker that has lost the session, and ids grow also after Redis has lost the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+from uuid import UUID
+
+from perdure.errors import InvalidRequest
+
+PER_TOKEN = 1_000_000_000
+"""Numbers of provisional events that one fencing token has."""
+
+_EPOCH_DIGITS, _NUMBER_DIGITS = 9, 19
+
+
+class EventKind(StrEnum):
+    """The kinds of events that a client receives."""
+
+    STATE = "state"
+    DELTA = "delta"
+    TOOL_CALL = "tool_call"
+    TOOL_RESULT = "tool_result"
+    APPROVAL_REQUIRED = "approval_required"
+    REWIND = "rewind"
+    MESSAGE = "message"
+    ERROR = "error"
+    DONE = "done"
+
+
+COMMITTED = "committed"
+"""The kind of a stream's entry `k-0`: message k is committed. Readers take the message from PostgreSQL."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EventId:
+    """The id of an event; `token` is that of the worker which wrote it."""
+
+    PATTERN: ClassVar = f"^(0|[1-9][0-9]{{0,{_EPOCH_DIGITS - 1}}})-(0|[1-9][0-9]{{0,{_NUMBER_DIGITS - 1}}})$"
+    """As a JSON Schema has it."""
+
+    epoch: int
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The id that a client sends back.
+
+        Raises:
+            InvalidRequest: it is not an id.
+        """
+        epoch, _, number = text.partition("-")
+        if not (_is_number(epoch, _EPOCH_DIGITS) and _is_number(number, _NUMBER_DIGITS)):
+            raise InvalidRequest("Last-Event-ID: must be the id of an event of this turn, such as 1-0.")
+        return cls(int(epoch), int(number))
+
+    @property
+    def token(self) -> int:
+        """The fencing token of a provisional event."""
+        return self.number // PER_TOKEN
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event as a client receives it."""
+
+    id: EventId
+    kind: EventKind
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def rewind_to(epoch: int) -> dict[str, str]:
+    """The data of a `rewind` that discards the provisional events of an epoch."""
+    return {"from": str(EventId(epoch, 1))}
+
+
+def stream_key(prefix: str, turn_id: UUID) -> str:
+    """The Redis stream of a turn's events."""
+    return f"{prefix}events:{turn_id}"
+
+
+def news_channel(prefix: str) -> str:
+    """The pub/sub channel that names turns with new events or a new state.
+
+    A message is a letter and turn ids in hexadecimal, separated by spaces: `e` new events, `s` settled.
+    """
+    return f"{prefix}events"
+
+
+def listening_key(prefix: str) -> str:
+    """The sorted set of turns with listeners, by the epoch second at which the interest ends.
+
+    It is also the name of the pub/sub channel that names turns whose interest begins or goes on.
+    """
+    return f"{prefix}listening"
+
+
+def hexes(turn_ids: list[UUID]) -> str:
+    """Turn ids as the channels carry them."""
+    return " ".join(each.hex for each in turn_ids)
+
+
+def parse_hexes(text: bytes) -> list[UUID]:
+    """The turn ids of a channel's message; invalid ones are left out."""
+    found = []
+    for each in text.split():
+        try:
+            found.append(UUID(each.decode("ascii")))
+        except ValueError:
+            continue
+    return found
+
+
+def _is_number(text: str, digits: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= digits and (text == "0" or text[0] != "0")

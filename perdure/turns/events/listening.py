@@ -1,0 +1,93 @@
+"""Which turns have listeners, as the workers of this process know it.
+
+A gateway announces the turns that its clients listen to, again every 20 seconds: in a sorted set, for workers that
+start, and on a channel, for those that run. A worker subscribes with one connection; a turn without a listener costs
+it no command.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import redis
+
+from perdure.clock import Clock
+from perdure.errors import loggable
+from perdure.turns.events.event import listening_key, parse_hexes
+
+log = logging.getLogger(__name__)
+
+INTEREST_S = 60.0
+"""Seconds that the interest in a turn lasts after its last listener's gateway announced it."""
+
+_WAIT_S = 0.5
+_PAUSE_S = 1.0
+
+
+class Listening:
+    """Follows the announcements in one thread. `on_listener` is called with each announced turn."""
+
+    def __init__(self, client: Any, prefix: str, clock: Clock, on_listener: Callable[[UUID], None]) -> None:
+        self._client = client
+        self._key = listening_key(prefix)
+        self._clock = clock
+        self._on_listener = on_listener
+        self._until: dict[UUID, float] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="perdure-listening", daemon=True)
+
+    def start(self) -> None:
+        """Start following."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop following."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            with suppress(redis.RedisError):
+                self._client.publish(self._key, b"")  # wakes the thread
+            self._thread.join(_WAIT_S * 2)
+
+    def has(self, turn_id: UUID) -> bool:
+        """Whether the turn has a listener, or had one within the last minute."""
+        return self._until.get(turn_id, 0.0) > self._clock.monotonic()
+
+    def _run(self) -> None:
+        failing = False
+        while not self._closing.is_set():
+            try:
+                with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+                    subscription.subscribe(self._key)
+                    self._note(self._announced())
+                    failing = False
+                    self._follow(subscription)
+            except redis.RedisError as error:
+                if not failing:
+                    log.warning("turns are not streamed while Redis is unavailable: %s", loggable(error))
+                failing = True
+                self._closing.wait(_PAUSE_S)
+            except Exception:
+                log.exception("following the listeners raised an error and continues")
+                self._closing.wait(_PAUSE_S)
+
+    def _follow(self, subscription: Any) -> None:
+        while not self._closing.is_set():
+            message = subscription.get_message(timeout=_WAIT_S)
+            if message is not None:
+                self._note(parse_hexes(message["data"]))
+
+    def _announced(self) -> list[UUID]:
+        now = self._clock.now().timestamp()
+        return parse_hexes(b" ".join(self._client.zrangebyscore(self._key, now, "+inf")))
+
+    def _note(self, turn_ids: list[UUID]) -> None:
+        now = self._clock.monotonic()
+        kept = {turn_id: until for turn_id, until in self._until.items() if until > now}
+        self._until = {**kept, **dict.fromkeys(turn_ids, now + INTEREST_S)}
+        for turn_id in turn_ids:
+            self._on_listener(turn_id)

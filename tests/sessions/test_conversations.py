@@ -1,0 +1,183 @@
+"""Conversations: a key of the caller's goes on in the same conversation, over as many sessions as that takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import InvalidRequest, NotFound
+from perdure.models.protocol import ModelReply
+from perdure.sessions.conversations import change_conversation, list_conversations, read_conversation
+from perdure.sessions.reading import list_sessions, read_session
+from perdure.sessions.routing import MAX_TITLE_CHARS, conversation_of, scope_of, title_of
+from perdure.settings import Scope
+from perdure.text.untrusted import is_identifier
+from perdure.turns.inbox.incoming import parse_incoming
+from tests.sessions.conftest import End
+from tests.turns.harness import Harness, side_by_side
+from tests.turns.scripted import says
+
+IDLE_S = 1_800.0
+
+
+def _keys(harness: Harness, user: str = "ana", **given: Any) -> list[str]:
+    return [each["conversation"] for each in list_conversations(harness.database, user, 100, **given)]
+
+
+def _title(harness: Harness, key: str = "rome") -> str:
+    return str(read_conversation(harness.database, "ana", key)["title"])
+
+
+def _change(harness: Harness, key: str = "rome", *, title: str | None = None, archived: bool | None = None) -> Any:
+    return change_conversation(harness.database, harness.waker, "ana", key, title=title, archived=archived)
+
+
+def test_each_key_has_its_own_session(harness: Harness) -> None:
+    """Two conversations and the messages without a key are apart; a channel makes no difference to a key."""
+    plain = harness.send("hello")
+    rome, oslo = harness.send("to Rome", conversation="rome"), harness.send("to Oslo", conversation="oslo")
+    assert len({plain.session_id, rome.session_id, oslo.session_id}) == 3
+    assert harness.send("and back", conversation="rome", channel="cli").session_id == rome.session_id
+    assert harness.send("hello?").session_id == plain.session_id
+    assert harness.send("mine", user_id="bea", conversation="rome").session_id != rome.session_id
+    assert sorted(_keys(harness)) == ["oslo", "rome"]
+    assert _keys(harness, "bea") == ["rome"]
+
+
+def test_a_session_names_its_conversation(harness: Harness) -> None:
+    """The answers about a session have the key and the title; the list can be of one conversation."""
+    rome, plain = harness.send("To Rome in May.", conversation="rome"), harness.send("hello")
+    shown = read_session(harness.database, rome.session_id)
+    assert (shown["conversation"], shown["title"]) == ("rome", "To Rome in May.")
+    other = read_session(harness.database, plain.session_id)
+    assert (other["conversation"], other["title"]) == (None, None)
+    found = list_sessions(harness.database, "ana", conversation="rome")
+    assert [each["session_id"] for each in found] == [str(rome.session_id)]
+
+
+def test_first_messages_at_once_begin_one_session(harness: Harness) -> None:
+    """Eight accepts of a new key race: one session, one conversation, eight turns."""
+    sent = side_by_side(*[lambda n=n: harness.send(f"message {n}", conversation="rome") for n in range(8)])
+    assert len({each.session_id for each in sent}) == 1
+    assert sorted(each.seq for each in sent) == list(range(1, 9))
+    assert _keys(harness) == ["rome"]
+
+
+def test_the_next_session_continues_its_own_conversation(harness: Harness, end: End) -> None:
+    """After the idle time the key goes on in a successor of its own, with that one's summary in the prompt."""
+    other = harness.send("My cat is called Tom.", conversation="cats")
+    harness.run(other.session_id)
+    old = harness.send("I fly to Rome.", conversation="rome")
+    harness.run(old.session_id)
+    harness.move(IDLE_S + 1)
+    new = harness.send("Where do I fly?", conversation="rome")
+    assert new.session_id != old.session_id
+    assert harness.session(new.session_id).previous_session_id == old.session_id
+    harness.script(says(json.dumps({"summary": "The user flies to Rome. They like it.", "key_topics": ["Rome"]})))
+    end(old.session_id)
+    harness.run(new.session_id)
+    prompt = harness.model.requests[-1].messages[0].content
+    assert "The user flies to Rome." in prompt
+    assert "Tom" not in prompt
+    live = read_conversation(harness.database, "ana", "rome")
+    assert live["session_id"] == str(new.session_id)
+
+
+def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harness: Harness, end: End) -> None:
+    """A title that a person set is kept."""
+    sent = harness.send("  \nPlan my trip to Rome. It is in May.\nThanks", conversation="rome")
+    assert _title(harness) == "Plan my trip to Rome"
+    harness.run(sent.session_id)
+    harness.move(IDLE_S + 1)
+    again = harness.send("more", conversation="rome")
+    summary = ModelReply(json.dumps({"summary": "A trip to Rome in May. Hotels.", "key_topics": []}))
+    harness.script(lambda _request, _call: summary)
+    end(sent.session_id)
+    assert _title(harness) == "A trip to Rome in May"
+    assert _change(harness, title="Roma!")["title"] == "Roma!"
+    harness.run(again.session_id)
+    harness.move(IDLE_S + 1)
+    harness.send("even more", conversation="rome")
+    harness.script(lambda _request, _call: summary)
+    end(again.session_id)
+    assert _title(harness) == "Roma!"
+
+
+def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness: Harness) -> None:
+    """It leaves the list of the others; its live session ends; writing to it restores it."""
+    sent = harness.send("To Rome", conversation="rome")
+    harness.run(sent.session_id)
+    harness.send("To Oslo", conversation="oslo")
+    archived = _change(harness, archived=True)
+    assert (archived["archived"], archived["session_id"]) == (True, None)
+    assert harness.session(sent.session_id).end_requested_at is not None
+    assert sent.session_id in harness.waker.endings
+    assert (_keys(harness, archived=True), _keys(harness, archived=False)) == (["rome"], ["oslo"])
+    assert _change(harness, archived=True)["archived"] is True  # again: no conflict
+    back = harness.send("Again", conversation="rome")
+    assert back.session_id != sent.session_id
+    assert _keys(harness, archived=False) == ["rome", "oslo"]
+
+
+def test_a_conversation_of_another_user_does_not_exist(harness: Harness) -> None:
+    """The key is one user's."""
+    harness.send("To Rome", user_id="bea", conversation="rome")
+    with pytest.raises(NotFound):
+        _change(harness, title="mine")
+    assert _keys(harness) == []
+
+
+def test_channels_apart_have_no_part_in_keys(harness: Harness) -> None:
+    """With the scope `channel`, a conversation still has one live session over all channels."""
+    session = harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})
+    harness.settings = harness.settings.model_copy(update={"session": session})
+    first = harness.send("hello", conversation="rome", channel="cli")
+    assert harness.send("hello", conversation="rome", channel="web").session_id == first.session_id
+    assert harness.send("hello", channel="cli").session_id != first.session_id
+
+
+@pytest.mark.parametrize("key", ["", " \t", "a" * 201, "a\x00b", chr(0xD800), 7])
+def test_an_invalid_key_is_refused(key: object) -> None:
+    """The error names the field."""
+    with pytest.raises(InvalidRequest, match="conversation"):
+        parse_incoming({"user_id": "ana", "text": "hello", "conversation": key})
+
+
+def test_a_message_goes_to_one_place(harness: Harness) -> None:
+    """A session's id and a key may contradict each other, so only one is taken."""
+    sent = harness.send("hello")
+    with pytest.raises(InvalidRequest, match="not both"):
+        parse_incoming({"user_id": "ana", "text": "x", "session_id": str(sent.session_id), "conversation": "rome"})
+
+
+@pytest.mark.parametrize("key", ["/", "../x", "a/b", "http", "\u202eevil", "😀", "%00", "'; DROP TABLE users; --"])
+def test_any_storable_key_works(harness: Harness, key: str) -> None:
+    """A key is data: one like a channel's name, a path or SQL is a key."""
+    plain = harness.send("hello", channel="http")
+    sent = harness.send("hello", conversation=key)
+    assert sent.session_id != plain.session_id
+    assert harness.send("again", conversation=key).session_id == sent.session_id
+    assert read_conversation(harness.database, "ana", key)["conversation"] == key
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_no_two_places_share_a_scope(one: str, other: str) -> None:
+    """A key's scope is never a channel's nor the one without a channel, and gives the key back."""
+    for setting in Scope:
+        scope = scope_of(setting, "http", one)
+        assert conversation_of(scope) == one
+        assert not is_identifier(scope)
+        assert scope != ""
+        assert (scope == scope_of(setting, "cli", other)) == (one == other)
+
+
+@given(st.text())
+def test_a_title_is_one_short_line(text: str) -> None:
+    """Whatever a message has in it."""
+    title = title_of(text)
+    assert len(title) <= MAX_TITLE_CHARS
+    assert len(title.splitlines()) <= 1

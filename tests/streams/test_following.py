@@ -1,0 +1,280 @@
+"""A client's stream: complete, in order, resumable from any position, and without a retracted word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from perdure.errors import ProviderError, RateLimited
+from perdure.models.protocol import ModelReply, ToolCall
+from perdure.redis import client_url
+from perdure.tools.registry import tool
+from perdure.turns.cancel import cancel
+from perdure.turns.events.event import Event, EventId, EventKind
+from tests.streams.conftest import Client, Streaming, Watching, run
+
+
+def test_text_arrives_while_the_model_speaks(streaming: Streaming) -> None:
+    """Deltas are passed on before the reply is committed; the message then has the same text."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            streaming.model.type("It is ", "sunny")
+            await client.follow(events, lambda each: each.shown == "It is sunny")
+            streaming.model.reply("It is sunny")
+            await client.follow(events)
+
+    run(main())
+    assert client.committed == ["hello", "It is sunny"]
+    assert client.done is not None
+    assert client.done["status"] == "done"
+    assert client.kinds[-1] == EventKind.DONE
+    assert EventKind.REWIND not in client.kinds
+
+
+def test_who_listens_late_receives_the_text_so_far(streaming: Streaming) -> None:
+    """A worker keeps the text of its step, so a listener in mid-sentence receives its beginning."""
+    client = Client()
+
+    async def main() -> None:
+        turn_id = streaming.ask()
+        streaming.model.type("Once upon ", "a time ")
+        async with streaming.hub() as gateway:
+            events = gateway.events(turn_id)
+            await client.follow(events, lambda each: each.shown == "Once upon a time ")
+            streaming.model.type("there was")
+            await client.follow(events, lambda each: each.shown == "Once upon a time there was")
+            streaming.model.reply("Once upon a time there was one.")
+            await client.follow(events)
+
+    run(main())
+    assert client.committed[-1] == "Once upon a time there was one."
+
+
+def test_without_a_listener_nothing_is_written(streaming: Streaming, redis_url: str) -> None:
+    """A turn that no client follows costs Redis no stream."""
+    turn_id = streaming.ask()
+    streaming.model.type("Nobody reads this.")
+    streaming.model.reply("Nobody reads this.")
+    for worker in streaming.workers:
+        worker.join(20)
+    with redis.Redis.from_url(client_url(redis_url)) as client:
+        assert [key for key in client.keys("*") if str(turn_id).encode() in key] == []
+
+
+def test_a_client_resumes_after_its_last_event(streaming: Streaming) -> None:
+    """The rest of the text continues what the client has; nothing is sent twice."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            streaming.model.type("one ")
+            await client.follow(gateway.events(turn_id), lambda each: each.shown == "one ")
+        streaming.model.type("two ")
+        async with streaming.hub() as gateway:  # another gateway
+            events = gateway.events(turn_id, client.last)
+            await client.follow(events, lambda each: each.shown == "one two ")
+            streaming.model.reply("one two three")
+            await client.follow(events)
+            assert client.last is not None
+            assert [event async for event in gateway.events(turn_id, client.last)] == []
+
+    run(main())
+    assert client.committed == ["hello", "one two three"]
+    assert EventKind.REWIND not in client.kinds
+
+
+def test_after_a_flush_of_redis_a_client_begins_the_step_again(streaming: Streaming, redis_url: str) -> None:
+    """A position that Redis has lost is answered with a `rewind`; the committed text follows."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            streaming.model.type("lost ")
+            await client.follow(gateway.events(turn_id), lambda each: each.shown == "lost ")
+            with redis.Redis.from_url(client_url(redis_url)) as admin:
+                admin.flushall()
+            events = gateway.events(turn_id, client.last)
+            await client.follow(events, lambda each: each.kinds[-1] == EventKind.REWIND)
+            streaming.model.type("words")
+            streaming.model.reply("lost words")
+            await client.follow(events)
+
+    run(main())
+    assert client.committed == ["hello", "lost words"]
+
+
+def test_a_withdrawn_answer_is_withdrawn_from_the_client(streaming: Streaming) -> None:
+    """A fallback's answer replaces the first model's half sentence."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            streaming.model.type("The capital is Lyo")
+            await client.follow(events, lambda each: each.shown != "")
+            streaming.model.withdraw()
+            streaming.model.type("Paris.")
+            await client.follow(events, lambda each: each.shown == "Paris.")
+            streaming.model.reply("Paris.")
+            await client.follow(events)
+
+    run(main())
+    assert client.kinds.count(EventKind.REWIND) == 1
+
+
+def test_another_worker_takes_over(streaming: Streaming) -> None:
+    """The second worker's text does not continue the first one's: the client is rewound."""
+    client = Client()
+    harness = streaming.harness
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id, session_id = streaming.send()
+            lost = streaming.start(session_id)
+            assert streaming.model.asked.acquire(timeout=20)
+            events = gateway.events(turn_id)
+            streaming.model.type("The first worker says")
+            await client.follow(events, lambda each: each.shown != "")
+            harness.move(2 * harness.settings.turn.lease_s)
+            streaming.start(session_id)
+            assert streaming.model.asked.acquire(timeout=20)
+            streaming.model.type("one", "two")  # one piece for either worker, in any order
+            streaming.model.reply("The second says.")
+            streaming.model.reply("The second says.")
+            await client.follow(events)
+            lost.join(20)
+
+    run(main())
+    assert client.committed == ["hello", "The second says."]
+
+
+def test_tool_calls_and_results_are_events(streaming: Streaming) -> None:
+    """A page can show what the agent does without reading messages."""
+
+    @tool(effect="pure")
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    streaming.harness.equip(add)
+    streaming.runtime = streaming.harness.runtime
+    seen: list[Event] = []
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            call = ToolCall("c1", "add", '{"a": 1, "b": 2}')
+            streaming.model.reply(ModelReply("", (call,), model="typist"))
+            streaming.model.reply("It is 3.")
+            seen.extend([event async for event in gateway.events(turn_id) if event is not None])
+
+    run(main())
+    events = [(event.kind, event.data) for event in seen]
+    assert events.count((EventKind.TOOL_CALL, {"id": "c1", "name": "add", "arguments": {"a": 1, "b": 2}})) == 1
+    assert events.count((EventKind.TOOL_RESULT, {"id": "c1", "content": "3"})) == 1
+    assert [data["role"] for kind, data in events if kind == EventKind.MESSAGE] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
+    """`error` comes before `done`; a client that has it receives `done` only."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            streaming.model.reply(ProviderError("The provider is out of order."))
+            await client.follow(gateway.events(turn_id))
+            assert client.kinds[-2:] == [EventKind.ERROR, EventKind.DONE]
+            error_id = EventId(len(client.committed) + 1)
+            rest = [event async for event in gateway.events(turn_id, error_id)]
+            assert [event.kind for event in rest if event] == [EventKind.DONE]
+
+    run(main())
+    assert client.done is not None
+    assert client.done["error"]["code"] == "PROVIDER_ERROR"
+
+
+def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) -> None:
+    """Cancelled before it began: no worker announces it; the look at PostgreSQL finds it."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id, _ = streaming.send()
+            events = gateway.events(turn_id)
+            await client.follow(events, lambda each: each.kinds == [EventKind.STATE])
+            cancel(streaming.runtime, turn_id)
+            await client.follow(events)
+
+    run(main())
+    assert client.kinds == [EventKind.STATE, EventKind.ERROR, EventKind.DONE]
+
+
+def test_a_position_ahead_of_the_turn_is_rewound(streaming: Streaming) -> None:
+    """PostgreSQL lost commits in a failover: the client discards what it has of them."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id, _ = streaming.send()
+            events = gateway.events(turn_id, EventId(7, 3))
+            await client.follow(events, lambda each: EventKind.STATE in each.kinds)
+            assert client.kinds[0] == EventKind.REWIND
+            cancel(streaming.runtime, turn_id)
+            await client.follow(events)
+
+    run(main())
+
+
+def test_streams_beyond_the_limit_are_refused(streaming: Streaming) -> None:
+    """An open stream takes memory: `PERDURE_STREAM__MAX_OPEN` bounds it. A closed one makes room."""
+    settings = streaming.harness.settings
+    stream = settings.stream.model_copy(update={"max_open": 2})
+    streaming.harness.settings = settings.model_copy(update={"stream": stream})
+    streaming.runtime = streaming.harness.runtime
+
+    async def opened(gateway: Watching, turn_id: Any) -> Any:
+        events = gateway.events(turn_id)
+        await anext(events)
+        return events
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id, _ = streaming.send()
+            first, _second = await opened(gateway, turn_id), await opened(gateway, turn_id)
+            with pytest.raises(RateLimited, match="PERDURE_STREAM__MAX_OPEN"):
+                await opened(gateway, turn_id)
+            await first.aclose()
+            await opened(gateway, turn_id)
+            cancel(streaming.runtime, turn_id)
+
+    run(main())
+
+
+@pytest.mark.parametrize("piece", [chr(0xD83D), "a\x00b", chr(0xDC00), '"\\\n\r\u2028'])
+def test_hostile_text_reaches_the_client_storable(streaming: Streaming, piece: str) -> None:
+    """Half a surrogate pair, NUL and line ends in a model's stream neither end it nor forge an event."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            streaming.model.type(piece, chr(0xDE00), "!")
+            await client.follow(events, lambda each: each.shown.endswith("!"))
+            streaming.model.reply("done")
+            await client.follow(events)
+
+    run(main())
+    assert client.committed[-1] == "done"
