@@ -28,6 +28,9 @@ from celery.signals import (
 
 from perdure import schedules
 from perdure.channels.callback import UrlCarrier
+from perdure.channels.chat import configured
+from perdure.channels.chat.replies import ChatCarrier
+from perdure.clock import SystemClock
 from perdure.errors import Unavailable
 from perdure.resilience.registry import BreakerRegistry
 from perdure.schedule.sweep import sweep_slots
@@ -149,6 +152,7 @@ class Lifecycle:
         return {
             "url": UrlCarrier(keys, settings.signing_key(), reachable, breakers=breakers),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
+            "channel": ChatCarrier(configured.channels(settings, SystemClock()), breakers),
         }
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:

@@ -153,7 +153,8 @@ class SlackServer:
                 return {"user": {"id": given["user"], "name": name.lower(), "profile": {"display_name": name}}}
             case "apps.connections.open":
                 return {"url": f"ws://127.0.0.1:{self.port}/link/?ticket=1"}
-        raise web.HTTPNotFound
+            case _:
+                raise web.HTTPNotFound
 
     async def _respond(self, request: web.Request) -> web.Response:
         self._note(self.responses, await request.json())

@@ -1,9 +1,9 @@
 """The channel `discord`: Discord's gateway, its interactions by webhook, and its REST API, through hikari.
 
 In a private chat every message is for the agent. In a channel of several people a message is for the agent if it
-mentions the bot or replies to it, and in a thread also once the bot has been mentioned in the thread. Slash commands and
-buttons are interactions: they arrive over the gateway, or over the webhook if the application has an endpoint URL. An
-interaction is answered as deferred within Discord's three seconds; the first part of the reply replaces that answer.
+mentions the bot or replies to it, and in a thread also once the bot has been mentioned in the thread. Slash commands
+and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an endpoint URL.
+An interaction is answered as deferred within Discord's three seconds; the first part of the reply replaces that answer.
 
 A message is sent with a nonce made from the delivery, so a repeated attempt within some minutes sends no second one.
 The text is Markdown, as Discord reads it. No message notifies anyone (`allowed_mentions` is empty), and text that looks
@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from threading import Event as Stop
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -28,8 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hikari.api import CacheComponents, RESTClient
 from hikari.impl import CacheSettings, HTTPSettings, HTTPTimeoutSettings, RESTApp
 
-from perdure.channels.protocol import (
+from perdure.channels.chat.protocol import (
     Button,
+    ChannelFailed,
     Commanded,
     Deleted,
     Edited,
@@ -43,9 +45,9 @@ from perdure.channels.protocol import (
     Update,
 )
 from perdure.clock import Clock
-from perdure.errors import InvalidRequest, RateLimited, SettingsError, Unauthorized, loggable
+from perdure.errors import InvalidRequest, SettingsError, Unauthorized, loggable
 from perdure.text.patterns import compiled
-from perdure.turns.outbox import DeliveryFailed, Undeliverable
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Discord:
 
     name = "discord"
     most_chars = 2_000
+    listens = True
 
     def __init__(self, token: str, public_key: str | None, api_url: str | None, clock: Clock) -> None:
         self._token = token
@@ -118,7 +121,7 @@ class Discord:
         if abs(self._clock.now().timestamp() - float(stamp)) > STALE_S:
             raise Unauthorized("The request's timestamp is too old.")
 
-    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
+    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (the protocol's)
         """The interaction of a webhook's request, whose signature is valid, and its answer.
 
         Raises:
@@ -137,7 +140,7 @@ class Discord:
         return Received(({"t": _INTERACTION, "d": given},), answer)
 
     def parse(self, update: Update) -> list[Event]:
-        """What happened, by an event of the gateway `{"t": name, "d": data}`; empty for what does not concern the agent.
+        """What happened, by an event of the gateway, `{"t": name, "d": data}`.
 
         Raises:
             KeyError, TypeError, ValueError: the event is malformed.
@@ -152,7 +155,8 @@ class Discord:
                 return [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
             case "INTERACTION_CREATE":
                 return _interaction(data)
-        return []
+            case _:
+                return []
 
     def _said(self, data: Update) -> list[Event]:
         thread, private = "position" in data, "guild_id" not in data
@@ -182,7 +186,7 @@ class Discord:
         """Send one message of at most `most_chars`; `key` is the same at each attempt, and different for each message.
 
         Raises:
-            RateLimited: Discord asks for a pause.
+            NotAsked: Discord asks for a pause.
             Undeliverable: the channel is gone, or the bot may not write there.
             DeliveryFailed: Discord did not confirm it.
         """
@@ -195,11 +199,25 @@ class Discord:
 
         self._rest.run(work)
 
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message of a pressed button by `text`, without buttons.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+
+        async def work(rest: RESTClient) -> None:
+            content = {"content": render(text), "components": [], **_SILENT}
+            if not (self._is_answerable(place) and await _answered(rest, place, content)):
+                await rest.create_message(int(place.chat), **content)
+
+        self._rest.run(work)
+
     def typing(self, place: Place) -> None:
         """Show for ten seconds that the bot types.
 
         Raises:
-            RateLimited, DeliveryFailed: as `send`.
+            DeliveryFailed: as `send`.
         """
 
         async def work(rest: RESTClient) -> None:
@@ -213,7 +231,10 @@ class Discord:
         Raises:
             ChannelFailed: the gateway cannot be reached, or refuses the token.
         """
-        asyncio.run(self._listen(on_update, stop))
+        try:
+            asyncio.run(self._listen(on_update, stop))
+        except (hikari.HikariError, OSError, TimeoutError) as error:
+            raise ChannelFailed(f"Discord's gateway cannot be used ({type(error).__name__}).") from error
 
     async def _listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
         bot = self._bot()
@@ -226,20 +247,18 @@ class Discord:
                 await _defer(bot.rest, event.payload)
 
         bot.subscribe(hikari.ShardPayloadEvent, receive)
-        await bot.start(check_for_updates=False)
-        over = asyncio.ensure_future(bot.join())
         try:
+            await bot.start(check_for_updates=False)
+            over = asyncio.ensure_future(bot.join())
             while not stop.is_set() and not over.done():
-                try:
+                with suppress(TimeoutError):
                     update = await asyncio.wait_for(arrived.get(), _LOOK_S)
-                except TimeoutError:
-                    continue
-                await self._name_author(bot.rest, update)
-                await asyncio.to_thread(on_update, update)
+                    await self._name_author(bot.rest, update)
+                    await asyncio.to_thread(on_update, update)
             if over.done():
                 over.result()
-        finally:
             over.cancel()
+        finally:
             if bot.is_alive:
                 await bot.close()
 
@@ -295,14 +314,14 @@ class _Rest:
         """The result of `work`, called with the client in its loop.
 
         Raises:
-            RateLimited, Undeliverable, DeliveryFailed: by hikari's error.
+            DeliveryFailed: `NotAsked` and `Undeliverable` included, by hikari's error.
         """
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(self._within(work), loop)
         try:
             return future.result()
         except hikari.RateLimitTooLongError as error:
-            raise RateLimited("Discord asks for a pause.", retry_after_s=error.retry_after) from error
+            raise NotAsked("Discord asks for a pause", error.retry_after) from error
         except hikari.ClientHTTPResponseError as error:
             raise _refused(error) from error
         except hikari.HTTPResponseError as error:

@@ -1,4 +1,4 @@
-"""From what chats report to the domain: messages are accepted, edited and cancelled, commands and decisions carried out.
+"""From chats to the domain: messages are accepted, edited and cancelled, commands and decisions carried out.
 
 The user of a private chat is the one that its person is linked to (`perdure.users.identities`), else `CHANNEL:ID`. A
 chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that nothing known of one of them is recalled for

@@ -28,14 +28,16 @@ from urllib.parse import parse_qs
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.http_retry import HttpRequest, HttpResponse, RateLimitErrorRetryHandler, RetryState
+from slack_sdk.signature import Clock as SignatureClock
 from slack_sdk.signature import SignatureVerifier
 from slack_sdk.socket_mode.builtin import SocketModeClient
 from slack_sdk.socket_mode.client import BaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
-from perdure.channels.protocol import (
+from perdure.channels.chat.protocol import (
     Button,
+    ChannelFailed,
     Commanded,
     Deleted,
     Edited,
@@ -49,13 +51,14 @@ from perdure.channels.protocol import (
     Update,
 )
 from perdure.clock import Clock
-from perdure.errors import InvalidRequest, RateLimited, Unauthorized
+from perdure.errors import InvalidRequest, Unauthorized
 from perdure.text.patterns import Match, compiled
-from perdure.turns.outbox import DeliveryFailed, Undeliverable
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
+_QUICK_S = 1
 LONGEST_PAUSE_S = 5
 """Seconds of `Retry-After` up to which a call waits itself; a longer pause postpones the delivery."""
 
@@ -71,7 +74,6 @@ _ONE_COMMAND = "perdure"
 _SECTION_CHARS = 3_000
 _LABEL_CHARS = 75
 _MOST_NAMES = 10_000
-_LOOK_S = 0.5
 _WRITTEN = frozenset({None, "file_share", "thread_broadcast", "me_message"})
 """Subtypes of messages that a person wrote."""
 
@@ -99,7 +101,7 @@ class _ShortPauses(RateLimitErrorRetryHandler):
         if not limited or response is None:
             return False
         headers = {name.lower(): value for name, value in response.headers.items()}
-        [pause, *_] = headers.get("retry-after") or ["0"]
+        pause = next(iter(headers.get("retry-after") or ()), "0")
         return pause.isdigit() and int(pause) <= LONGEST_PAUSE_S
 
 
@@ -112,10 +114,10 @@ class Slack:
     def __init__(
         self, token: str, signing_secret: str | None, app_token: str | None, api_url: str | None, clock: Clock
     ) -> None:
-        base = {} if api_url is None else {"base_url": f"{api_url.rstrip('/')}/"}
-        self._client = WebClient(
-            token=token, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)], **base
-        )
+        base = WebClient.BASE_URL if api_url is None else f"{api_url.rstrip('/')}/"
+        self._client = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)])
+        self._quick = WebClient(token, base, timeout=_QUICK_S, retry_handlers=[])
+        self.listens = app_token is not None
         self._verifier = None if signing_secret is None else SignatureVerifier(signing_secret, _Seconds(clock))
         self._app_token = app_token
         self._names: OrderedDict[str, str] = OrderedDict()
@@ -155,21 +157,22 @@ class Slack:
         """
         if "command" in update:
             return [self._commanded(update)]
-        if update.get("type") == "block_actions":
-            return self._pressed(update)
-        if update.get("type") != "event_callback":
-            return []
-        event = update["event"]
-        bots = [each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)]
-        bot = bots[0] if bots else None
-        if event.get("type") not in {"message", "app_mention"}:
-            return []
+        match update.get("type"):
+            case "block_actions":
+                return self._pressed(update)
+            case "event_callback" if update["event"].get("type") in {"message", "app_mention"}:
+                return self._happened(update["event"], _bot_of(update))
+            case _:
+                return []
+
+    def _happened(self, event: Update, bot: str | None) -> list[Event]:
         match event.get("subtype"):
             case "message_changed":
                 return self._changed(event, bot)
             case "message_deleted":
                 return _deleted(event)
-        return self._said(event, bot)
+            case _:
+                return self._said(event, bot)
 
     def _said(self, event: Update, bot: str | None) -> list[Event]:
         if not _is_a_persons(event):
@@ -178,6 +181,8 @@ class Slack:
         addressed = not place.group or event["type"] == "app_mention" or f"<@{bot}>" in event.get("text", "")
         if not addressed and "thread_ts" not in event:
             return []
+        if place.group:
+            self._learn_name(event["user"])
         text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
         if not text:
             return [Unsupported(place, sender, message_id, "a file")] if event.get("files") else []
@@ -220,7 +225,8 @@ class Slack:
                     return f"#{label or target[1:]}"
                 case "!":
                     return f"@{(label or target[1:].partition('^')[0]).removeprefix('@')}"
-            return target if label in {None, "", target} else f"{label} ({target})"
+                case _:
+                    return target if label in {None, "", target} else f"{label} ({target})"
 
         plain = _MARKED.sub(shown, text)
         return plain.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").strip()
@@ -228,12 +234,12 @@ class Slack:
     def _sender(self, user: str) -> Sender:
         return Sender(user, self._names.get(user))
 
-    def learn_name(self, user: str) -> None:
+    def _learn_name(self, user: str) -> None:
         """Look up a user's display name, once; without one, the user's id stands for it."""
         if user in self._names:
             return
         try:
-            profile = self._client.users_info(user=user)["user"]
+            profile = self._quick.users_info(user=user)["user"]
         except (SlackClientError, URLError, OSError, ValueError, KeyError):
             return
         name = (profile.get("profile") or {}).get("display_name") or profile.get("real_name") or profile.get("name")
@@ -246,7 +252,7 @@ class Slack:
         """Post one message of at most `most_chars`.
 
         Raises:
-            RateLimited: Slack asks for a pause of more than `LONGEST_PAUSE_S`.
+            NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S`.
             Undeliverable: the channel is gone, or the bot may not write there.
             DeliveryFailed: Slack did not confirm it.
         """
@@ -263,8 +269,22 @@ class Slack:
             )
         )
 
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message of a pressed button by `text`, without buttons.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+        if place.message is not None:
+            message = place.message
+            shown = render(text)
+            _call(lambda: self._client.chat_update(channel=place.chat, ts=message, text=shown, blocks=_sections(shown)))
+
     def typing(self, place: Place) -> None:
         """Do nothing: Slack shows no typing indicator for a bot."""
+
+    def close(self) -> None:
+        """Do nothing: each call has its own connection."""
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
         """Pass what arrives over Socket Mode to `on_update`, one after another, until `stop`.
@@ -272,24 +292,34 @@ class Slack:
         What `on_update` raises for is not acknowledged, and Slack sends it again.
 
         Raises:
-            DeliveryFailed: Slack cannot be reached, or refuses the token.
+            ChannelFailed: Slack cannot be reached, or refuses the token.
         """
         client = SocketModeClient(app_token=self._app_token or "", web_client=self._client, concurrency=1)
 
         def arrived(socket: BaseSocketModeClient, request: SocketModeRequest) -> None:
-            on_update(request.payload)
+            try:
+                on_update(request.payload)
+            except Exception:  # not acknowledged
+                log.exception("an update of Slack's failed; Slack sends it again")
+                return
             socket.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
 
         client.socket_mode_request_listeners.append(arrived)
         try:
             _call(client.connect)
-            while not stop.wait(_LOOK_S):
-                pass
+            stop.wait()
+        except DeliveryFailed as error:
+            raise ChannelFailed(f"Slack's Socket Mode cannot be used: {error}.") from error
         finally:
             client.close()
 
 
-class _Seconds:
+def _bot_of(update: Update) -> str | None:
+    """The bot's own user id."""
+    return next((each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)), None)
+
+
+class _Seconds(SignatureClock):
     """The clock of a `SignatureVerifier`."""
 
     def __init__(self, clock: Clock) -> None:
@@ -393,7 +423,7 @@ def _refuse(error: SlackApiError) -> NoReturn:
     status = int(response.status_code)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         pause = {name.lower(): value for name, value in response.headers.items()}.get("retry-after", "")
-        raise RateLimited("Slack asks for a pause.", retry_after_s=float(pause) if pause.isdigit() else None) from error
+        raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
     code = response.data.get("error", "") if isinstance(response.data, dict) else ""
     if code in _PERMANENT:
         raise Undeliverable(f"refused: {code}", status) from error

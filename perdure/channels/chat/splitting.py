@@ -16,10 +16,7 @@ def split(text: str, most: int) -> list[str]:
     rest, opening = text.strip("\n"), ""
     while rest.strip():
         room = most - (len(_FENCE) + 1)
-        if len(opening) + len(rest) <= most:
-            cut = len(rest)
-        else:
-            cut = _cut(rest, room - len(opening))
+        cut = len(rest) if len(opening) + len(rest) <= most else _cut(rest, room - len(opening))
         part = opening + rest[:cut].rstrip("\n" if opening else " \n")
         rest = rest[cut:].lstrip("\n") if rest[cut : cut + 1] == "\n" else rest[cut:]
         opening = _left_open(part)
@@ -36,7 +33,6 @@ def _cut(text: str, room: int) -> int:
         found = text.rfind(separator, room // 2, room)
         if found > 0:
             return found
-    # Not between the halves of a character of several code points that belong together.
     return room
 
 
