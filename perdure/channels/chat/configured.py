@@ -16,6 +16,13 @@ def names(settings: Settings) -> list[str]:
     return [name for name, token in tokens.items() if token is not None]
 
 
+def listens(settings: Settings) -> bool:
+    """Whether a configured channel connects to its service, which `perdure channels` does."""
+    return settings.discord.token is not None or (
+        settings.slack.token is not None and settings.slack.app_token is not None
+    )
+
+
 def channels(settings: Settings, clock: Clock) -> dict[str, Channel]:
     """The configured channels by name. Nothing connects yet; the caller closes them.
 

@@ -129,7 +129,7 @@ class Discord:
         """
         try:
             given = json.loads(body)
-            kind = given["type"]
+            kind = int(given["type"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise InvalidRequest("The body is not an interaction of Discord's.") from None
         if kind == _PING:
@@ -307,7 +307,10 @@ class _Rest:
         self._token = token
         self._url = url
         self._lock = Lock()
+        self._opening = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._app: RESTApp | None = None
         self._client: RESTClient | None = None
 
     def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]]) -> T:
@@ -332,25 +335,41 @@ class _Rest:
     def close(self) -> None:
         """Close the client and end the thread."""
         with self._lock:
-            loop, client, self._loop, self._client = self._loop, self._client, None, None
-        if loop is not None and client is not None:
-            asyncio.run_coroutine_threadsafe(client.close(), loop).result(TIMEOUT_S)
-            loop.call_soon_threadsafe(loop.stop)
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), loop).result(TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        if self._app is not None:
+            await self._app.close()
+        self._client = self._app = None
 
     async def _within(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]]) -> T:
-        if self._client is None:
-            app = RESTApp(http_settings=_HTTP, max_rate_limit=0, max_retries=0, url=self._url)
-            await app.start()
-            self._client = app.acquire(self._token, hikari.TokenType.BOT)
-            self._client.start()
         async with asyncio.timeout(TIMEOUT_S):
-            return await work(self._client)
+            return await work(await self._opened())
+
+    async def _opened(self) -> RESTClient:
+        async with self._opening:
+            if self._client is None:
+                self._app = RESTApp(http_settings=_HTTP, max_rate_limit=0, max_retries=0, url=self._url)
+                await self._app.start()
+                client = self._app.acquire(self._token, hikari.TokenType.BOT)
+                client.start()
+                self._client = client
+            return self._client
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                Thread(target=self._loop.run_forever, name="discord", daemon=True).start()
+                self._thread = Thread(target=self._loop.run_forever, name="discord", daemon=True)
+                self._thread.start()
             return self._loop
 
 

@@ -37,6 +37,11 @@ class Listening:
             for each in channels
         ]
 
+    @property
+    def any(self) -> bool:
+        """Whether there is a channel to listen on."""
+        return bool(self._threads)
+
     def start(self) -> None:
         """Start the threads."""
         for thread in self._threads:

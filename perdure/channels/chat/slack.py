@@ -78,11 +78,11 @@ _WRITTEN = frozenset({None, "file_share", "thread_broadcast", "me_message"})
 """Subtypes of messages that a person wrote."""
 
 _UNSIGNED = "The request is not signed by Slack, or its timestamp is too old."
-_MARKED = compiled(r"<([^<>|]{1,2000})(?:\|([^<>]{0,2000}))?>")
+_MARKED = compiled(r"<([^<>|]+)(?:\|([^<>]*))?>")
 _CODE = compiled("(?s)```.*?```|`[^`\n]*`")
 _MARKUP = compiled(
-    r"\*\*(?P<bold>[^*\n]{1,300})\*\*|\*(?P<italic>[^*\s][^*\n]{0,300})\*|~~(?P<struck>[^~\n]{1,300})~~"
-    r"|\[(?P<label>[^\[\]\n]{1,300})\]\((?P<url>https?://[^\s()|]{1,500})\)|(?m:^#{1,6} (?P<title>[^\n]{1,300})$)"
+    r"\*\*(?P<bold>[^*\n]+)\*\*|\*(?P<italic>[^*\s][^*\n]*)\*|~~(?P<struck>[^~\n]+)~~"
+    r"|\[(?P<label>[^\[\]\n]+)\]\((?P<url>https?://[^\s()|]+)\)|(?m:^#{1,6} (?P<title>[^\n]+)$)"
 )
 
 

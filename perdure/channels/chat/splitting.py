@@ -18,7 +18,8 @@ def split(text: str, most: int) -> list[str]:
         room = most - (len(_FENCE) + 1)
         cut = len(rest) if len(opening) + len(rest) <= most else _cut(rest, room - len(opening))
         part = opening + rest[:cut].rstrip("\n" if opening else " \n")
-        rest = rest[cut:].lstrip("\n") if rest[cut : cut + 1] == "\n" else rest[cut:]
+        rest = rest[cut:]
+        rest = rest[1:] if rest.startswith(" ") else rest.lstrip("\n")
         opening = _left_open(part)
         if opening and rest.strip():
             part += f"\n{_FENCE}"

@@ -11,11 +11,10 @@ from fastapi import FastAPI
 
 from perdure.channels.chat import configured
 from perdure.channels.chat.ingress import Ingress
-from perdure.channels.http import errors, openapi
+from perdure.channels.http import chats, errors, openapi
 from perdure.channels.http.api import (
     breakers,
     casebank,
-    channels,
     consolidation,
     conversations,
     health,
@@ -47,7 +46,7 @@ def create_app(
         SettingsError: the configured keys are invalid.
     """
     gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock))
-    chats = configured.channels(runtime.settings, runtime.clock)
+    channels = configured.channels(runtime.settings, runtime.clock)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -57,7 +56,7 @@ def create_app(
         intake.cancel()
         await asyncio.wait([intake])
         await gateway.close()
-        for each in chats.values():
+        for each in channels.values():
             each.close()
 
     app = FastAPI(
@@ -70,7 +69,7 @@ def create_app(
         strict_content_type=False,  # `curl -d` sends JSON as a form
     )
     app.state.gateway = gateway
-    app.state.chats = {each.name: (each, Ingress(runtime, each)) for each in chats.values()}
+    app.state.chats = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
     app.state.killed = health.Lookup(killed_lately)
     errors.install(app)
@@ -88,7 +87,7 @@ def create_app(
         casebank,
         consolidation,
         breakers,
-        channels,
+        chats,
     ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
