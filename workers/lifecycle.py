@@ -29,6 +29,7 @@ from celery.signals import (
 from perdure import schedules
 from perdure.channels.callback import UrlCarrier
 from perdure.channels.chat import configured
+from perdure.channels.chat.buttons import Buttons
 from perdure.channels.chat.replies import ChatCarrier
 from perdure.clock import SystemClock
 from perdure.errors import Unavailable
@@ -152,7 +153,9 @@ class Lifecycle:
         return {
             "url": UrlCarrier(keys, settings.signing_key(), reachable, breakers=breakers),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
-            "channel": ChatCarrier(configured.channels(settings, SystemClock()), breakers),
+            "channel": ChatCarrier(
+                configured.channels(settings, SystemClock()), Buttons(settings.signing_key()), breakers
+            ),
         }
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:

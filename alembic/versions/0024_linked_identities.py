@@ -1,7 +1,11 @@
-"""Identities of a tenant, one-time codes that link an identity to a user, and counts of redeeming codes.
+"""Identities of a tenant, one-time codes that link an identity to a user, and requests for approval as deliveries.
 
 No release before this one writes to `identities`. Deleting a user deletes the user's code, so an erasure by the
-previous release leaves none.
+previous release leaves none. A turn has one delivery of its reply, as before, and further ones that ask a chat for
+approvals; the previous release sends none of these.
+
+The index on `deliveries` is built concurrently. Each of its statements commits by itself; an interrupted run is
+repeated from the beginning.
 
 Revision: 0024, after 0023.
 """
@@ -19,8 +23,37 @@ depends_on = None
 readable_from = "0016"
 
 
+_KEY = "deliveries_turn_key"
+_FORMER = "deliveries_turn_id_key"
+
+
 def upgrade() -> None:
     """Go up."""
+    _link()
+    with op.get_context().autocommit_block():
+        op.add_column(
+            "deliveries",
+            sa.Column(
+                "asking_seq",
+                sa.BigInteger(),
+                nullable=True,
+                comment="seq of the message whose calls need approval; NULL: the reply",
+            ),
+            if_not_exists=True,
+        )
+        op.drop_index(_KEY, table_name="deliveries", if_exists=True, postgresql_concurrently=True)
+        op.create_index(
+            _KEY,
+            "deliveries",
+            ["turn_id", "asking_seq"],
+            unique=True,
+            postgresql_nulls_not_distinct=True,
+            postgresql_concurrently=True,
+        )
+        op.execute(f"ALTER TABLE deliveries DROP CONSTRAINT IF EXISTS {_FORMER}")
+
+
+def _link() -> None:
     op.add_column("identities", sa.Column("tenant", sa.Text(), server_default="", nullable=False))
     op.execute("UPDATE identities SET tenant = split_part(user_id, chr(31), 1) WHERE strpos(user_id, chr(31)) > 0")
     op.drop_constraint(op.f("identities_pkey"), "identities", type_="primary")
@@ -52,7 +85,17 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Links within tenants are deleted: the previous release cannot tell tenants' identities apart."""
+    """Go down. Links within tenants are deleted: the previous release cannot tell tenants' identities apart.
+
+    Requests for approval are deleted: it allows one delivery for a turn.
+    """
+    with op.get_context().autocommit_block():
+        op.execute("DELETE FROM deliveries WHERE asking_seq IS NOT NULL")
+        op.drop_index(_FORMER, table_name="deliveries", if_exists=True, postgresql_concurrently=True)
+        op.create_index(_FORMER, "deliveries", ["turn_id"], unique=True, postgresql_concurrently=True)
+        op.execute(f"ALTER TABLE deliveries ADD CONSTRAINT {_FORMER} UNIQUE USING INDEX {_FORMER}")
+        op.drop_index(_KEY, table_name="deliveries", if_exists=True, postgresql_concurrently=True)
+        op.drop_column("deliveries", "asking_seq", if_exists=True)
     op.drop_table("link_attempts")
     op.drop_table("link_codes")
     op.execute("DELETE FROM identities WHERE tenant <> ''")

@@ -403,7 +403,8 @@ deliveries = Table(
     "deliveries",
     metadata,
     Column("delivery_id", Uuid, primary_key=True),
-    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False, unique=True),
+    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False),
+    Column("asking_seq", BigInteger, comment="seq of the message whose calls need approval; NULL: the reply"),
     Column("target", JSONB, nullable=False),
     Column("status", Text, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
@@ -416,6 +417,7 @@ deliveries = Table(
         "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"
     ),
     _one_of("status", DELIVERY_STATUSES),
+    Index("deliveries_turn_key", "turn_id", "asking_seq", unique=True, postgresql_nulls_not_distinct=True),
     Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies owed to whoever asked for them.",

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
+from perdure import Agent, tool
+from perdure.agents import Agents
 from perdure.channels.chat import configured
 from perdure.channels.chat import discord as discord_module
 from perdure.channels.chat import slack as slack_module
@@ -29,8 +31,10 @@ from perdure.channels.chat.replies import ChatCarrier
 from perdure.channels.chat.splitting import split
 from perdure.channels.http.app import create_app
 from perdure.errors import Unavailable
+from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.tools.registry import Tool
 from perdure.turns.inbox.accept import accept
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, deliver
 from perdure.turns.run.runner import Runner
@@ -41,6 +45,7 @@ from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
 from tests.conftest import RecordingWaker
 from tests.turns.harness import until
+from tests.turns.scripted import Scripted, calls, says
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
@@ -81,13 +86,20 @@ class Installation:
     def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
         self.runtime = runtime
         self.channels = configured.channels(runtime.settings, runtime.clock)
-        self._carriers = {"channel": ChatCarrier(self.channels)}
+        self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_key()))}
         self._waker = waker
         self._runner = Runner(runtime, owner="test")
 
     def ingress(self, name: str) -> Ingress:
         """What handles a channel's updates."""
         return Ingress(self.runtime, self.channels[name])
+
+    def use(self, model: Model, *tools: Tool) -> None:
+        """Give the installation an agent with these tools, and this model."""
+        self._runner.close()
+        agents = Agents([Agent("assistant", "You help.", tools)])
+        self.runtime = replace(self.runtime, agents=agents, models=lambda _: model)
+        self._runner = Runner(self.runtime, owner="test")
 
     def work(self) -> None:
         """Run the turns that were woken, and send their replies."""
@@ -593,7 +605,8 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
         if name == "discord":
             where = {"guild_id": "31", "channel_id": "22", "member": {"user": ANA}} if group else {"channel_id": "21"}
             data = {"name": command, "options": [{"value": argument}] if argument else []}
-            update: dict[str, Any] = {"t": "INTERACTION_CREATE", "d": _interaction(2, user=ANA, data=data, **where)}
+            given = _interaction(2, id=discord.new_id(), user=ANA, data=data, **where)
+            update: dict[str, Any] = {"t": "INTERACTION_CREATE", "d": given}
         else:
             update = {**SLASH, "command": "/perdure", "text": f"{command} {argument}"}
             update["channel_id"] = "C1" if group else "D1"
@@ -624,7 +637,7 @@ def test_a_long_reply_is_sent_in_parts_once(
 ) -> None:
     """The service fails at the second part; the next attempt does not repeat the first one."""
     channel = installation.channels[name]
-    carrier = ChatCarrier({name: channel})
+    carrier = ChatCarrier({name: channel}, Buttons(b""))
     words = " ".join(str(number) for number in range(2_000))
     body = json.dumps({"reply": {"text": words}}).encode()
     target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
@@ -652,7 +665,7 @@ def test_discord_deduplicates_for_another_worker(installation: Installation, dis
     """A second worker, which remembers nothing, repeats the message with the same nonce."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for _ in range(2):
-        carrier = ChatCarrier(installation.channels)
+        carrier = ChatCarrier(installation.channels, Buttons(b""))
         carrier.carry({"channel": "discord", "place": {"chat": "21"}}, body, "one delivery")
     assert len(discord.sent) == 1
 
@@ -782,3 +795,54 @@ def test_a_button_is_for_one_call_chat_and_person() -> None:
     assert not Buttons(b"another").is_for(token, "call-1", chat)
     for odd in ("", "a", token[:-1], f"{token}x", "é" * 45, "x" * 45):
         assert buttons.turn_of(odd) is None
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay so much."""
+    return f"paid {amount}"
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+@pytest.mark.parametrize("decision", ["Approve", "Deny"])
+def test_a_call_is_approved_by_a_button(installation: Installation, servers: Servers, name: str, decision: str) -> None:
+    """Only by the person who asked for it, in that chat; the message then has no buttons any more."""
+    installation.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
+    takes = installation.ingress(name).take
+    takes(first(name, "pay 5"))
+    installation.work()
+
+    [request] = [*servers.discord.sent, *servers.slack.sent]
+    assert "needs your approval" in str(request)
+    buttons = (
+        {each["label"]: each["custom_id"] for each in request["components"][0]["components"]}
+        if name == "discord"
+        else {each["text"]["text"]: each["value"] for each in request["blocks"][-1]["elements"]}
+    )
+    token = buttons[decision]
+    for person, chat in (("12", "21"), ("11", "99")):
+        takes(pressed(name, token, person, chat))
+    takes(pressed(name, f"{token[:-1]}{'A' if token[-1] != 'A' else 'B'}", "11", "21"))
+    assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == ["asked"]
+    takes(pressed(name, token, "11", "21"))
+    takes(pressed(name, token, "11", "21"))
+    installation.work()
+    expected = {"Approve": "done", "Deny": "denied"}[decision]
+    assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == [expected]
+    last = [*servers.discord.sent, *servers.slack.sent][-1]
+    assert "It is done." in str(last)
+
+
+def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
+    """An update that presses a button; on Slack the same people have other ids."""
+    if name == "discord":
+        message = {"id": "5"}
+        given = _interaction(3, channel_id=chat, user={**ANA, "id": person}, message=message, data={"custom_id": token})
+        return {"t": "INTERACTION_CREATE", "d": given}
+    return {
+        "type": "block_actions",
+        "user": {"id": {"11": "U1"}.get(person, "U2"), "name": "ana"},
+        "channel": {"id": {"21": "D1"}.get(chat, "D9")},
+        "message": {"ts": "1.1"},
+        "actions": [{"type": "button", "action_id": "button-0", "value": token}],
+    }
