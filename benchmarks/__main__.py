@@ -24,6 +24,7 @@ from benchmarks import (
     recall_at_scale,
     sharing,
     statements,
+    streaming,
     throughput,
     waiting,
 )
@@ -40,6 +41,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
         statements,
         breaker,
         gateway,
+        streaming,
         context,
         recall,
         recall_at_scale,

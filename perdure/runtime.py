@@ -27,7 +27,7 @@ from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 
 if TYPE_CHECKING:
-    from perdure.turns.events.writer import EventWriter
+    from perdure.events.writer import EventWriter
     from perdure.users.erase import Eraser, RedisFile
 
 

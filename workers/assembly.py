@@ -18,6 +18,7 @@ from perdure.database.engine import Database
 from perdure.embedded import postgres, redis
 from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
+from perdure.events.writer import EventWriter
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import check as check_embedder
@@ -31,7 +32,6 @@ from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
-from perdure.turns.events.writer import EventWriter
 from perdure.turns.lease.parking import recall
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from sqlalchemy import Row
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
-from perdure.runtime import Waker
 from perdure.sessions import queries
-from perdure.sessions.ending import request_end
+from perdure.sessions.ending import Waker, request_end
 from perdure.sessions.routing import MAX_TITLE_CHARS
 from perdure.text.untrusted import first_line
 

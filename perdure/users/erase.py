@@ -130,6 +130,7 @@ class Eraser:
             self.redis_memory.stream.trim_session(user_id, None, until)
             for session_id in sessions:
                 self.redis_memory.working.forget(session_id)
+                self.redis_memory.events.forget(session_id)
             if self.file is not None:
                 self.file.rewrite()
         except Unavailable as error:

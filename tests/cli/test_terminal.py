@@ -121,7 +121,7 @@ def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database:
     shown = terminal.see("89")
     terminal.see(_PROMPT)
     terminal.type("/end\n")
-    terminal.see("This conversation has ended.")
+    terminal.see("This session has ended.")
     terminal.see(_PROMPT)
     terminal.type("/end\n")
     terminal.see("There is no session yet.")

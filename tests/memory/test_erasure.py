@@ -20,8 +20,10 @@ from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound, Unavailable
 from perdure.memory.consolidation.consolidate import ConsolidationCounts
+from perdure.memory.redis.event_streams import stream_key, streams_key
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
+from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Runner
@@ -94,6 +96,12 @@ _KNOWN = """
 """
 
 
+def _stream(session_id: UUID, turn_id: UUID, word: str, client: Any) -> None:
+    """A turn's event stream with the word, as a worker writes it."""
+    client.sadd(streams_key(REDIS_PREFIX, session_id), str(turn_id))
+    client.xadd(stream_key(REDIS_PREFIX, turn_id), {"kind": "delta", "data": f"I know of {word}"})
+
+
 @pytest.fixture
 def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
     """Counts the rows of every table, and the keys of Redis, with a word."""
@@ -105,7 +113,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
                 counting = text(f"SELECT count(*) FROM {name} AS t WHERE t::text LIKE '%' || :word || '%'")  # noqa: S608 (our own tables)
                 found[name] = connection.execute(counting, {"word": word}).scalar_one()
         for key in client.scan_iter():
-            kept = {"string": client.get, "hash": client.hgetall, "stream": client.xrange}
+            kept = {"string": client.get, "hash": client.hgetall, "stream": client.xrange, "set": client.smembers}
             value = kept.get(client.type(key), lambda it: client.lrange(it, 0, -1))(key)
             found[key] = word in f"{key} {value}"
         return {name: number for name, number in found.items() if number}
@@ -132,6 +140,7 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
             reply_to={"url": f"https://a.example/{word}"},
             metadata={"of": word},
             message_id=f"{word} {number}",
+            conversation=f"{word} {number}",
         )
         harness.run(sent.session_id)
         harness.sql(
@@ -152,6 +161,7 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
+    redis_memory.cache.require(partial(_stream, sent.session_id, sent.turn_id, word))
     harness.sql(_KNOWN, user=user, word=word)
 
 

@@ -18,12 +18,12 @@ from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
 from perdure.clock import SystemClock
+from perdure.events.event import Event, EventId, EventKind
+from perdure.events.writer import EventWriter
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.runtime import Runtime
-from perdure.turns.events.committed import Committed, read_committed
-from perdure.turns.events.event import Event, EventId, EventKind
-from perdure.turns.events.writer import EventWriter
+from perdure.turns.committed import Committed, read_committed
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.run.runner import Runner

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from perdure.errors import ProviderError, RateLimited
+from perdure.events.event import Event, EventId, EventKind
 from perdure.models.protocol import ModelReply, ToolCall
 from perdure.redis import client_url
 from perdure.tools.registry import tool
 from perdure.turns.cancel import cancel
-from perdure.turns.events.event import Event, EventId, EventKind
 from tests.streams.conftest import Client, Streaming, Watching, run
 
 

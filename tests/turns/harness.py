@@ -17,6 +17,7 @@ from perdure import Agent
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
+from perdure.events.writer import EventWriter
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
@@ -30,7 +31,6 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool
-from perdure.turns.events.writer import EventWriter
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import Claimed, claim

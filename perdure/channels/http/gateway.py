@@ -28,10 +28,10 @@ from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
 from perdure.errors import PerdureError, Unavailable
+from perdure.events.event import Event, EventId
 from perdure.runtime import Runtime
 from perdure.turns import intake
-from perdure.turns.events.committed import Committed, read_committed
-from perdure.turns.events.event import Event, EventId
+from perdure.turns.committed import Committed, read_committed
 from perdure.turns.reading import SettlementWatch
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.memory.redis import queries
 from perdure.memory.redis.cache import Cache
+from perdure.memory.redis.event_streams import EventStreams
 from perdure.memory.redis.flush import Blocked, Flushed, Stale, flush
 from perdure.memory.redis.stream import Stream
 from perdure.memory.redis.working import WorkingMemory
@@ -23,11 +24,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RedisMemory:
-    """Layer 0, the stream, and layer 1, working memory. Threads share it."""
+    """Layer 0, the stream, layer 1, working memory, and the event streams of turns. Threads share it."""
 
     cache: Cache
     stream: Stream
     working: WorkingMemory
+    events: EventStreams
 
     @classmethod
     def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> RedisMemory:
@@ -36,7 +38,9 @@ class RedisMemory:
         Connects on first use.
         """
         cache = Cache(url, clock, prefix)
-        return cls(cache, Stream(cache), WorkingMemory(cache, limits.working_turns, limits.working_ttl_s))
+        return cls(
+            cache, Stream(cache), WorkingMemory(cache, limits.working_turns, limits.working_ttl_s), EventStreams(cache)
+        )
 
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
         """Write the remembered turns that PostgreSQL lacks; returns how many were written.

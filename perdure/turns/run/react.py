@@ -19,6 +19,7 @@ from perdure.errors import (
     ProviderError,
     Unavailable,
 )
+from perdure.events.writer import TurnEvents
 from perdure.hooks import Hooks, Seen, TurnEnding, TurnStarted, call_hooks
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
@@ -29,7 +30,6 @@ from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.ledger import Interrupted, Ledger
 from perdure.turns.calls.plan import Planned, equip, plan
-from perdure.turns.events.writer import TurnEvents
 from perdure.turns.lease import parking
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
@@ -239,10 +239,9 @@ class Turn:
 
     def _open_events(self) -> TurnEvents:
         """The events of this turn under this lease."""
-        turn_id, token = self.ref.turn_id, self._hold.token
         committed = sum(entry.seq is not None for entry in self.transcript.present)
-        writer = self._runtime.events
-        return TurnEvents(turn_id, token, committed) if writer is None else writer.open(turn_id, token, committed)
+        place = (self.ref.turn_id, self._hold.session_id, self._hold.token, committed)
+        return TurnEvents(*place) if self._runtime.events is None else self._runtime.events.open(*place)
 
     def _call_model(self) -> ModelReply:
         if self._briefing is None:

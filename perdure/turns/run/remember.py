@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from perdure.events.event import news_channel
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime
-from perdure.turns.events.event import news_channel
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript

@@ -18,9 +18,9 @@ from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.turns import DecisionBody, FeedbackBody, Turn
 from perdure.channels.http.stream import sse
+from perdure.events.event import EventId
 from perdure.turns.calls.approvals import decide
 from perdure.turns.cancel import cancel as cancel_turn
-from perdure.turns.events.event import EventId
 from perdure.turns.feedback import give_feedback
 from perdure.turns.reading import SETTLED, read_turn
 

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from perdure.channels.http.stream.hub import Hub, News
-from perdure.turns.events.committed import Committed
-from perdure.turns.events.event import COMMITTED, Event, EventId, EventKind, rewind_to
-from perdure.turns.events.writer import Entry
+from perdure.events.event import COMMITTED, Event, EventId, EventKind, rewind_to
+from perdure.events.writer import Entry
+from perdure.turns.committed import Committed
 
 Read = Callable[[UUID, int], Awaitable[Committed]]
 """`read_committed` in a thread: the turn's id, and the number of messages that are known."""

@@ -23,20 +23,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from perdure.channels.http.threads import Threads
 from perdure.errors import PerdureError, RateLimited, loggable
-from perdure.redis import client_url
-from perdure.runtime import Runtime
-from perdure.text.untrusted import load_object
-from perdure.turns.events.committed import states_of
-from perdure.turns.events.event import (
+from perdure.events.event import (
     EventId,
     hexes,
     listening_key,
     news_channel,
     parse_hexes,
-    stream_key,
 )
-from perdure.turns.events.listening import INTEREST_S
-from perdure.turns.events.writer import Entry
+from perdure.events.listening import INTEREST_S
+from perdure.events.writer import Entry
+from perdure.memory.redis.event_streams import stream_key
+from perdure.redis import client_url
+from perdure.runtime import Runtime
+from perdure.text.untrusted import load_object
+from perdure.turns.committed import states_of
 
 log = logging.getLogger(__name__)
 

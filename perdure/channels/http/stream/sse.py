@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from fastapi.responses import StreamingResponse
 
-from perdure.turns.events.event import Event
+from perdure.events.event import Event
 
 HEARTBEAT_S = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy closes the connection."""

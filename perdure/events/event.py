@@ -1,4 +1,4 @@
-"""Ids and kinds of events, and the Redis keys of their streams.
+"""Ids and kinds of events, and the Redis channels that announce them.
 
 The id of an event is `EPOCH-N`. EPOCH counts the turn's committed messages so far. `k-0` is the id of committed message
 number k; a provisional event of epoch k has `k-N` with N above 0. A worker derives N from its fencing token, so Redis
@@ -82,11 +82,6 @@ class Event:
 def rewind_to(epoch: int) -> dict[str, str]:
     """The data of a `rewind` that discards the provisional events of an epoch."""
     return {"from": str(EventId(epoch, 1))}
-
-
-def stream_key(prefix: str, turn_id: UUID) -> str:
-    """The Redis stream of a turn's events."""
-    return f"{prefix}events:{turn_id}"
 
 
 def news_channel(prefix: str) -> str:

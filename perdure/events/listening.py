@@ -18,7 +18,7 @@ import redis
 
 from perdure.clock import Clock
 from perdure.errors import loggable
-from perdure.turns.events.event import listening_key, parse_hexes
+from perdure.events.event import listening_key, parse_hexes
 
 log = logging.getLogger(__name__)
 

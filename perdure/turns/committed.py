@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Executor
+from perdure.events.event import EventId
 from perdure.sessions.reading import message_body
-from perdure.turns.events import queries
-from perdure.turns.events.event import EventId
+from perdure.turns import queries
 from perdure.turns.reading import SETTLED, read_turn
 
 

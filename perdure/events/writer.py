@@ -1,7 +1,8 @@
 """A turn's provisional events, batched into its Redis stream by one thread per process.
 
-The first piece of text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. A turn without a
-listener only keeps the text of its current step in memory, so that a listener who comes later receives all of it.
+The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. A turn
+without a listener only keeps the text of its current step in memory, so that a listener who comes later receives all of
+it.
 
 If Redis fails, the entries are lost: the next batch begins with a `rewind`, followed by the whole text. If Redis
 refuses an id, a worker with a higher token writes this turn, and this one is silent.
@@ -13,6 +14,7 @@ import itertools
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,10 +27,7 @@ from redis.retry import Retry
 
 from perdure.clock import Clock
 from perdure.errors import loggable
-from perdure.redis import client_url
-from perdure.settings import StreamSettings
-from perdure.text.untrusted import storable
-from perdure.turns.events.event import (
+from perdure.events.event import (
     COMMITTED,
     PER_TOKEN,
     EventId,
@@ -36,14 +35,20 @@ from perdure.turns.events.event import (
     hexes,
     news_channel,
     rewind_to,
-    stream_key,
 )
-from perdure.turns.events.listening import Listening
+from perdure.events.listening import Listening
+from perdure.memory.redis.event_streams import stream_key, streams_key
+from perdure.redis import client_url
+from perdure.settings import StreamSettings
+from perdure.text.untrusted import storable
 
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 20_000
 """Entries of one stream. At 20 batches a second this is a quarter of an hour of text."""
+
+_LONGEST_TURN_MS = 86_400_000
+"""A day: by then a turn has ended, or another worker lists it again."""
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0
@@ -67,8 +72,8 @@ class Outlet(Protocol):
         """Whether the turn's events are wanted."""
         ...
 
-    def changed(self, turn: TurnEvents) -> None:
-        """The turn has something to write."""
+    def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:
+        """The turn has something to write, with the next batch or `at_once`."""
         ...
 
     def next_number(self) -> int:
@@ -82,8 +87,11 @@ class TurnEvents:
     `epoch` counts the turn's committed messages.
     """
 
-    def __init__(self, turn_id: UUID, token: int, epoch: int, outlet: Outlet | None = None) -> None:
+    def __init__(self, turn_id: UUID, session_id: UUID, token: int, epoch: int, outlet: Outlet | None = None) -> None:
         self.turn_id = turn_id
+        self.session_id = session_id
+        self.listed = False
+        """Whether Redis has the turn among those of its session with a stream."""
         self._outlet = outlet
         self._lock = threading.Lock()
         self._token = token
@@ -100,7 +108,8 @@ class TurnEvents:
         with self._lock:
             self._text.append(text)
             self._length += len(text)
-        self._changed()
+            first = self._written == 0
+        self._changed(at_once=first)
 
     def rewind(self) -> None:
         """Withdraw the text of the current step."""
@@ -171,9 +180,9 @@ class TurnEvents:
             return EventId(epoch)
         return EventId(epoch, self._token * PER_TOKEN + self._outlet.next_number())
 
-    def _changed(self) -> None:
+    def _changed(self, *, at_once: bool = False) -> None:
         if self._outlet is not None and self._outlet.has_listener(self.turn_id):
-            self._outlet.changed(self)
+            self._outlet.changed(self, at_once=at_once)
 
 
 class EventWriter:
@@ -196,6 +205,8 @@ class EventWriter:
         self._numbers = itertools.count(1)
         self._condition = threading.Condition()
         self._waiting: dict[UUID, TurnEvents] = {}
+        self._urgent: set[UUID] = set()
+        self._due = 0.0
         self._closing = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="perdure-events", daemon=True)
@@ -215,9 +226,9 @@ class EventWriter:
             self._thread.join(_TIMEOUT_S * 2)
         self._client.close()
 
-    def open(self, turn_id: UUID, token: int, epoch: int) -> TurnEvents:
+    def open(self, turn_id: UUID, session_id: UUID, token: int, epoch: int) -> TurnEvents:
         """The events of a turn that begins or goes on under `token`, with `epoch` committed messages."""
-        turn = TurnEvents(turn_id, token, epoch, self)
+        turn = TurnEvents(turn_id, session_id, token, epoch, self)
         self._turns[turn_id] = turn
         return turn
 
@@ -225,10 +236,12 @@ class EventWriter:
         """Whether the turn's events are wanted."""
         return self._listening.has(turn_id)
 
-    def changed(self, turn: TurnEvents) -> None:
-        """Write the turn's events with the next batch."""
+    def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:
+        """Write the turn's events with the next batch, or `at_once`."""
         with self._condition:
             self._waiting[turn.turn_id] = turn
+            if at_once:
+                self._urgent.add(turn.turn_id)
             self._condition.notify()
 
     def next_number(self) -> int:
@@ -241,32 +254,39 @@ class EventWriter:
             self.changed(turn)
 
     def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._waiting and not self._closing.is_set():
-                    self._condition.wait()
-                waiting, self._waiting = list(self._waiting.values()), {}
-            if not waiting:
-                return
+        while turns := self._next():
             try:
-                self._write([(turn, entries) for turn in waiting if (entries := turn.take())])
+                self._write([(turn, entries) for turn in turns if (entries := turn.take())])
             except Exception:
                 log.exception("writing events raised an error and continues")
-            self._closing.wait(self._batch_s)
+
+    def _next(self) -> list[TurnEvents]:
+        """Wait for turns to write: urgent ones at once, all of them when the next batch is due. Empty: closed."""
+        with self._condition:
+            while not self._closing.is_set():
+                left_s = self._due - time.monotonic()
+                if self._waiting and left_s <= 0:
+                    break
+                if self._urgent:
+                    urgent, self._urgent = self._urgent, set()
+                    return [self._waiting.pop(turn_id) for turn_id in urgent]
+                self._condition.wait(left_s if self._waiting else None)
+            self._due = time.monotonic() + self._batch_s
+            turns, self._waiting, self._urgent = list(self._waiting.values()), {}, set()
+            return turns
 
     def _write(self, batches: list[tuple[TurnEvents, list[Entry]]]) -> None:
         if not batches:
             return
         pipeline = self._client.pipeline(transaction=False)
+        unlisted = [turn for turn, _ in batches if not turn.listed]
+        for turn in unlisted:  # first: a stream that is not listed would survive its user's erasure
+            self._list(pipeline, turn)
         for turn, entries in batches:
-            key = stream_key(self._prefix, turn.turn_id)
-            for entry in entries:
-                fields = {"kind": entry.kind, "data": json.dumps(entry.data, ensure_ascii=False)}
-                pipeline.xadd(key, fields, id=str(entry.id), maxlen=MAX_ENTRIES, approximate=True)
-            pipeline.pexpire(key, self._ttl_ms)
+            self._append(pipeline, turn, entries)
         pipeline.publish(news_channel(self._prefix), f"e {hexes([turn.turn_id for turn, _ in batches])}")
         try:
-            answers = iter(pipeline.execute(raise_on_error=False))
+            answers = iter(pipeline.execute(raise_on_error=False)[2 * len(unlisted) :])
         except redis.RedisError as error:
             self._failed(error)
             for turn, _ in batches:
@@ -275,9 +295,23 @@ class EventWriter:
             self._closing.wait(_PAUSE_S)
             return
         self._failing = False
+        for turn in unlisted:
+            turn.listed = True
         for turn, entries in batches:
             self._check(turn, [next(answers) for _ in entries])
             next(answers)  # of PEXPIRE
+
+    def _list(self, pipeline: Any, turn: TurnEvents) -> None:
+        key = streams_key(self._prefix, turn.session_id)
+        pipeline.sadd(key, str(turn.turn_id))
+        pipeline.pexpire(key, self._ttl_ms + _LONGEST_TURN_MS)
+
+    def _append(self, pipeline: Any, turn: TurnEvents, entries: list[Entry]) -> None:
+        key = stream_key(self._prefix, turn.turn_id)
+        for entry in entries:
+            fields = {"kind": entry.kind, "data": json.dumps(entry.data, ensure_ascii=False)}
+            pipeline.xadd(key, fields, id=str(entry.id), maxlen=MAX_ENTRIES, approximate=True)
+        pipeline.pexpire(key, self._ttl_ms)
 
     def _check(self, turn: TurnEvents, answers: list[Any]) -> None:
         errors = [each for each in answers if isinstance(each, redis.RedisError)]

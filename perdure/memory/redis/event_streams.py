@@ -1,0 +1,43 @@
+"""The Redis streams of turns' events: their keys, and their removal with an erased user.
+
+A stream has provisional text of its turn, and expires. `perdure.events` writes and reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from perdure.memory.redis.cache import Cache
+
+
+def stream_key(prefix: str, turn_id: UUID) -> str:
+    """The stream of a turn's events."""
+    return f"{prefix}events:{turn_id}"
+
+
+def streams_key(prefix: str, session_id: UUID) -> str:
+    """The set of the turns of a session that have a stream."""
+    return f"{prefix}events-of:{session_id}"
+
+
+class EventStreams:
+    """The streams of all turns."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def forget(self, session_id: UUID) -> None:
+        """Delete the streams of a session's turns.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        prefix = self._cache.prefix
+        index = streams_key(prefix, session_id)
+
+        def work(client: Any) -> None:
+            turn_ids = [UUID(each.decode("ascii")) for each in client.smembers(index)]
+            client.unlink(index, *(stream_key(prefix, turn_id) for turn_id in turn_ids))
+
+        self._cache.require(work)
