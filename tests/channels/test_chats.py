@@ -213,6 +213,7 @@ def test_discord_is_answered(installation: Installation, discord: DiscordServer)
     installation.work()
     [sent] = discord.sent
     assert "89" in sent["content"]
+    assert discord.typing == ["21"]
     assert (sent["channel"], sent["allowed_mentions"], sent["enforce_nonce"]) == ("21", {"parse": []}, True)
 
 

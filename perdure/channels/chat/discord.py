@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 STALE_S = 300
 TIMEOUT_S = 10.0
+_TYPING_S = 2.0
 _INTERACTION_S = 840
 """Seconds for which an interaction's token is used; Discord accepts it for 900."""
 
@@ -223,7 +224,7 @@ class Discord:
         async def work(rest: RESTClient) -> None:
             await rest.trigger_typing(int(place.chat))
 
-        self._rest.run(work)
+        self._rest.run(work, _TYPING_S)
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
         """Pass the gateway's events to `on_update`, one after another, until `stop`.
@@ -313,14 +314,14 @@ class _Rest:
         self._app: RESTApp | None = None
         self._client: RESTClient | None = None
 
-    def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], within_s: float = TIMEOUT_S) -> T:
         """The result of `work`, called with the client in its loop.
 
         Raises:
             DeliveryFailed: `NotAsked` and `Undeliverable` included, by hikari's error.
         """
         loop = self._started()
-        future = asyncio.run_coroutine_threadsafe(self._within(work), loop)
+        future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)
         try:
             return future.result()
         except hikari.RateLimitTooLongError as error:
@@ -350,8 +351,8 @@ class _Rest:
             await self._app.close()
         self._client = self._app = None
 
-    async def _within(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]]) -> T:
-        async with asyncio.timeout(TIMEOUT_S):
+    async def _within(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], seconds: float) -> T:
+        async with asyncio.timeout(seconds):
             return await work(await self._opened())
 
     async def _opened(self) -> RESTClient:

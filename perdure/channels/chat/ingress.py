@@ -120,7 +120,9 @@ class Ingress:
         target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(event.place)}
         try:
             message = parse_incoming({**given, "channel": self._channel.name}, tenant=self._tenant)
-            accept(self._runtime, message, target=target)
+            accepted = accept(self._runtime, message, target=target)
+            if not accepted.duplicate:
+                self._show_typing(event.place)
         except Conflict as error:  # sent again after an edit, or the session is busy
             log.info("a message of %s is not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
@@ -231,6 +233,14 @@ class Ingress:
             self._channel.send(place, text[: self._channel.most_chars], (), key)
         except (DeliveryFailed, PerdureError) as error:
             log.warning("an answer on %s could not be sent: %s", self._channel.name, loggable(error))
+
+    def _show_typing(self, place: Place) -> None:
+        if place.token is not None:  # an interaction shows by itself that a reply is coming
+            return
+        try:
+            self._channel.typing(place)
+        except (DeliveryFailed, PerdureError) as error:
+            log.info("typing on %s could not be shown: %s", self._channel.name, loggable(error))
 
     def _mark(self, place: Place, text: str) -> None:
         try:
