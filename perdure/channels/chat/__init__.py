@@ -2,7 +2,6 @@
 
 protocol.py     what a channel is: the events that it reports, the places that replies go to
 ingress.py      turns events into accepted messages, decisions and commands
-events.py       the outcome of accepting an event, and the texts that answer commands
 buttons.py      tokens of approval buttons: bound to the call, the chat and the person
 replies.py      sends the replies of settled turns and the requests for approval, for the outbox
 splitting.py    parts of a long text, with code blocks closed and opened again
