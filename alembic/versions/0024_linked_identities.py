@@ -4,8 +4,8 @@ No release before this one writes to `identities`. Deleting a user deletes the u
 previous release leaves none. A turn has one delivery of its reply, as before, and further ones that ask a chat for
 approvals; the previous release sends none of these.
 
-The index on `deliveries` is built concurrently. Each of its statements commits by itself; an interrupted run is
-repeated from the beginning.
+The index on `deliveries` is built concurrently. Each statement about `deliveries` commits by itself, before the others;
+an interrupted run is repeated from the beginning.
 
 Revision: 0024, after 0023.
 """
@@ -29,7 +29,6 @@ _FORMER = "deliveries_turn_id_key"
 
 def upgrade() -> None:
     """Go up."""
-    _link()
     with op.get_context().autocommit_block():
         op.add_column(
             "deliveries",
@@ -51,6 +50,7 @@ def upgrade() -> None:
             postgresql_concurrently=True,
         )
         op.execute(f"ALTER TABLE deliveries DROP CONSTRAINT IF EXISTS {_FORMER}")
+    _link()  # last, in one transaction with the version
 
 
 def _link() -> None:

@@ -34,9 +34,12 @@ from perdure.errors import Unavailable
 from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.snapshots.codec import dump, parse
+from perdure.snapshots.exchange import read
 from perdure.tools.registry import Tool
 from perdure.turns.inbox.accept import accept
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, deliver
+from perdure.turns.restore_snapshot import restore
 from perdure.turns.run.runner import Runner
 from perdure.users.identities import mint_code
 from tests.channels import discord_server, slack_server
@@ -847,3 +850,26 @@ def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
         "message": {"ts": "1.1"},
         "actions": [{"type": "button", "action_id": "button-0", "value": token}],
     }
+
+
+def test_a_restored_message_is_answered_in_its_chat(installation: Installation, servers: Servers) -> None:
+    """A pending message that is exported and imported keeps its place; the import accepts it once."""
+    installation.ingress("discord").take(said("what is 12*7+5?"))
+    [row] = installation.sql("SELECT session_id FROM sessions")
+    snapshot = parse(dump(read(installation.runtime.database, row.session_id)))
+    assert restore(installation.runtime, snapshot).known == 1
+    with installation.runtime.database.engine.connect() as connection:
+        connection.execute(text("TRUNCATE turns, inbox CASCADE"))
+        connection.execute(text("UPDATE sessions SET unsettled = 0, last_turn_seq = 0"))
+    assert restore(installation.runtime, snapshot).accepted == 1
+    installation.work()
+    assert "89" in servers.discord.sent[0]["content"]
+
+
+def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
+    """Of an imported file, or of another release: no attempt can succeed."""
+    carrier = ChatCarrier(installation.channels, Buttons(b""))
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
+        with pytest.raises(Undeliverable):
+            carrier.carry(target, body, "one delivery")

@@ -61,7 +61,7 @@ class ChatCarrier:
         channel = self._channels.get(target["channel"])
         if channel is None:
             raise Undeliverable(f"the channel {target['channel']!r} is not configured")
-        turn, place = json.loads(body), Place(**target["place"])
+        turn, place = json.loads(body), _place(target)
         parts = self._requests(channel, target, turn) if target.get("approval") else _replies(channel, turn)
         if self._breakers is None:
             self._send(channel, place, parts, message_id)
@@ -112,3 +112,10 @@ def _request(call: dict[str, Any], most: int) -> str:
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
     question = f"`{call['tool']}` needs your approval:"
     return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"
+
+
+def _place(target: dict[str, Any]) -> Place:
+    try:
+        return Place(**target["place"])
+    except (KeyError, TypeError) as error:  # of an imported file, or of another release
+        raise Undeliverable("the place of the reply is malformed") from error
