@@ -173,6 +173,22 @@ LINK_ATTEMPTS = Statement(
 )
 
 
+ANSWERED_REQUESTS = Statement(
+    "retention.answered_requests",
+    f"""
+    WITH old AS (
+        SELECT user_id, fingerprint FROM answered_requests
+        WHERE answered_at < {_LONG_AGO}
+        ORDER BY answered_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM answered_requests AS a USING old
+        WHERE a.user_id = old.user_id AND a.fingerprint = old.fingerprint RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A kind of row and its retention in days. `start`: the first `after` of a scan; `batch`: the most rows at once."""
@@ -193,6 +209,7 @@ KEPT = (
     Kept("dry runs of the CaseBank", 30, DRY_RUNS, batch=10),
     Kept("codes that link channels", 1, LINK_CODES),
     Kept("attempts to link channels", 1, LINK_ATTEMPTS),
+    Kept("answered requests", 7, ANSWERED_REQUESTS),
 )
 
 

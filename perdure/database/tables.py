@@ -142,6 +142,18 @@ conversations = Table(
     comment="Conversations that callers named.",
 )
 
+answered_requests = Table(
+    "answered_requests",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("fingerprint", Text, nullable=False, comment="of the conversation, the agent and the messages"),
+    Column("turn_id", Uuid, nullable=False),
+    Column("answered_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "fingerprint"),
+    Index("answered_requests_answered_at_idx", "answered_at"),
+    comment="The last turn whose answer was sent to the end, for requests without an idempotency key.",
+)
+
 sessions = Table(
     "sessions",
     metadata,

@@ -19,7 +19,7 @@ from perdure.clock import Clock
 from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
 
 _CALL = frozenset({"id", "name", "arguments"})
-_USAGE = frozenset({"input_tokens", "output_tokens"})
+_USAGE = frozenset({"input_tokens", "output_tokens", "cached_tokens"})
 
 
 def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -84,23 +84,37 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the provider counted them. `extra` holds the stored members that this release does not know."""
+    """Tokens, as the provider counted them. `cached_tokens` are those of `input_tokens` that it read from its cache.
+
+    `extra` holds the stored members that this release does not know.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The usage that was stored as `record`."""
-        return cls(record.get("input_tokens", 0), record.get("output_tokens", 0), unknown_members(record, _USAGE))
+        return cls(
+            record.get("input_tokens", 0),
+            record.get("output_tokens", 0),
+            record.get("cached_tokens", 0),
+            unknown_members(record, _USAGE),
+        )
 
     def record(self) -> dict[str, Any]:
         """Usage in its stored and displayed form."""
-        return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        cached = {"cached_tokens": self.cached_tokens} if self.cached_tokens else {}
+        return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens, **cached}
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens)
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class _Row:
     cancel_requested_at: None = None
     undecided: bool = False
     variables: str | None = None
+    delivery_id: None = None
 
 
 class MemoryStore(Database):
@@ -66,7 +67,7 @@ class MemoryStore(Database):
             "turns.extend_effect": lambda _: [_Row()],
             "turns.effects_of_step": self._effects_of_step,
             "turns.lock_held": lambda _: [_Row()],
-            "turns.wait_approval": lambda _: [_Row(delivery_id=None)],
+            "turns.wait_approval": lambda _: [_Row()],
             "turns.begin_approved": self._begin_approved,
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],

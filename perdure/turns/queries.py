@@ -326,6 +326,15 @@ LIST_UNSETTLED = _list(
 
 OWNER = Statement("turns.owner", "SELECT user_id FROM turns WHERE turn_id = %(turn_id)s::uuid", writes=False)
 
+PLACE = Statement(
+    "turns.place",
+    """
+    SELECT t.user_id, t.agent, s.scope FROM turns AS t JOIN sessions AS s USING (session_id)
+    WHERE t.turn_id = %(turn_id)s
+    """,
+    writes=False,
+)
+
 HELD_TURNS = Statement(
     "turns.held_turns",
     """
@@ -389,6 +398,39 @@ STATES = Statement(
     SELECT t.turn_id, t.status, s.tick, s.not_before
     FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.turn_id = ANY (%(turn_ids)s::uuid[])
+    """,
+    writes=False,
+)
+
+# --- repeated requests -------------------------------------------------------------------
+
+# The turn of the last request with this fingerprint whose answer was sent. `recent`: it settled within these seconds.
+ANSWERED = Statement(
+    "turns.answered",
+    """
+    SELECT a.turn_id, t.session_id, t.seq, t.status,
+           t.settled_at > perdure_now() - make_interval(secs => %(within_s)s) AS recent
+    FROM answered_requests AS a JOIN turns AS t USING (turn_id)
+    WHERE a.user_id = %(user_id)s AND a.fingerprint = %(fingerprint)s
+    """,
+    writes=False,
+)
+
+NOTE_ANSWERED = Statement(
+    "turns.note_answered",
+    """
+    INSERT INTO answered_requests (user_id, fingerprint, turn_id, answered_at)
+    SELECT user_id, %(fingerprint)s, turn_id, perdure_now() FROM turns
+    WHERE turn_id = %(turn_id)s AND user_id = %(user_id)s
+    ON CONFLICT (user_id, fingerprint) DO UPDATE SET turn_id = excluded.turn_id, answered_at = excluded.answered_at
+    """,
+)
+
+SETTLED_BEFORE = Statement(
+    "turns.settled_before",
+    """
+    SELECT turn_id FROM turns
+    WHERE turn_id = %(turn_id)s AND settled_at <= perdure_now() - make_interval(secs => %(within_s)s)
     """,
     writes=False,
 )

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from sqlalchemy import Row
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, Unavailable
+from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 from perdure.turns import queries
 
@@ -55,6 +57,27 @@ def owner(executor: Executor, turn_id: UUID) -> str:
     if not rows:
         raise NotFound("There is no such turn.")
     return str(rows[0].user_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlace:
+    """The user's key, the agent and the conversation of a turn."""
+
+    user: str
+    agent: str
+    conversation: str | None
+
+
+def read_place(executor: Executor, turn_id: UUID) -> TurnPlace:
+    """Where a turn belongs.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    rows = executor.run(queries.PLACE, {"turn_id": turn_id})
+    if not rows:
+        raise NotFound("There is no such turn.")
+    return TurnPlace(rows[0].user_id, rows[0].agent, conversation_of(rows[0].scope))
 
 
 def list_turns(

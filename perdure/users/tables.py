@@ -62,6 +62,7 @@ USER_TABLES = (
     UserTable("sessions", _OF_USER),
     UserTable("link_codes", _OF_USER, ("code_hash",)),
     UserTable("link_attempts", _OF_IDENTITIES),
+    UserTable("answered_requests", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),

@@ -140,10 +140,14 @@ class Open:
     """A route without a key, about no user."""
 
 
+class Everyone:
+    """A route that shows nothing of a user, or whose user is not named by `user_id`: it has tests of its own."""
+
+
 NEAR = f"?q={QUESTION}"
 SAYS = {"user_id": "ana", "text": "hello", "message_id": "the same"}
 
-ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open] = {
+ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("GET", "/healthz"): Open(),
     ("GET", "/readyz"): Open(),
     ("POST", "/v1/messages"): ByUser("/v1/messages", SAYS, shows=False),
@@ -161,6 +165,13 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open] = {
     ("GET", "/v1/sessions/{session_id}/messages"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/messages"),
     ("POST", "/v1/sessions/{session_id}/end"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/end"),
     ("POST", "/v1/sessions/{session_id}/fork"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/fork"),
+    ("GET", "/v1/models"): Everyone(),
+    ("POST", "/v1/chat/completions"): Everyone(),  # see tests/openai_routes
+    ("POST", "/v1/responses"): Everyone(),
+    ("GET", "/v1/responses/{response_id}"): ById(lambda ana: f"/v1/responses/resp_{ana.turn_id.replace('-', '')}"),
+    ("POST", "/v1/responses/{response_id}/cancel"): ById(
+        lambda ana: f"/v1/responses/resp_{ana.turn_id.replace('-', '')}/cancel"
+    ),
     ("GET", "/v1/conversations"): ByUser("/v1/conversations?user_id=ana"),
     ("PATCH", "/v1/conversations/{conversation}"): ByUser(
         "/v1/conversations/of%20ana?user_id=ana", {"archived": False}

@@ -1,4 +1,4 @@
-"""What schemathesis cannot know of a gateway: which ids exist, which names are allowed, and that no worker runs.
+"""What schemathesis cannot know of a gateway: which ids exist, which names are allowed, what an agent can answer.
 
 Loaded by schemathesis in its own process (see schemathesis.toml).
 """
@@ -15,6 +15,12 @@ from schemathesis.core.transport import Response
 AGENT = "assistant"
 TASK = "reports.take"
 
+_ASKED_IN: dict[str, dict[str, JsonValue]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/responses": {"input": "hello"},
+}
+_KEPT = ("stream", "stream_options", "background", "prompt_cache_key", "safety_identifier")
+
 _IDS = ("turn_id", "session_id", "run_id")
 _known: dict[str, str] = {}
 
@@ -30,13 +36,18 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         case.path_parameters[name] = _known[name]
     if case.operation.path == "/v1/messages" and isinstance(case.body, dict):
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
+        if case.body.get("session_id") is not None:
+            case.body.pop("conversation", None)  # one of the two
         case.body |= {name: allowed[name] for name in allowed if case.body.get(name) is not None}
+    if case.operation.path in _ASKED_IN and isinstance(case.body, dict):
+        kept = {name: case.body[name] for name in _KEPT if name in case.body}
+        case.body = {**kept, "model": AGENT, "user": "ann", **_ASKED_IN[case.operation.path]}
 
 
 @schemathesis.hook
 def after_call(context: HookContext, case: Case[Any], response: Response) -> None:
     """Remember the ids of what was made."""
-    if response.status_code in {200, 201, 202}:
+    if response.status_code in {200, 201, 202} and "json" in str(response.headers.get("content-type")):
         answer = response.json()
         if isinstance(answer, dict):
             _known.update({name: answer[name] for name in _IDS if isinstance(answer.get(name), str)})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -30,10 +32,24 @@ def environment(environment: Environment) -> Environment:
     }
 
 
+@contextmanager
+def working(perdure: Perdure) -> Iterator[None]:
+    """A worker: streams and completions end with their turns."""
+    process = perdure.start("worker", "--concurrency", "8")
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join(_PATIENCE_S)
+        process.kill()
+        process.join()
+
+
 @pytest.mark.long
 def test_the_gateway_keeps_to_its_document(environment: Environment, tmp_path: Path) -> None:
     """Of six departures, each was a client's surprise: wrong types accepted, `12.0` and blank texts refused."""
-    with serving(Perdure(environment, tmp_path, "tests.cli.unthrottled:main")) as url:
+    perdure = Perdure(environment, tmp_path, "tests.cli.unthrottled:main")
+    with serving(perdure) as url, working(perdure):
         accepted = httpx2.post(
             f"{url}/v1/messages",
             json={"user_id": "ann", "text": "hello"},

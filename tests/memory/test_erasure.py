@@ -161,6 +161,12 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
+    harness.sql(
+        "INSERT INTO answered_requests VALUES (%(user)s, %(word)s, %(turn_id)s, now())",
+        user=user,
+        word=word,
+        turn_id=sent.turn_id,
+    )
     redis_memory.cache.require(partial(_stream, sent.session_id, sent.turn_id, word))
     harness.sql(_KNOWN, user=user, word=word)
 

@@ -123,7 +123,7 @@ def test_usage_is_cumulative_and_the_last_word_counts() -> None:
         delta(0, "text_delta", text="x"),
     ]
     reply = assemble(events)[1]
-    assert reply.usage == Usage(99, 12)
+    assert reply.usage == Usage(99, 12, 90)
     assert reply.model == "m-1"
 
 

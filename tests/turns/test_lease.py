@@ -7,6 +7,7 @@ from contextlib import suppress
 from threading import Thread
 from time import monotonic
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text

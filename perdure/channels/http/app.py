@@ -29,6 +29,8 @@ from perdure.channels.http.api import (
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.middleware import SafeHeaders, WholeSegments
+from perdure.channels.http.openai import errors as openai_errors
+from perdure.channels.http.openai import routes as openai_routes
 from perdure.runtime import Runtime
 
 
@@ -72,7 +74,7 @@ def create_app(
     app.state.chats = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
     app.state.killed = health.Lookup(killed_lately)
-    errors.install(app)
+    errors.install(app, dict.fromkeys(openai_errors.PATHS, openai_errors.response_of))
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
     for resource in (
@@ -90,6 +92,7 @@ def create_app(
         chats,
     ):
         app.include_router(resource.router, prefix="/v1")
+    app.include_router(openai_routes.router)
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app

@@ -144,11 +144,19 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     _require(caller, partial(sessions.owner, gateway.runtime.database, session_id), "session")
 
 
+def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> None:
+    """Check that the caller has access to a turn. Blocks.
+
+    Raises:
+        NotFound: the turn does not exist, or the caller has no access to it.
+    """
+    _require(caller, partial(turns.owner, gateway.runtime.database, turn_id), "turn")
+
+
 async def _turn(turn_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:
     parsed = parse_id(turn_id, "turn")
     if not caller.is_operator:
-        owner = partial(turns.owner, gateway.runtime.database, parsed)
-        await gateway.in_thread(partial(_require, caller, owner, "turn"))
+        await gateway.in_thread(partial(require_turn, gateway, caller, parsed))
     return parsed
 
 

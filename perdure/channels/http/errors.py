@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -61,18 +61,24 @@ def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | No
 
 def problem_of(error: PerdureError) -> Response:
     """The response for an error of the tree."""
-    return problem(error.http_status, error.code, error.message, _headers(error))
+    return problem(error.http_status, error.code, error.message, headers_of(error))
 
 
-def install(app: FastAPI) -> None:
-    """Make `app` answer every error as a problem."""
+Shape = Callable[[PerdureError], Response]
+"""Makes the response for an error, where a route's clients expect another shape than a problem's."""
+
+
+def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
+    """Make `app` answer every error as a problem, or in the shape for its path: `shapes` are by a path's beginning."""
+    app.state.error_shapes = dict(shapes)
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(_LastResort)
 
 
-def _headers(error: PerdureError) -> dict[str, str]:
+def headers_of(error: PerdureError) -> dict[str, str]:
+    """The headers that go with an error."""
     match error:
         case Unauthorized():
             return {"WWW-Authenticate": 'Bearer realm="perdure"'}
@@ -86,10 +92,18 @@ def _headers(error: PerdureError) -> dict[str, str]:
             return {}
 
 
-async def _on_perdure_error(_request: Request, error: Exception) -> Response:
+def _shaped(request: Request, error: PerdureError) -> Response:
+    """The response for an error, in the shape for the request's path."""
+    path, shapes = request.url.path, request.app.state.error_shapes
+    shape = next((shapes[each] for each in shapes if path == each or path.startswith(f"{each}/")), problem_of)
+    response: Response = shape(error)
+    return response
+
+
+async def _on_perdure_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, PerdureError):
         raise error
-    return problem_of(error)
+    return _shaped(request, error)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
@@ -97,15 +111,15 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
         raise error
     unusable_body = getattr(request.state, "unusable_body", None)  # set by `body`
     if isinstance(unusable_body, PerdureError):
-        return problem_of(unusable_body)
-    return problem_of(invalid_request(error.errors()))
+        return _shaped(request, unusable_body)
+    return _shaped(request, invalid_request(error.errors()))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return problem_of(NotFound("There is no such route."))
+        return _shaped(request, NotFound("There is no such route."))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"This route does not know the method {request.method}."
         return problem(error.status_code, InvalidRequest.code, detail, {"Allow": ", ".join(_allowed_methods(request))})
@@ -155,5 +169,5 @@ class _LastResort:
             if began:
                 raise  # too late for an answer: the server closes the connection, and logs the error
             log.exception("%s %s failed", scope["method"], scope["path"])
-            response = problem(HTTPStatus.INTERNAL_SERVER_ERROR, PerdureError.code, _UNEXPECTED)
+            response = _shaped(Request(scope), PerdureError(_UNEXPECTED))
             await response(scope, receive, send)

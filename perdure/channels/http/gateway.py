@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.auth import Keys
+from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
@@ -60,6 +61,7 @@ class Gateway:
         self._stop_waiting = asyncio.Event()
         self._drain_timer: asyncio.TimerHandle | None = None
         self._threads = Threads(_MAX_THREADS)
+        self.side_requests = SideRequests(runtime)
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
     def admit(self) -> None:
@@ -92,7 +94,7 @@ class Gateway:
 
         return await self.in_thread(respond)
 
-    async def events(self, turn_id: UUID, last: EventId | None, pause_s: float) -> AsyncIterator[Event | None]:
+    async def events(self, turn_id: UUID, last: EventId | None, pause_s: float) -> AsyncGenerator[Event | None, None]:
         """The events of a turn after the position `last`, until it is settled or the gateway stops.
 
         `None` after every `pause_s` seconds without an event.
@@ -222,6 +224,7 @@ class Gateway:
     async def close(self) -> None:
         """Stop watching turns, and end the threads."""
         await self._hub.close()
+        self.side_requests.close()
         self._settlements.close()
         self._threads.close()
 

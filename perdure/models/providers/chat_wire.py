@@ -89,7 +89,10 @@ class ReplyAssembler:
         draft = self._draft
         draft.model = draft.model or as_string(chunk.get("model"))
         if isinstance(usage := chunk.get("usage"), dict):
-            draft.usage = Usage(as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens")))
+            cached = as_object(usage.get("prompt_tokens_details")).get("cached_tokens")
+            draft.usage = Usage(
+                as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens")), as_count(cached)
+            )
         choice = _first_choice(chunk)
         draft.stop_reason = as_string(choice.get("finish_reason")) or draft.stop_reason
         delta = as_object(choice.get("delta")) or as_object(choice.get("message"))

@@ -207,6 +207,7 @@ class ReplyAssembler:
         self._draft.usage = Usage(
             input_tokens=sum(self._usage.get(each, 0) for each in read),
             output_tokens=self._usage.get("output_tokens", 0),
+            cached_tokens=self._usage.get("cache_read_input_tokens", 0),
         )
 
 

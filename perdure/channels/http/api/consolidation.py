@@ -39,7 +39,7 @@ Empty = Annotated[NoMembers, Body(default_factory=NoMembers)]
             "model": Pruned | PruningProgress,
             "description": "The plan, which waits for approval; or the progress of the run, which is not finished.",
         },
-        **problems(*WITH_BODY),
+        **problems(*WITH_BODY, 409),
     },
 )
 async def run(

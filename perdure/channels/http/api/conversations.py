@@ -13,7 +13,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.conversations import ChangeConversation, Conversation
-from perdure.errors import InvalidRequest
+from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.conversations import change_conversation, list_conversations
 
@@ -60,7 +60,7 @@ async def change(
 def _user(named: str | None, of_token: str | None) -> str:
     user = named if named is not None or of_token is None else user_of(of_token)
     if user is None:
-        raise InvalidRequest("user_id: is missing.")
+        raise Forbidden("Name a user_id: only a user token has one of its own.")
     return user
 
 

@@ -16,7 +16,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, Session
-from perdure.errors import Forbidden, InvalidRequest
+from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
@@ -105,7 +105,7 @@ def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str
     if user_id is not None:
         rows = list_sessions(runtime.database, users.key(user_id), limit, conversation=conversation)
     elif conversation is not None:
-        raise InvalidRequest("conversation: it takes a user_id, whose conversation it is.")
+        raise Forbidden("Name a user_id: a conversation is one user's.")
     elif users.all_users:
         rows = list_sessions(runtime.database, limit=limit)
     elif users.tenant is None:

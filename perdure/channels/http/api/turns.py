@@ -50,13 +50,13 @@ async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: pa
     response_description="Server-sent events, until the turn is settled.",
     responses={
         **problems(400),
-        HTTPStatus.OK: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+        HTTPStatus.OK: {"content": {sse.MEDIA_TYPE: {}}},
         HTTPStatus.NO_CONTENT: {"description": "The client has all events of the turn."},
     },
 )
 async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEventId = None) -> Response:
     """Stream a turn's events. `Last-Event-ID`: the id of the last event that the client has received."""
-    last = EventId.parse(last_event_id) if last_event_id else None
+    last = EventId.parse(last_event_id) if last_event_id is not None else None
     found = gateway.events(turn_id, last, sse.HEARTBEAT_S)
     try:
         first = await anext(found)  # an error before the first event has a status of its own

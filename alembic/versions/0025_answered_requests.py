@@ -1,0 +1,35 @@
+"""Requests whose answers were sent to the end, so that a repeated one is known from a new one.
+
+Revision: 0025, after 0024.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0025"
+down_revision = "0024"
+branch_labels = None
+depends_on = None
+
+readable_from = "0016"
+
+
+def upgrade() -> None:
+    """Go up."""
+    op.create_table(
+        "answered_requests",
+        sa.Column("user_id", sa.Text(), sa.ForeignKey("users.user_id"), nullable=False),
+        sa.Column("fingerprint", sa.Text(), nullable=False, comment="of the conversation, the agent and the messages"),
+        sa.Column("turn_id", sa.Uuid(), nullable=False),
+        sa.Column("answered_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("user_id", "fingerprint"),
+        comment="The last turn whose answer was sent to the end, for requests without an idempotency key.",
+    )
+    op.create_index("answered_requests_answered_at_idx", "answered_requests", ["answered_at"])
+
+
+def downgrade() -> None:
+    """Go down."""
+    op.drop_table("answered_requests")

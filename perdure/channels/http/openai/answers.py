@@ -1,0 +1,122 @@
+"""A turn's answer as one growing text, from the turn's events.
+
+A turn may have several steps with text. Their texts are joined by a blank line. An OpenAI stream cannot withdraw text:
+if a step is rewound after some of its text was passed on, following ends with `Rewound`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.events.event import Event, EventKind
+
+_BETWEEN = "\n\n"
+_LONGEST_CALL = 300
+
+
+class Rewound(Exception):
+    """Text that was passed on is not part of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The next text of the answer. `progress`: a line about what the agent does, which is not part of the answer."""
+
+    text: str
+    progress: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing has happened for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The turn is settled."""
+
+    turn: dict[str, Any]
+
+
+Part = Text | Idle | Ended
+
+
+async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
+    """The parts of a turn's answer, from the turn's first event on. Ends without `Ended` if the gateway stops.
+
+    Raises:
+        Rewound: text that was returned is not part of the answer.
+    """
+    answer = _Answer()
+    async for event in events:
+        if event is None:
+            yield Idle()
+            continue
+        for part in answer.parts(event):
+            yield part
+
+
+def whole_text(messages: list[dict[str, Any]]) -> str:
+    """The answer of a settled turn with these messages: the same text as the parts of `follow`."""
+    return _BETWEEN.join(
+        each["content"] for each in messages if each["role"] == "assistant" and each["content"].strip()
+    )
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self._has_text = False
+        """An earlier step had text."""
+        self._step = ""
+        self._passed = 0
+        """Characters of the current step's text that were passed on."""
+
+    def parts(self, event: Event) -> list[Part]:
+        match event.kind:
+            case EventKind.DELTA:
+                return self._grow(self._step + event.data["text"])
+            case EventKind.REWIND:
+                return self._withdraw()
+            case EventKind.MESSAGE if event.data["role"] == "assistant":
+                return self._commit(event.data["content"])
+            case EventKind.TOOL_CALL | EventKind.APPROVAL_REQUIRED:
+                return [Text(_progress(event), progress=True)]
+            case EventKind.DONE:
+                return [Ended(dict(event.data))]
+            case _:
+                return []
+
+    def _grow(self, step: str) -> list[Part]:
+        """Pass on what the step's text has more. A step of white space is no text."""
+        self._step = step
+        if not step.strip() or len(step) == self._passed:
+            return []
+        before = _BETWEEN if self._has_text and not self._passed else ""
+        text, self._passed = before + step[self._passed :], len(step)
+        return [Text(text)]
+
+    def _commit(self, content: str) -> list[Part]:
+        if not content.startswith(self._step[: self._passed]):
+            raise Rewound
+        parts = self._grow(content)
+        self._has_text |= bool(content.strip())
+        self._step, self._passed = "", 0
+        return parts
+
+    def _withdraw(self) -> list[Part]:
+        if self._passed:
+            raise Rewound
+        self._step = ""
+        return []
+
+
+def _progress(event: Event) -> str:
+    """A line about what the agent does."""
+    if event.kind is EventKind.APPROVAL_REQUIRED:
+        return f"waiting for approval of {event.data['tool']}\n"
+    arguments = event.data["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{event.data['name']} {text[:_LONGEST_CALL]}\n"

@@ -1,0 +1,53 @@
+"""The user and the conversation of an OpenAI-compatible request.
+
+The user: `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's own. The conversation:
+`X-Perdure-Conversation`, else `prompt_cache_key`, else the user's default. With a service key, the headers that Open
+WebUI forwards are used last: they come from a front end that the service trusts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from perdure.access.tenants import user_of
+from perdure.channels.http.auth import KeyKind
+from perdure.channels.http.dependencies import Users
+from perdure.channels.http.openai.errors import BadParameter
+from perdure.channels.http.openai.wire import ChatRequest, ResponseRequest
+
+_USER, _CONVERSATION = "x-perdure-user", "x-perdure-conversation"
+_WEBUI_USER, _WEBUI_CHAT = "x-openwebui-user-id", "x-openwebui-chat-id"
+_NO_USER = (
+    "The request names no user: send the header X-Perdure-User, or safety_identifier or user in the body, or use a "
+    "user token."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request's message goes. `user` is the user's key, `user_id` the id within its tenant."""
+
+    user: str
+    user_id: str
+    conversation: str | None
+
+
+def place_of(request: Request, body: ChatRequest | ResponseRequest, users: Users) -> Place:
+    """The user and the conversation.
+
+    Raises:
+        BadParameter: the request names no user.
+        NotFound: a user token names another user.
+    """
+    caller, headers = users.caller, request.headers
+    trusted = caller.kind is not KeyKind.USER
+    own = user_of(caller.user) if caller.user is not None else None
+    named = headers.get(_USER) or body.safety_identifier or body.user or own
+    named = named or (headers.get(_WEBUI_USER) if trusted else None)
+    if not named:
+        raise BadParameter(_NO_USER, "user")
+    conversation = headers.get(_CONVERSATION) or body.prompt_cache_key
+    conversation = conversation or (headers.get(_WEBUI_CHAT) if trusted else None)
+    return Place(users.key(named), named, conversation or None)

@@ -1,0 +1,96 @@
+"""A turn as a chat completion, whole or as a stream of chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.channels.http.openai.answers import Ended, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.errors import REWOUND, STOPPING, error_body, failure_body
+from perdure.channels.http.openai.wire import chat_usage, epoch_s
+
+_HEARTBEAT = b": still running\n\n"
+_END = b"data: [DONE]\n\n"
+_REWOUND = "The text that was sent so far is withdrawn. Send the request again: it finds the same turn and its text."
+_STOPPING = "This gateway is shutting down. Send the request again: it finds the same turn and its text."
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The identity of a completion: the turn's id, the agent, and the epoch second of its acceptance."""
+
+    turn_id: str
+    agent: str
+    created: int
+
+    def whole(self, turn: dict[str, Any], text: str) -> dict[str, Any]:
+        """The answer of a settled turn."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": chat_usage(turn)}
+
+    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        """One chunk of the stream."""
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def usage_chunk(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk, with the usage."""
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": chat_usage(turn)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{self.turn_id}", "object": kind, "created": self.created, "model": self.agent}
+
+
+def completion_of(turn: dict[str, Any], agent: str) -> Completion:
+    """The identity of a turn's completion."""
+    return Completion(turn["turn_id"], agent, epoch_s(turn["accepted_at"]))
+
+
+async def stream(
+    completion: Completion,
+    parts: AsyncIterator[Part],
+    *,
+    include_usage: bool,
+    on_sent: Callable[[], Awaitable[None]],
+) -> AsyncIterator[bytes]:
+    """The chunks of a turn's answer as server-sent events. `on_sent` is called when the client has all of them."""
+    yield encode(completion.chunk({"role": "assistant", "content": ""}))
+    try:
+        async for part in parts:
+            match part:
+                case Text(text, progress):
+                    yield encode(completion.chunk({"reasoning_content" if progress else "content": text}))
+                case Idle():
+                    yield _HEARTBEAT
+                case Ended(turn) if turn["error"] is not None:
+                    yield encode(failure_body(turn)[0])
+                    return
+                case Ended(turn):
+                    yield encode(completion.chunk({}, "stop"))
+                    if include_usage:
+                        yield encode(completion.usage_chunk(turn))
+                    yield _END
+                    await on_sent()
+                    return
+    except Rewound:
+        yield encode(rewound())
+        return
+    yield encode(stopping())
+
+
+def rewound() -> dict[str, Any]:
+    """The error that ends a stream whose text is withdrawn."""
+    return error_body(_REWOUND, "server_error", REWOUND)
+
+
+def stopping() -> dict[str, Any]:
+    """The error that ends a stream of a gateway that stops."""
+    return error_body(_STOPPING, "server_error", STOPPING)
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    """One server-sent event without a name."""
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,81 @@
+"""Errors of the OpenAI-compatible routes, in OpenAI's shape: `{error: {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Response
+
+from perdure.channels.http.errors import headers_of
+from perdure.errors import Conflict, InvalidRequest, PerdureError, RateLimited, Unauthorized
+
+PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
+"""The routes whose errors have this shape, and all below them."""
+
+REWOUND = "stream_rewound"
+STOPPING = "gateway_stopping"
+
+_NO_RETRY = {"x-should-retry": "false"}
+
+
+class BadParameter(InvalidRequest):
+    """A member of the request cannot be used; `param` names it, as `messages[2].content[0]`."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
+    """One error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def body_of(error: PerdureError) -> dict[str, Any]:
+    """The body for an error of the tree; its `code` is the error's own."""
+    param = error.param if isinstance(error, BadParameter) else None
+    return error_body(error.message, _kind(error.http_status, error), error.code, param)
+
+
+def response_of(error: PerdureError) -> Response:
+    """The response for an error of the tree."""
+    headers = headers_of(error) | (_NO_RETRY if isinstance(error, Conflict) else {})
+    return respond(body_of(error), error.http_status, headers)
+
+
+def settled_failure(turn: dict[str, Any]) -> Response:
+    """The response for a turn that failed or was cancelled: sending the request again would find the same turn."""
+    found, status = failure_body(turn)
+    return respond(found, status, _NO_RETRY)
+
+
+def failure_body(turn: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The error of a failed turn, and its HTTP status."""
+    code, message = turn["error"]["code"], turn["error"]["message"]
+    status = next((each.http_status for each in _tree() if each.code == code), HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_body(message, _kind(status), code), status
+
+
+def respond(body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, "application/json")
+
+
+def _tree() -> list[type[PerdureError]]:
+    tree: list[type[PerdureError]] = [PerdureError]
+    for error in tree:
+        tree += error.__subclasses__()
+    return tree
+
+
+def _kind(status: int, error: PerdureError | None = None) -> str:
+    """OpenAI's type of an error with this status."""
+    if isinstance(error, RateLimited):
+        return "rate_limit_error"
+    if isinstance(error, Unauthorized):
+        return "authentication_error"
+    if status == HTTPStatus.FORBIDDEN:
+        return "permission_error"
+    return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"

@@ -1,0 +1,90 @@
+"""Which requests are the same, so that a repeated one finds its turn and does not begin another.
+
+`Idempotency-Key` is the `message_id`. Without one, requests of a user with the same conversation, agent and messages
+have the same fingerprint. The `message_id` of such a request is made of the fingerprint and of the last turn whose
+answer was sent to the end. So a request whose answer was lost finds its turn, also while that is unsettled and after a
+restart, and "ok" sent twice makes two turns. Within ten minutes of its settling, the turn of an answer that was sent is
+found only by a retry of the SDK (`X-Stainless-Retry-Count`). A turn that settled earlier is never found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from perdure.database.engine import Executor
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.turns import queries
+from perdure.turns.inbox.accept import Accepted, accept
+from perdure.turns.inbox.incoming import Incoming
+
+CHANNEL = "openai"
+FOUND_AGAIN_S = 600.0
+"""Seconds after a turn's settling within which a repeated request finds it."""
+
+_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What identifies a request. `key`: its idempotency key. `is_retry`: the SDK sends it again."""
+
+    message: Incoming
+    messages: Sequence[Any]
+    key: str | None
+    is_retry: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for the same conversation, agent and messages."""
+        message = self.message
+        parts = [message.conversation, message.agent, None if message.session_id is None else str(message.session_id)]
+        text = json.dumps([*parts, self.messages], sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def accept_once(runtime: Runtime, request: Request) -> Accepted:
+    """Accept a request's message, or find the turn of an earlier one. Blocks.
+
+    Raises:
+        PerdureError: as `accept`.
+    """
+    if request.key is not None:
+        return accept(runtime, request.message.model_copy(update={"message_id": request.key}))
+    user, fingerprint = request.message.user_id, request.fingerprint
+    given = {"user_id": user, "fingerprint": fingerprint, "within_s": FOUND_AGAIN_S}
+    rows = runtime.database.run(queries.ANSWERED, given)
+    last = rows[0] if rows else None
+    if last is not None and last.recent and request.is_retry:
+        return Accepted(last.turn_id, last.session_id, last.seq, last.status, duplicate=True)
+    base = "first" if last is None else last.turn_id.hex
+    accepted = _accept(runtime, request.message, f"{fingerprint}-{base}")
+    if _is_stale(runtime.database, accepted):
+        accepted = _accept(runtime, request.message, f"{fingerprint}-{accepted.turn_id.hex}")
+        if _is_stale(runtime.database, accepted):
+            accepted = _accept(runtime, request.message, f"{fingerprint}-{new_id(runtime.clock).hex}")
+    return accepted
+
+
+def note_sent(executor: Executor, request: Request, turn_id: UUID) -> None:
+    """The answer was sent to the end. Blocks."""
+    if request.key is None:
+        given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}
+        executor.run(queries.NOTE_ANSWERED, given)
+
+
+def _accept(runtime: Runtime, message: Incoming, message_id: str) -> Accepted:
+    return accept(runtime, message.model_copy(update={"message_id": message_id}))
+
+
+def _is_stale(executor: Executor, accepted: Accepted) -> bool:
+    """Whether an earlier request's turn was found that settled too long ago."""
+    if not accepted.duplicate:
+        return False
+    found = executor.run(queries.SETTLED_BEFORE, {"turn_id": accepted.turn_id, "within_s": FOUND_AGAIN_S})
+    return bool(found)

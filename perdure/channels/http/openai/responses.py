@@ -1,0 +1,207 @@
+"""A turn as an OpenAI response, whole or as a stream of events with sequence numbers.
+
+A sequence number is a function of the answer's text: the position up to which the event's text reaches, and a check of
+the text before that position. So the numbers are the same after a restart, on any gateway, in a replay of the committed
+text. A number that belonged to withdrawn text does not fit the text that replaced it: resuming there answers the error,
+and no number is given twice with another meaning. Live text and replays are cut into the same pieces, so that a client
+that filters a replay by numbers misses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from perdure.channels.http.openai.answers import Ended, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.chat import rewound, stopping
+from perdure.channels.http.openai.wire import epoch_s, response_id, response_usage
+
+PIECE_CHARS = 24
+"""The most characters of one delta."""
+
+_HEARTBEAT = b": still running\n\n"
+_CRC_BITS, _CHECK_BITS = 32, 24
+"""Of the check of a text, and how many of them a sequence number has. The others are the position."""
+
+_STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a turn's response says besides its text."""
+
+    agent: str
+    conversation: str | None
+    previous: str | None = None
+    background: bool = False
+
+    def body(self, turn: dict[str, Any], text: str | None = None, *, status: str | None = None) -> dict[str, Any]:
+        """The response; `text` is the answer of a settled turn."""
+        status = status or status_of(turn)
+        error = turn["error"] if status == "failed" else None
+        return {
+            "id": response_id(turn["turn_id"]),
+            "object": "response",
+            "created_at": epoch_s(turn["accepted_at"]),
+            "status": status,
+            "background": self.background,
+            "error": None if error is None else {"code": "server_error", "message": error["message"]},
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "model": self.agent,
+            "output": [] if text is None else [_item(turn, text, "completed")],
+            "parallel_tool_calls": True,
+            "previous_response_id": self.previous,
+            "conversation": None if self.conversation is None else {"id": self.conversation},
+            "tool_choice": "auto",
+            "tools": [],
+            "temperature": None,
+            "top_p": None,
+            "usage": response_usage(turn) if status == "completed" else None,
+        }
+
+
+def status_of(turn: dict[str, Any]) -> str:
+    """A turn's status as Responses names it."""
+    return _STATUSES.get(turn["status"], "in_progress")
+
+
+async def stream(
+    response: Response, turn: dict[str, Any], parts: AsyncIterator[Part], starting_after: int | None
+) -> AsyncIterator[bytes]:
+    """The events of a response after a sequence number, as server-sent events."""
+    events = _Events(response, turn, starting_after)
+    for event in events.begin():
+        yield event
+    try:
+        async for part in parts:
+            for event in events.of(part):
+                yield event
+            if isinstance(part, Ended):
+                return
+    except Rewound:
+        yield _encode("error", rewound())
+        return
+    yield _encode("error", stopping())
+
+
+def pieces(text: str, *, whole: bool) -> Iterator[str]:
+    """Cut a text into the pieces of its deltas; unless it is `whole`, only those that more text does not change."""
+    begin = 0
+    while begin < len(text):
+        end = begin
+        while end < len(text) and end - begin < PIECE_CHARS and not text[end].isspace():
+            end += 1
+        while end < len(text) and end - begin < PIECE_CHARS and text[end].isspace():
+            end += 1
+        if end == len(text) and end - begin < PIECE_CHARS and not whole:
+            return
+        yield text[begin:end]
+        begin = end
+
+
+class _Events:
+    def __init__(self, response: Response, turn: dict[str, Any], starting_after: int | None) -> None:
+        self._response = response
+        self._turn = turn
+        self._after = -1 if starting_after is None else starting_after
+        self._known = starting_after is None
+        """The position of the client has come, so it belongs to this text."""
+        self._text = ""
+        self._numbered = 0
+        """Characters of the text whose events have numbers."""
+        self._crc = 0
+        self._last = -1
+
+    def begin(self) -> Iterator[bytes]:
+        """The events before the text."""
+        running = self._response.body(self._turn, status="in_progress")
+        item = _item(self._turn, None, "in_progress")
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield from self._event(0, "response.created", response=running)
+        yield from self._event(1, "response.in_progress", response=running)
+        yield from self._event(2, "response.output_item.added", output_index=0, item=item)
+        yield from self._event(3, "response.content_part.added", **self._place, part=part)
+
+    def of(self, part: Part) -> Iterator[bytes]:
+        """The events of a part of the answer. Progress is not part of it.
+
+        Raises:
+            Rewound: the client's position belongs to other text.
+        """
+        match part:
+            case Text(text, progress):
+                return iter(()) if progress else self.more(text)
+            case Idle():
+                return iter((_HEARTBEAT,))
+            case Ended(turn):
+                return self.end(turn)
+            case _:
+                assert_never(part)
+
+    def more(self, text: str, *, whole: bool = False) -> Iterator[bytes]:
+        """The deltas of more text.
+
+        Raises:
+            Rewound: the client's position belongs to other text.
+        """
+        self._text += text
+        for piece in pieces(self._text[self._numbered :], whole=whole):
+            self._numbered += len(piece)
+            self._crc = zlib.crc32(piece.encode(), self._crc)
+            number = (self._numbered << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
+            yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
+
+    def end(self, turn: dict[str, Any]) -> Iterator[bytes]:
+        """The events after the text, of a settled turn.
+
+        Raises:
+            Rewound: the client's position belongs to other text.
+        """
+        self._turn = turn
+        if status_of(turn) != "completed":  # Responses has no event for a cancelled one; its status says it
+            kind = "response.failed" if status_of(turn) == "failed" else "response.incomplete"
+            yield from self._event(self._last + 1, kind, response=self._response.body(turn))
+            return
+        yield from self.more("", whole=True)
+        item = _item(turn, self._text, "completed")
+        closing: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("response.output_text.done", {**self._place, "text": self._text, "logprobs": []}),
+            ("response.content_part.done", {**self._place, "part": item["content"][0]}),
+            ("response.output_item.done", {"output_index": 0, "item": item}),
+            ("response.completed", {"response": self._response.body(turn, self._text)}),
+        )
+        for kind, data in closing:
+            yield from self._event(self._last + 1, kind, **data)
+        if not self._known:  # the client's position is behind the end
+            raise Rewound
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": _item_id(self._turn), "output_index": 0, "content_index": 0}
+
+    def _event(self, number: int, kind: str, **data: Any) -> Iterator[bytes]:
+        self._last = number
+        self._known |= number == self._after
+        if number <= self._after:
+            return
+        if not self._known:
+            raise Rewound
+        yield _encode(kind, {"type": kind, "sequence_number": number, **data})
+
+
+def _item(turn: dict[str, Any], text: str | None, status: str) -> dict[str, Any]:
+    content = [] if text is None else [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    return {"id": _item_id(turn), "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _item_id(turn: dict[str, Any]) -> str:
+    return f"msg_{turn['turn_id'].replace('-', '')}"
+
+
+def _encode(kind: str, value: dict[str, Any]) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

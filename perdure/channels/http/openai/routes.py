@@ -1,0 +1,243 @@
+"""The OpenAI-compatible routes: `/v1/chat/completions`, `/v1/models`, `/v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Body, Query, Request, Response
+
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
+from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.openai import answers, chat, responses, side_requests
+from perdure.channels.http.openai.caller import Place, place_of
+from perdure.channels.http.openai.errors import BadParameter, respond, settled_failure
+from perdure.channels.http.openai.repeats import CHANNEL, accept_once, note_sent
+from perdure.channels.http.openai.repeats import Request as Repeat
+from perdure.channels.http.openai.wire import (
+    ChatRequest,
+    ResponseRequest,
+    newest_user_text,
+    require_usable,
+    turn_of,
+)
+from perdure.channels.http.stream import sse
+from perdure.errors import DeadlineExceeded, NotFound
+from perdure.runtime import Runtime
+from perdure.turns.cancel import cancel
+from perdure.turns.committed import Committed, read_committed
+from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.reading import TurnPlace, read_place
+
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=StrictRoute)
+
+_WAIT_S = 600.0
+"""Seconds that a request waits for its turn; the SDK's own limit is ten minutes."""
+
+_CANCEL_S = 2.0
+"""Seconds that a cancellation waits for its turn."""
+
+Note = Callable[[], Awaitable[None]]
+
+_ANY: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}, sse.MEDIA_TYPE: {}}}
+_ERROR: dict[str, Any] = {
+    "description": "An error in OpenAI's shape.",
+    "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "5XX": _ERROR}
+_LATE = "The answer is not there yet. Send the request again: it finds the same turn."
+
+
+@router.get("/models", responses={200: _ANY, **_ERRORS}, response_description="The agents.")
+async def models(_caller: TheCaller, gateway: TheGateway) -> Response:
+    """List the agents as models."""
+    data = [
+        {"id": agent.name, "object": "model", "created": 0, "owned_by": "perdure"} for agent in gateway.runtime.agents
+    ]
+    return respond({"object": "list", "data": data}, HTTPStatus.OK)
+
+
+@router.post("/chat/completions", responses={200: _ANY, **_ERRORS}, response_description="The completion.")
+async def completions(
+    body: Annotated[ChatRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
+) -> Response:
+    """Answer the newest user message: a turn of the durable conversation, as a chat completion."""
+    require_usable(body)
+    text = newest_user_text(body.messages, "messages")
+    if side_requests.is_side_request(request.headers, text):
+        found = await gateway.side_requests.answer(text)
+        return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
+    place = place_of(request, body, users)
+    repeat = _repeat(request, place, body.model, text, body.messages)
+    accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
+    note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
+    if not body.stream:
+        settled = await _settled(gateway, request, accepted.turn_id)
+        if settled.turn["error"] is not None:
+            return settled_failure(settled.turn)
+        completion = chat.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
+        await note()  # before it is sent: the whole answer is one write
+        return respond(completion.whole(settled.turn, answers.whole_text(settled.messages)), HTTPStatus.OK)
+    turn = (await _read(gateway, accepted.turn_id)).turn
+    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    completion = chat.completion_of(turn, _agent_name(gateway.runtime, body.model))
+    parts = _parts(gateway, accepted.turn_id)
+    return sse.response(chat.stream(completion, parts, include_usage=usage, on_sent=note))
+
+
+@router.post("/responses", responses={200: _ANY, **_ERRORS}, response_description="The response.")
+async def create_response(
+    body: Annotated[ResponseRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
+) -> Response:
+    """Answer the newest user message: a turn of the durable conversation, as a response."""
+    require_usable(body)
+    items = body.items()
+    text = newest_user_text(items, "input")
+    place = await _response_place(gateway, request, body, users)
+    seen = {"input": items, "previous": body.previous_response_id}
+    repeat = _repeat(request, place, body.model, text, [seen])
+    accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
+    note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
+    made = responses.Response(
+        _agent_name(gateway.runtime, body.model), place.conversation, body.previous_response_id, bool(body.background)
+    )
+    if body.stream:
+        turn = (await _read(gateway, accepted.turn_id)).turn
+        found = responses.stream(made, turn, _parts(gateway, accepted.turn_id), None)
+        return sse.response(_noted(found, note))
+    if body.background:
+        turn = (await _read(gateway, accepted.turn_id)).turn
+        await note()
+        return respond(made.body(turn), HTTPStatus.OK)
+    settled = await _settled(gateway, request, accepted.turn_id)
+    if settled.turn["error"] is not None:
+        return settled_failure(settled.turn)
+    await note()
+    return respond(_whole(made, settled), HTTPStatus.OK)
+
+
+@router.get("/responses/{response_id}", responses={200: _ANY, **_ERRORS}, response_description="The response.")
+async def read_response(
+    response_id: str,
+    gateway: TheGateway,
+    caller: TheCaller,
+    *,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+) -> Response:
+    """Read a response, or stream it: from its beginning, or after a sequence number."""
+    turn_id = await _turn_id(gateway, caller, response_id)
+    committed = await _read(gateway, turn_id)
+    made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
+    if not stream:
+        return respond(_whole(made, committed), HTTPStatus.OK)
+    return sse.response(responses.stream(made, committed.turn, _parts(gateway, turn_id), starting_after))
+
+
+@router.post("/responses/{response_id}/cancel", responses={200: _ANY, **_ERRORS}, response_description="The response.")
+async def cancel_response(response_id: str, gateway: TheGateway, caller: TheCaller, request: Request) -> Response:
+    """Cancel a response that runs; a settled one is unchanged."""
+    turn_id = await _turn_id(gateway, caller, response_id)
+    await gateway.in_thread(partial(cancel, gateway.runtime, turn_id))
+    await gateway.until_settled(turn_id, _CANCEL_S, request)
+    committed = await _read(gateway, turn_id)
+    made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
+    return respond(_whole(made, committed), HTTPStatus.OK)
+
+
+def _repeat(request: Request, place: Place, model: str, text: str, messages: list[Any]) -> Repeat:
+    given = {"user_id": place.user_id, "text": text, "channel": CHANNEL, "conversation": place.conversation}
+    agent = {"agent": model} if model else {}
+    message = parse_incoming({**{name: each for name, each in given.items() if each is not None}, **agent})
+    retried = request.headers.get("x-stainless-retry-count", "0")
+    key = request.headers.get("idempotency-key") or None
+    return Repeat(message.model_copy(update={"user_id": place.user}), messages, key, retried not in {"", "0"})
+
+
+def _agent_name(runtime: Runtime, model: str) -> str:
+    return model or runtime.agents.default.name
+
+
+async def _response_place(gateway: Gateway, request: Request, body: ResponseRequest, users: TheUsers) -> Place:
+    """The user and the conversation, which a previous response or `conversation` names."""
+    place = place_of(request, body, users)
+    if body.previous_response_id is not None:
+        if body.conversation is not None:
+            raise BadParameter("Give previous_response_id or conversation, not both.", "previous_response_id")
+        turn_id = turn_of(body.previous_response_id)
+        if turn_id is None:
+            raise NotFound("previous_response_id: there is no such response.")
+        found = await gateway.in_thread(partial(_conversation, gateway.runtime, place.user, turn_id))
+        return Place(place.user, place.user_id, found.conversation)
+    if body.conversation is not None:
+        return Place(place.user, place.user_id, body.conversation_key)
+    return place
+
+
+async def _turn_id(gateway: Gateway, caller: TheCaller, response_id: str) -> UUID:
+    turn_id = turn_of(response_id)
+    if turn_id is None:
+        raise NotFound("There is no such response.")
+    await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
+    return turn_id
+
+
+async def _read(gateway: Gateway, turn_id: UUID) -> Committed:
+    return await gateway.in_thread(partial(read_committed, gateway.runtime.database, turn_id))
+
+
+async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> Committed:
+    """The turn once it is settled.
+
+    Raises:
+        DeadlineExceeded: it is not settled in time.
+    """
+    committed = await _read(gateway, turn_id)
+    if not committed.settled:
+        await gateway.until_settled(turn_id, _WAIT_S, request)
+        committed = await _read(gateway, turn_id)
+    if not committed.settled:
+        raise DeadlineExceeded(_LATE)
+    return committed
+
+
+async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]:
+    async with aclosing(gateway.events(turn_id, None, sse.HEARTBEAT_S)) as events:
+        async for part in answers.follow(events):
+            yield part
+
+
+async def _noted(events: AsyncIterator[bytes], note: Note) -> AsyncIterator[bytes]:
+    """The events of a response; when the client has the last one, its answer was sent."""
+    last = b""
+    async for last in events:
+        yield last
+    if last.startswith(b"event: response."):
+        await note()
+
+
+def _whole(made: responses.Response, committed: Committed) -> dict[str, Any]:
+    done = committed.turn["status"] == "done"
+    return made.body(committed.turn, answers.whole_text(committed.messages) if done else None)
+
+
+def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:
+    place = read_place(runtime.database, turn_id)
+    return responses.Response(place.agent, place.conversation)
+
+
+def _conversation(runtime: Runtime, user: str, turn_id: UUID) -> TurnPlace:
+    """The conversation of a user's turn.
+
+    Raises:
+        NotFound: the user has no such turn.
+    """
+    place = read_place(runtime.database, turn_id)
+    if place.user != user:
+        raise NotFound("previous_response_id: there is no such response.")
+    return place

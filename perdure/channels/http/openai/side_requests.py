@@ -1,0 +1,79 @@
+"""Titles, tags and follow-up questions that chat front ends ask for on the side.
+
+They concern a conversation and are no part of it: the summary model answers them, without a turn. Recognised by the
+headers `X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+from perdure.channels.http.openai.chat import Completion, encode
+from perdure.errors import RateLimited
+from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
+from perdure.runtime import Runtime
+
+MOST = 4
+"""Side requests of one gateway that run at once."""
+
+_HEADERS = ("x-openwebui-task", "x-perdure-task")
+_FIRST_LINE = "### Task:"
+_RETRY_AFTER_S = 5.0
+_TOO_MANY = f"This gateway answers {MOST} titles and tags at once. Try again later."
+
+
+def is_side_request(headers: Mapping[str, str], text: str) -> bool:
+    """Whether a request is no turn of the conversation."""
+    return any(headers.get(name) for name in _HEADERS) or text.lstrip().startswith(_FIRST_LINE)
+
+
+class SideRequests:
+    """Answers side requests in threads of their own: a model's answer takes seconds."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._running = 0
+        self._threads = ThreadPoolExecutor(MOST, "side-request")
+
+    async def answer(self, text: str) -> dict[str, Any]:
+        """The completion of a side request.
+
+        Raises:
+            RateLimited: too many run.
+            PerdureError: the model fails.
+        """
+        if self._running >= MOST:
+            raise RateLimited(_TOO_MANY, retry_after_s=_RETRY_AFTER_S)
+        self._running += 1
+        try:
+            reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, text)
+        finally:
+            self._running -= 1
+        turn = {"usage": reply.usage.record()}
+        return Completion(uuid4().hex, reply.model, int(time.time())).whole(turn, reply.content)
+
+    def close(self) -> None:
+        """End the threads; calls that run are abandoned."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, text: str) -> ModelReply:
+        settings = self._runtime.settings
+        model = self._runtime.models(settings.summary_model or settings.model)
+        call = ModelCall(self._runtime.clock, settings.model_timeout_s)
+        return model.respond(ModelRequest((Message(Role.USER, text),)), call)
+
+
+async def as_stream(completion: dict[str, Any]) -> AsyncIterator[bytes]:
+    """A whole completion as a stream of one piece."""
+    [choice] = completion["choices"]
+    head = {**completion, "object": "chat.completion.chunk"}
+    del head["usage"]
+    delta = {"role": "assistant", "content": choice["message"]["content"]}
+    yield encode({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield encode({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    yield b"data: [DONE]\n\n"

@@ -1,0 +1,189 @@
+"""Requests in OpenAI's shapes, reduced to what an agent can use, and the parts of its answers.
+
+A member that changes the answer in a way that an agent cannot follow is refused by name; sampling parameters are
+ignored, since the agent's own settings decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from perdure.channels.http.openai.errors import BadParameter
+from perdure.turns.inbox.incoming import Name, Text
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: Text = ""
+    stream: StrictBool | None = None
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    tools: list[Any] | None = None
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: the last chunk has the turn's usage."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    include_usage: StrictBool | None = None
+
+
+class ChatRequest(_Request):
+    """The body of `POST /v1/chat/completions`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"model": "assistant", "user": "ann", "messages": [{"role": "user", "content": "What is 12 * 7?"}]}
+            ]
+        }
+    )
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    stream_options: StreamOptions | None = None
+    n: StrictInt | None = None
+    functions: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class ConversationRef(BaseModel):
+    """A conversation by its key."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: Name
+
+
+class ResponseRequest(_Request):
+    """The body of `POST /v1/responses`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "assistant", "user": "ann", "input": "What is 12 * 7?"}]}
+    )
+
+    input: Text | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    background: StrictBool | None = None
+    previous_response_id: Text | None = None
+    conversation: Name | ConversationRef | None = None
+    text: dict[str, Any] | None = None
+
+    @property
+    def conversation_key(self) -> str | None:
+        """The conversation that the request names."""
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
+
+    def items(self) -> list[dict[str, Any]]:
+        """The input as messages."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        return self.input
+
+
+def require_usable(request: ChatRequest | ResponseRequest) -> None:
+    """Check that an agent can answer the request.
+
+    Raises:
+        BadParameter: it asks for something that an agent does not do.
+    """
+    if request.tools:
+        raise BadParameter("tools: an agent has its own tools; a request cannot add any.", "tools")
+    if isinstance(request, ChatRequest):
+        if request.functions:
+            raise BadParameter("functions: an agent has its own tools; a request cannot add any.", "functions")
+        if request.n not in {None, 1}:
+            raise BadParameter("n: a turn has one answer; accepted: 1.", "n")
+        _require_text_format(request.response_format, "response_format")
+    else:
+        _require_text_format((request.text or {}).get("format"), "text.format")
+
+
+def _require_text_format(wanted: object, param: str) -> None:
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if wanted is not None and kind != "text":
+        raise BadParameter(f"{param}: an agent answers with text; accepted: {{'type': 'text'}}.", param)
+
+
+def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
+    """The text of the newest user message; `param` is the name of the list.
+
+    Raises:
+        BadParameter: there is none, or it has a part that is no text.
+    """
+    for position in range(len(messages) - 1, -1, -1):
+        if messages[position].get("role") == "user":
+            text = _text(messages[position].get("content"), f"{param}[{position}].content")
+            if not text.strip():
+                raise BadParameter("The newest user message is empty.", f"{param}[{position}].content")
+            return text
+    raise BadParameter(f"{param}: has no message with the role user.", param)
+
+
+def _text(content: object, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadParameter(f"{param}: expected text or a list of parts.", param)
+    texts = []
+    for position, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            where = f"{param}[{position}]"
+            raise BadParameter(f"{where}: only parts of type text are accepted, not {str(kind)[:40]!r}.", where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def epoch_s(instant: str) -> int:
+    """An instant of an answer as OpenAI has it."""
+    return int(datetime.fromisoformat(instant).timestamp())
+
+
+def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn's usage as Chat Completions has it."""
+    used = turn["usage"] or {}
+    read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": used.get("cached_tokens", 0)},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def response_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn's usage as Responses has it."""
+    used = turn["usage"] or {}
+    read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": used.get("cached_tokens", 0), "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + written,
+    }
+
+
+def response_id(turn_id: UUID | str) -> str:
+    """The id of a turn's response."""
+    return f"resp_{UUID(str(turn_id)).hex}"
+
+
+def turn_of(identifier: str) -> UUID | None:
+    """The turn of a response's id; `None` if it is no such id."""
+    prefix, _, rest = identifier.partition("_")
+    try:
+        return UUID(rest) if prefix == "resp" else None
+    except ValueError:
+        return None

@@ -1,0 +1,109 @@
+"""Sequence numbers of a response: a function of its text, the same live, in a replay and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.channels.http.openai.answers import Ended, Part, Text
+from perdure.channels.http.openai.responses import PIECE_CHARS, Response, pieces, stream
+
+TURN = {
+    "turn_id": "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11",
+    "status": "done",
+    "error": None,
+    "usage": {"input_tokens": 3, "output_tokens": 2},
+    "accepted_at": "2026-05-02T09:30:00+00:00",
+}
+RESPONSE = Response("assistant", None)
+WORDS = st.text(alphabet=st.sampled_from(["a", "b", " ", "\n", "한", "😀"]), min_size=1, max_size=200)
+
+
+def _events(texts: Sequence[str], after: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
+    """The events of an answer that arrives in these pieces."""
+
+    async def parts() -> AsyncIterator[Part]:
+        for text in texts:
+            yield Text(text)
+        if ended:
+            yield Ended(TURN)
+
+    async def collect() -> list[bytes]:
+        return [each async for each in stream(RESPONSE, TURN, parts(), after)]
+
+    return [json.loads(each.split(b"\ndata: ", 1)[1]) for each in asyncio.run(collect())]
+
+
+def _cut(text: str, at: Sequence[int]) -> list[str]:
+    places = sorted({0, len(text), *(each % (len(text) + 1) for each in at)})
+    return [text[begin:end] for begin, end in pairwise(places)]
+
+
+def _text(events: Sequence[dict[str, Any]]) -> str:
+    return "".join(each["delta"] for each in events if each.get("type") == "response.output_text.delta")
+
+
+@given(WORDS, st.lists(st.integers(0, 200)))
+def test_live_and_replayed_events_are_equal(text: str, at: list[int]) -> None:
+    """However the model's text arrives, each event has the same number and the same content."""
+    live, replayed = _events(_cut(text, at)), _events([text])
+    assert live == replayed
+    assert _text(live) == text
+    numbers = [each["sequence_number"] for each in live]
+    assert numbers == sorted(set(numbers))
+    assert live[-1]["type"] == "response.completed"
+    assert max(numbers) < 2**53
+
+
+@given(WORDS, st.lists(st.integers(0, 200)), st.integers(0, 30))
+def test_resuming_continues_after_any_event(text: str, at: list[int], which: int) -> None:
+    """The events after a number are the rest of all events."""
+    everything = _events([text])
+    last = everything[which % len(everything)]["sequence_number"]
+    assert _events(_cut(text, at), last) == [each for each in everything if each["sequence_number"] > last]
+
+
+@given(WORDS, WORDS, st.integers(0, 30))
+def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int) -> None:
+    """A position within text that was replaced answers the error, unless the texts agree up to it."""
+    withdrawn = [each for each in _events([text]) if each["type"] == "response.output_text.delta"]
+    event = withdrawn[which % len(withdrawn)]
+    before = text[: _position(withdrawn, event)]
+    found = _events([other], event["sequence_number"])
+    if before in {other[: len(each)] for each in _boundaries(other)}:
+        assert found[-1]["type"] == "response.completed"
+    else:
+        assert [each["error"]["code"] for each in found] == ["stream_rewound"]
+
+
+def _position(events: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:
+    return sum(len(each["delta"]) for each in events[: events.index(last) + 1])
+
+
+def _boundaries(text: str) -> list[str]:
+    found, so_far = [], ""
+    for piece in pieces(text, whole=True):
+        so_far += piece
+        found.append(so_far)
+    return found
+
+
+@given(WORDS, st.integers(0, 200))
+def test_pieces_of_a_beginning_are_those_of_the_whole(text: str, length: int) -> None:
+    """More text never changes a piece that was sent."""
+    whole, beginning = list(pieces(text, whole=True)), list(pieces(text[:length], whole=False))
+    assert whole[: len(beginning)] == beginning
+    assert "".join(whole) == text
+    assert all(0 < len(piece) <= PIECE_CHARS for piece in whole)
+
+
+def test_a_gateway_that_stops_ends_with_an_error() -> None:
+    """A stream that only closes would look complete."""
+    found = _events(["half an "], ended=False)
+    assert found[-1]["error"]["code"] == "gateway_stopping"

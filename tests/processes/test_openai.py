@@ -1,0 +1,239 @@
+"""The official `openai` SDK, unchanged, against a real gateway and real workers."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import httpx2
+import openai
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from tests.cli.conftest import Perdure
+from tests.models.server import Answer
+from tests.processes.faults import wait_until
+from tests.processes.gateway import GatewayProcess
+from tests.processes.installation import Installation
+from tests.processes.model_server import answer_to
+
+STORY = " ".join(f"word{number}" for number in range(60))
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
+    """A gateway that the test may kill."""
+    made = GatewayProcess(perdure)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    """The SDK with another base URL, and nothing else."""
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=PATIENCE_S) as made:
+        yield made
+
+
+def _ask(client: openai.OpenAI, text: str, **more: object) -> str:
+    answer = client.chat.completions.create(
+        model="tester",
+        user="ana",
+        messages=[{"role": "user", "content": text}],
+        **more,  # type: ignore[call-overload]
+    )
+    return str(answer.choices[0].message.content)
+
+
+def _turns(installation: Installation) -> int:
+    return int(installation.query("SELECT count(*) FROM turns")[0][0])
+
+
+def test_the_sdk_talks_to_a_durable_agent(
+    celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
+) -> None:
+    """Models, completions whole and streamed, responses whole, streamed and in the background."""
+    installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.01)
+    assert [each.id for each in client.models.list()] == ["tester"]
+
+    whole = client.chat.completions.create(model="tester", user="ana", messages=[{"role": "user", "content": "hello"}])
+    assert whole.choices[0].message.content == answer_to("hello")
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == 18
+
+    chunks = list(
+        client.chat.completions.create(
+            model="tester", user="ana", messages=[{"role": "user", "content": "tell"}], stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    texts = [each.choices[0].delta.content or "" for each in chunks if each.choices]
+    assert "".join(texts) == STORY
+    assert len(texts) > 5, "the text came in pieces"
+    assert chunks[-1].usage is not None
+    assert [each.choices[0].finish_reason for each in chunks if each.choices][-1] == "stop"
+
+    response = client.responses.create(model="tester", user="ana", input="and now?")
+    assert response.output_text == answer_to("and now?")
+    assert response.status == "completed"
+    following = client.responses.create(model="tester", user="ana", input="further", previous_response_id=response.id)
+    assert following.output_text == answer_to("further")
+    assert client.responses.retrieve(response.id).output_text == response.output_text
+
+    installation.model_server.answers["tell again"] = Answer(STORY, piece=5, interval_s=0.01)
+    with client.responses.stream(model="tester", user="ana", input="tell again") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == STORY == final.output_text
+
+    background = client.responses.create(model="tester", user="ana", input="tell", background=True)
+    assert background.status in {"queued", "in_progress"}
+    wait_until(lambda: client.responses.retrieve(background.id).status == "completed", "it is complete", PATIENCE_S)
+    assert client.responses.retrieve(background.id).output_text == STORY
+    installation.check()
+
+
+def test_only_the_newest_message_is_sent_and_the_rest_is_known(
+    celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
+) -> None:
+    """The durable conversation has the history: the second prompt has the first turn, once."""
+    _ask(client, "my name is Ana", extra_headers={"X-Perdure-Conversation": "names"})
+    _ask(client, "what is my name?", extra_headers={"X-Perdure-Conversation": "names"})
+    prompt = [each["content"] for each in installation.model_server.server.requests[-1]["messages"][1:]]
+    assert prompt == ["my name is Ana", answer_to("my name is Ana"), "what is my name?"]
+    [row] = installation.query("SELECT conversation, title FROM conversations")
+    assert tuple(row) == ("names", "my name is Ana")
+
+
+def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
+) -> None:
+    """A connection that drops after the accept makes no second turn; the same words again do."""
+    assert _ask(client, "ok") == _ask(client, "ok") == answer_to("ok")
+    assert _turns(installation) == 2
+    same = {"Idempotency-Key": "key-1"}
+    assert _ask(client, "pay", extra_headers=same) == _ask(client, "pay", extra_headers=same)
+    assert _turns(installation) == 3
+
+    gate = installation.model_server.gate("later")
+    body = b'{"model": "tester", "user": "ana", "messages": [{"role": "user", "content": "later"}]}'
+    where = urlsplit(gateway.url)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((where.hostname, where.port)) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert gate.asked.wait(PATIENCE_S)  # it is accepted, and runs
+    gate.opened.set()
+    assert _ask(client, "later") == answer_to("later")
+    assert _turns(installation) == 4
+    assert _ask(client, "later") == answer_to("later")
+    assert _turns(installation) == 5, "its answer was sent, so this is a new message"
+
+
+def test_a_response_resumes_after_the_gateway_was_killed(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
+) -> None:
+    """`starting_after` continues with the next word at a gateway that was started anew."""
+    installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.03)
+    texts, last = [], 0
+    stream = client.responses.create(model="tester", user="ana", input="tell", stream=True, background=True)
+    response_id = ""
+    for event in stream:
+        last = event.sequence_number
+        if event.type == "response.created":
+            response_id = event.response.id
+        if event.type == "response.output_text.delta":
+            texts.append(event.delta)
+            if len(texts) == 8:
+                break
+    gateway.kill()
+    gateway.start()
+    for event in client.responses.retrieve(response_id, stream=True, starting_after=last):
+        assert event.sequence_number > last
+        last = event.sequence_number
+        if event.type == "response.output_text.delta":
+            texts.append(event.delta)
+    assert "".join(texts) == STORY
+    again = [
+        event.delta
+        for event in client.responses.retrieve(response_id, stream=True)
+        if event.type == "response.output_text.delta"
+    ]
+    assert again == texts
+
+
+def test_cancelling_and_failing(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
+) -> None:
+    """A cancelled response says so; a failed turn is an error that no retry repeats."""
+    gate = installation.model_server.gate("wait")
+    made = client.responses.create(model="tester", user="ana", input="wait", background=True)
+    assert gate.asked.wait(PATIENCE_S)
+    cancelled = client.responses.cancel(made.id)
+    gate.opened.set()
+    wait_until(lambda: client.responses.retrieve(made.id).status == "cancelled", "it is cancelled", PATIENCE_S)
+    assert cancelled.id == made.id
+    installation.model_server.answers["nothing"] = Answer("")
+    with pytest.raises(openai.APIStatusError) as failed:
+        _ask(client, "nothing")
+    assert failed.value.code == "INVALID_RESPONSE"
+    assert failed.value.response.headers["x-should-retry"] == "false"
+    assert _turns(installation) == 2
+
+
+def test_bad_requests_have_openais_shape(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
+) -> None:
+    """Each error names the member; nothing of it becomes a turn."""
+    hello = [{"role": "user", "content": "hello"}]
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}]}]
+    cases: list[tuple[str, dict[str, object], int, str | None]] = [
+        ("/chat/completions", {"model": "tester", "messages": hello}, 400, "user"),
+        ("/chat/completions", {"model": "nobody", "user": "ana", "messages": hello}, 400, None),
+        ("/chat/completions", {"model": "tester", "user": "ana", "messages": image}, 400, "messages[0].content[0]"),
+        ("/chat/completions", {"model": "tester", "user": "ana", "messages": hello, "n": 2}, 400, "n"),
+        ("/chat/completions", {"model": "tester", "user": "ana", "messages": hello, "tools": [{}]}, 400, "tools"),
+        ("/chat/completions", {"model": "tester", "user": "ana", "messages": []}, 400, None),
+        ("/responses", {"model": "tester", "user": "ana", "input": "x", "previous_response_id": "resp_x"}, 404, None),
+    ]
+    for path, body, status, param in cases:
+        answer = httpx2.post(f"{gateway.url}/v1{path}", json=body)
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param, body
+    unknown = httpx2.get(f"{gateway.url}/v1/responses/resp_{UUID(int=7).hex}")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "NOT_FOUND")
+    assert _turns(installation) == 0
+
+
+def test_a_title_is_no_turn(celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI) -> None:
+    """What a front end asks on the side is answered, and the conversation does not know of it."""
+    title = _ask(client, "### Task:\nGenerate a title.")
+    assert title == answer_to("### Task:\nGenerate a title.")
+    assert _ask(client, "Tag this", extra_headers={"X-OpenWebUI-Task": "tags_generation"}) == answer_to("Tag this")
+    assert _turns(installation) == 0
+
+
+def test_a_stream_that_the_gateway_ends_is_no_whole_answer(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
+) -> None:
+    """A gateway that stops sends an error, and the caller who asks again finds the same turn."""
+    installation.model_server.answers["tell"] = Answer(STORY, piece=3, interval_s=0.15)
+    stream = client.chat.completions.create(
+        model="tester", user="ana", messages=[{"role": "user", "content": "tell"}], stream=True
+    )
+    next(iter(stream))
+    began = time.monotonic()
+    gateway.stop()
+    with pytest.raises(openai.APIError) as ended:
+        list(stream)
+    assert ended.value.code == "gateway_stopping"
+    assert time.monotonic() - began < PATIENCE_S
+    gateway.start()
+    assert _ask(client, "tell") == STORY
+    assert _turns(installation) == 1
