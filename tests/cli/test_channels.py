@@ -1,4 +1,4 @@
-"""`perdure channels`: listens until it is told to stop, and says what is missing."""
+"""`perdure channels`: what arrives is accepted, until a signal; a missing setting is reported."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from tests.channels import discord_server
 from tests.channels.discord_server import DiscordServer
 from tests.cli.conftest import Environment, Perdure
-from tests.turns.harness import until
 
 
 @pytest.fixture
@@ -23,30 +21,28 @@ def discord() -> Iterator[DiscordServer]:
     made.close()
 
 
-def test_it_listens_until_a_signal(perdure: Perdure, environment: Environment, discord: DiscordServer) -> None:
-    """A message that Discord sends is accepted by this process; SIGTERM ends it with status 0."""
+def test_a_message_is_answered_by_the_processes(
+    perdure: Perdure, environment: Environment, discord: DiscordServer
+) -> None:
+    """`perdure channels` accepts it, a worker answers it; SIGTERM ends both with status 0."""
     given = {"PERDURE_DISCORD__TOKEN": discord_server.TOKEN, "PERDURE_DISCORD__API_URL": discord.url}
-    process = perdure.start("channels", env={**environment, **given})
-    engine = create_engine(environment["PERDURE_DATABASE_URL"])
+    commands = (("channels",), ("worker", "--concurrency", "4"))
+    processes = [perdure.start(*each, env={**environment, **given}) for each in commands]
     try:
         discord.until(lambda: discord.identified, "the bot identifies itself")
         author = {"id": "11", "username": "ana"}
-        message = {"id": "5", "channel_id": "21", "author": author, "content": "hello", "type": 0}
+        message = {"id": "5", "channel_id": "21", "author": author, "content": "what is 12*7+5?", "type": 0}
         discord.dispatch("MESSAGE_CREATE", message)
-
-        def accepted() -> bool:
-            with engine.connect() as connection:
-                return connection.execute(text("SELECT user_id FROM inbox")).scalars().all() == ["discord:11"]
-
-        until(accepted, "the message is accepted")
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGTERM)
-        process.join(20)
-        assert process.exitcode == 0
+        discord.until(lambda: any("89" in each["content"] for each in discord.sent), "the reply")
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+            process.join(20)
+        assert [process.exitcode for process in processes] == [0, 0]
     finally:
-        process.kill()
-        process.join()
-        engine.dispose()
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:

@@ -74,7 +74,7 @@ def _remove(key: str, user: str, named: str, *, as_json: bool) -> None:
 
     channel, colon, external_id = named.partition(":")
     if not (channel and colon and external_id):
-        raise Failure(f"{named!r} is not a link: name it as CHANNEL:ID, such as telegram:1234.", WRONG_USAGE)
+        raise Failure(f"{named!r} is not a link: name it as CHANNEL:ID, such as discord:1234.", WRONG_USAGE)
     with connecting.database() as database:
         removed = remove_link(database, key, channel, external_id)
     if not removed:
