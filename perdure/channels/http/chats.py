@@ -29,10 +29,10 @@ async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
     The answer follows the commit; the service repeats a request that has no answer.
     """
     chats: Chats = request.app.state.chats
-    body = await read_body(request)
     if name not in chats:
         raise Unauthorized("There is no such channel, or the request is not signed by its service.")
     channel, ingress = chats[name]
+    body = await read_body(request)
     headers = {each.lower(): value for each, value in request.headers.items()}
     channel.verify(headers, body)
     gateway.admit()
