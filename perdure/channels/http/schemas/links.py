@@ -1,0 +1,31 @@
+"""Links: the body and the answers of `/v1/links`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.turns.inbox.incoming import Name
+
+
+class NewLink(BaseModel):
+    """The user whom another channel is linked to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann"}]})
+
+    user_id: Name
+
+
+class LinkCode(Answer):
+    """A one-time code, sent as `/link CODE` from the other channel, and when it expires."""
+
+    code: str
+    expires_at: Instant
+
+
+class LinkedIdentity(Answer):
+    """A user's identity on a channel."""
+
+    channel: str
+    external_id: str
+    created_at: Instant
