@@ -16,6 +16,7 @@ import html
 import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from threading import Event as Stop
 from typing import Any, NoReturn
 
@@ -166,9 +167,7 @@ class Telegram:
         offset: int | None = None
         while not stop.is_set():
             try:
-                updates = self._run(
-                    lambda after=offset: self._bot.get_updates(after, timeout=POLL_S, allowed_updates=_KINDS)
-                )
+                updates = self._run(partial(self._bot.get_updates, offset, timeout=POLL_S, allowed_updates=_KINDS))
             except (TelegramError, OSError) as error:
                 raise ChannelFailed(f"Telegram's updates cannot be read: {type(error).__name__}.") from error
             for each in updates:
