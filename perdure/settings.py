@@ -329,6 +329,18 @@ class SlackSettings(_Group):
     api_url: str | None = None
 
 
+class TelegramSettings(_Group):
+    """`PERDURE_TELEGRAM__*`: the channel `telegram`. `token` switches it on.
+
+    `webhook_secret` verifies updates that arrive by webhook; without it, `perdure channels` polls for them. `api_url`:
+    the base of the Bot API, Telegram's own by default.
+    """
+
+    token: SecretStr | None = None
+    webhook_secret: SecretStr | None = None
+    api_url: str | None = None
+
+
 class Settings(BaseSettings):
     """All settings of one program, validated and immutable."""
 
@@ -377,6 +389,7 @@ class Settings(BaseSettings):
     casebank: CasebankSettings = CasebankSettings()
     discord: DiscordSettings = DiscordSettings()
     slack: SlackSettings = SlackSettings()
+    telegram: TelegramSettings = TelegramSettings()
 
     @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", "reply_urls", mode="before")
     @classmethod

@@ -33,6 +33,8 @@ GETS = {
     "PERDURE_SLACK__TOKEN": {"gateway", "worker", "channels"},
     "PERDURE_SLACK__SIGNING_SECRET": {"gateway"},
     "PERDURE_SLACK__APP_TOKEN": {"channels"},
+    "PERDURE_TELEGRAM__TOKEN": {"gateway", "worker", "channels"},
+    "PERDURE_TELEGRAM__WEBHOOK_SECRET": {"gateway", "channels"},
     "OPENAI_API_KEY": {"gateway", "worker"},
     "ANTHROPIC_API_KEY": {"worker"},
     "FLOWER_BASIC_AUTH": {"flower"},

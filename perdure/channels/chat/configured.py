@@ -12,14 +12,20 @@ from perdure.settings import Settings
 
 def names(settings: Settings) -> list[str]:
     """The names of the configured channels."""
-    tokens = {"discord": settings.discord.token, "slack": settings.slack.token}
+    tokens = {
+        "discord": settings.discord.token,
+        "slack": settings.slack.token,
+        "telegram": settings.telegram.token,
+    }
     return [name for name, token in tokens.items() if token is not None]
 
 
 def listens(settings: Settings) -> bool:
     """Whether a configured channel connects to its service, which `perdure channels` does."""
-    return settings.discord.token is not None or (
-        settings.slack.token is not None and settings.slack.app_token is not None
+    return (
+        settings.discord.token is not None
+        or (settings.slack.token is not None and settings.slack.app_token is not None)
+        or (settings.telegram.token is not None and settings.telegram.webhook_secret is None)
     )
 
 
@@ -32,7 +38,7 @@ def channels(settings: Settings, clock: Clock) -> dict[str, Channel]:
     made: dict[str, Channel] = {}
     for name in names(settings):
         try:
-            made[name] = _discord(settings, clock) if name == "discord" else _slack(settings, clock)
+            made[name] = _MAKERS[name](settings, clock)
         except ImportError as error:
             raise SettingsError(
                 f"PERDURE_{name.upper()}__TOKEN is set, but the channel's library is missing ({error.name}): "
@@ -54,6 +60,16 @@ def _slack(settings: Settings, clock: Clock) -> Channel:
     given = settings.slack
     app_token, secret = _plain(given.app_token), _plain(given.signing_secret)
     return Slack(str(_plain(given.token)), secret, app_token, given.api_url, clock)
+
+
+def _telegram(settings: Settings, clock: Clock) -> Channel:  # noqa: ARG001 (Telegram's requests have no timestamp)
+    from perdure.channels.chat.telegram import Telegram  # noqa: PLC0415 (an extra)
+
+    given = settings.telegram
+    return Telegram(str(_plain(given.token)), _plain(given.webhook_secret), given.api_url)
+
+
+_MAKERS = {"discord": _discord, "slack": _slack, "telegram": _telegram}
 
 
 def _plain(secret: SecretStr | None) -> str | None:

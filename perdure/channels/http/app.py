@@ -31,6 +31,7 @@ from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
+from perdure.channels.http.pages import routes as pages
 from perdure.runtime import Runtime
 
 
@@ -93,6 +94,7 @@ def create_app(
     ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(openai_routes.router)
+    app.include_router(pages.router)
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app

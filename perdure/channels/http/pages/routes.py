@@ -1,0 +1,72 @@
+"""Serves the web chat's files: no key is needed to read them, and every request that they make needs one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from perdure.errors import NotFound
+
+router = APIRouter(include_in_schema=False)
+
+_DIRECTORY = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-cache",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@router.get("/")
+async def page(request: Request) -> Response:
+    """The web chat."""
+    return _respond(request, "chat.html")
+
+
+@router.get("/chat/{name}")
+async def file(name: str, request: Request) -> Response:
+    """A script, the style sheet or the icon of the web chat."""
+    return _respond(request, name)
+
+
+@cache
+def _files() -> dict[str, _File]:
+    """All files by name. They do not change while the program runs."""
+    found = {}
+    for path in sorted(_DIRECTORY.iterdir()):
+        content = path.read_bytes()
+        etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        found[path.name] = _File(content, _TYPES[path.suffix], etag)
+    return found
+
+
+def _respond(request: Request, name: str) -> Response:
+    found = _files().get(name)
+    if found is None:
+        raise NotFound("There is no such route.")
+    headers = {**_HEADERS, "etag": found.etag}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(found.content, headers=headers, media_type=found.media_type)

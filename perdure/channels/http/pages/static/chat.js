@@ -1,0 +1,325 @@
+/** The page: conversations, messages, and the turn that runs. */
+
+import { Api, Refused } from "./api.js";
+import { byId, element } from "./elements.js";
+import { LiveTurn, show, userMessage } from "./turn.js";
+
+const CHANNEL = "web";
+const MOST_SESSIONS = 5;
+const TOKEN = "perdure.token";
+const RUNNING = "perdure.running";
+const DRAFT = "perdure.draft";
+
+const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("status");
+
+/** @type {Api} */
+let api;
+/** @type {{ key: string, title: string | null, session_id: string | null }} */
+let open;
+/** @type {AbortController | null} */
+let following = null;
+let runningTurn = null;
+
+start();
+
+async function start() {
+  bind();
+  const token = sessionStorage.getItem(TOKEN);
+  try {
+    api = new Api(token, trouble);
+    await api.ask("GET", `/v1/conversations?limit=1&user_id=${encodeURIComponent(api.user)}`);
+  } catch (error) {
+    if (!(error instanceof Refused) || ![401, 403].includes(error.status)) return wait(error);
+    return signIn(token === null ? null : error.message);
+  }
+  byId("user").textContent = api.user;
+  byId("leave").hidden = token === null;
+  app.hidden = false;
+  const found = await list();
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  await go(found.find((each) => each.conversation === wanted) ?? (wanted ? named(wanted) : found[0] ?? fresh()));
+  await sendUnsent();
+}
+
+function wait(error) {
+  app.hidden = false;
+  trouble(error.message);
+  setTimeout(() => location.reload(), 2000);
+}
+
+function signIn(why) {
+  const dialog = byId("sign-in");
+  if (why !== null) byId("sign-in-why").textContent = why;
+  dialog.addEventListener("cancel", (event) => event.preventDefault());
+  dialog.addEventListener("close", () => {
+    sessionStorage.setItem(TOKEN, byId("token").value.trim());
+    location.reload();
+  });
+  dialog.showModal();
+}
+
+// --- conversations ---------------------------------------------------------------------
+
+const named = (key) => ({ conversation: key, title: null, session_id: null });
+const fresh = () => named(`web-${crypto.randomUUID().slice(0, 8)}`);
+
+async function list() {
+  const found = await api.insist("GET", `/v1/conversations?archived=false&user_id=${encodeURIComponent(api.user)}`);
+  byId("conversations").replaceChildren(...found.map((each) => element("li", {}, element("button", {
+    type: "button", title: each.title, "data-key": each.conversation, onclick: () => go(each),
+  }, each.title))));
+  mark();
+  return found;
+}
+
+function mark() {
+  for (const button of byId("conversations").querySelectorAll("button")) {
+    if (button.dataset.key === open?.key) button.setAttribute("aria-current", "true");
+    else button.removeAttribute("aria-current");
+  }
+}
+
+async function go(conversation) {
+  following?.abort();
+  open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
+  history.replaceState(null, "", `#${encodeURIComponent(open.key)}`);
+  app.classList.remove("listing");
+  byId("title").textContent = open.title ?? "New conversation";
+  document.title = open.title === null ? "perdure" : `${open.title} · perdure`;
+  byId("menu").hidden = open.title === null;
+  byId("menu").open = false;
+  text.value = localStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "";
+  grow();
+  mark();
+  running(null);
+  await loadAndFollow();
+  text.focus();
+}
+
+/** Show the transcript, and go on with the turn that runs, behind the messages that are shown. */
+async function loadAndFollow() {
+  const messages = await load();
+  const turnId = remembered()[open.key];
+  if (turnId === undefined) return;
+  const own = messages.filter((each) => each.turn_id === turnId).length;
+  follow(turnId, own ? `${own}-0` : null);
+}
+
+/** Show the transcript of the conversation's newest sessions; its messages. */
+async function load() {
+  const key = open.key;
+  const where = `user_id=${encodeURIComponent(api.user)}&conversation=${encodeURIComponent(key)}`;
+  const sessions = await api.insist("GET", `/v1/sessions?${where}&limit=${MOST_SESSIONS}`);
+  const transcripts = [];
+  for (const session of sessions.reverse()) {
+    transcripts.push(await api.insist("GET", `/v1/sessions/${session.session_id}/messages`));
+  }
+  if (open.key !== key) return [];
+  log.setAttribute("aria-live", "off");
+  log.replaceChildren();
+  for (const message of transcripts.flat()) show(log, message);
+  if (!log.children.length) log.append(element("p", { className: "empty" }, "What can I do for you?"));
+  log.scrollTop = log.scrollHeight;
+  requestAnimationFrame(() => log.setAttribute("aria-live", "polite"));
+  return transcripts.flat();
+}
+
+// --- messages --------------------------------------------------------------------------
+
+/** The turns that run, by conversation: all tabs of this browser know them. */
+const remembered = () => JSON.parse(localStorage.getItem(`${RUNNING}:${api.user}`) ?? "{}");
+
+function remember(key, turnId) {
+  const turns = remembered();
+  if (turnId === null) delete turns[key];
+  else turns[key] = turnId;
+  localStorage.setItem(`${RUNNING}:${api.user}`, JSON.stringify(turns));
+}
+
+async function send(words) {
+  const message = {
+    user_id: api.user, text: words, channel: CHANNEL, conversation: open.key, message_id: crypto.randomUUID(),
+  };
+  sessionStorage.setItem("perdure.unsent", JSON.stringify(message));
+  await deliver(message);
+}
+
+/** A message that this tab had not delivered when it was reloaded; its id makes sending it again safe. */
+async function sendUnsent() {
+  const unsent = JSON.parse(sessionStorage.getItem("perdure.unsent") ?? "null");
+  if (unsent === null) return;
+  if (unsent.conversation !== open.key) await go(named(unsent.conversation));
+  await deliver(unsent);
+}
+
+async function deliver(message) {
+  log.querySelector(".empty")?.remove();
+  const shown = userMessage(message.text);
+  shown.classList.add("unsent");
+  log.append(shown);
+  log.scrollTop = log.scrollHeight;
+  try {
+    const accepted = await api.insist("POST", "/v1/messages", message);
+    shown.classList.remove("unsent");
+    shown.dataset.turn = accepted.turn_id;
+    remember(message.conversation, accepted.turn_id);
+    open.session_id = accepted.session_id;
+    if (open.key === message.conversation) follow(accepted.turn_id, null);
+    if (open.title === null) showTitle(await list());
+  } catch (error) {
+    shown.remove();
+    text.value = message.text;
+    grow();
+    trouble(error.message);
+  } finally {
+    sessionStorage.removeItem("perdure.unsent");
+  }
+}
+
+function showTitle(conversations) {
+  const found = conversations.find((each) => each.conversation === open.key);
+  if (found === undefined) return;
+  open.title = found.title;
+  byId("title").textContent = found.title;
+  byId("menu").hidden = false;
+}
+
+/** Show the events of a turn after the event `last`. */
+async function follow(turnId, last) {
+  following?.abort();
+  const mine = following = new AbortController(), key = open.key;
+  running(turnId);
+  const live = new LiveTurn(log, {
+    decide: (callId, decision) => attempt(() => api.insist("POST", `/v1/turns/${turnId}/approval`, { call_id: callId, decision })),
+  });
+  try {
+    await api.follow(turnId, { last }, (event) => {
+      const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
+      live.apply(event);
+      if (event.kind === "state") status.textContent = words(event.data.status);
+      if (event.kind === "done") settled(key, turnId, event.data);
+      if (atEnd) log.scrollTop = log.scrollHeight;
+    }, mine.signal);
+  } catch (error) {
+    trouble(error.message);
+    remember(key, null);
+  }
+  if (following === mine) {
+    remember(key, null);
+    running(null);
+  }
+}
+
+const words = (state) => ({
+  accepted: "Waiting for a worker…", running: "Thinking…", waiting_approval: "Waits for your decision", parked: "The answer is delayed",
+}[state] ?? "");
+
+function settled(key, turnId, turn) {
+  remember(key, null);
+  const last = [...log.querySelectorAll(".assistant")].at(-1);
+  if (turn.status === "done" && last) last.append(rating(turnId));
+  if (turn.status === "cancelled") log.append(element("p", { className: "empty" }, "The answer was stopped."));
+  status.textContent = turn.error === null ? "" : `${turn.error.message} (${turn.error.code})`;
+  list();
+}
+
+function rating(turnId) {
+  const buttons = [["Helpful", 1], ["Not helpful", -1]].map(([label, score]) =>
+    element("button", { type: "button", "aria-pressed": "false", onclick: (event) => rate(event.currentTarget, score) }, label));
+  const rate = async (chosen, score) => {
+    await attempt(() => api.insist("POST", `/v1/turns/${turnId}/feedback`, { score }));
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button === chosen));
+  };
+  return element("div", { className: "rate" }, ...buttons);
+}
+
+function running(turnId) {
+  runningTurn = turnId;
+  byId("stop").hidden = turnId === null;
+  if (turnId === null && !status.textContent.endsWith(")")) status.textContent = "";
+}
+
+// --- controls --------------------------------------------------------------------------
+
+function bind() {
+  byId("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const words_ = text.value;
+    if (!words_.trim()) return;
+    text.value = "";
+    draft();
+    grow();
+    send(words_);
+  });
+  text.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    byId("form").requestSubmit();
+  });
+  text.addEventListener("input", () => { grow(); draft(); });
+  byId("stop").addEventListener("click", () => attempt(() => api.insist("POST", `/v1/turns/${runningTurn}/cancel`)));
+  byId("new").addEventListener("click", () => go(fresh()));
+  byId("open-side").addEventListener("click", () => { app.classList.add("listing"); byId("new").focus(); });
+  byId("close-side").addEventListener("click", () => { app.classList.remove("listing"); text.focus(); });
+  byId("leave").addEventListener("click", () => { sessionStorage.removeItem(TOKEN); location.reload(); });
+  byId("archive").addEventListener("click", () => attempt(async () => {
+    await change({ archived: true });
+    const [first] = await list();
+    await go(first ?? fresh());
+  }));
+  byId("end").addEventListener("click", () => attempt(async () => {
+    if (open.session_id !== null) await api.ask("POST", `/v1/sessions/${open.session_id}/end`, { reason: "ended on the web" });
+    open.session_id = null;
+    status.textContent = "This session has ended. The next message begins a new one with its summary.";
+  }));
+  const dialog = byId("rename-dialog");
+  byId("rename").addEventListener("click", () => { byId("new-title").value = open.title; dialog.returnValue = ""; dialog.showModal(); });
+  byId("rename-cancel").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue === "save") attempt(async () => { await change({ title: byId("new-title").value }); showTitle(await list()); });
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    app.classList.remove("listing");
+    byId("menu").open = false;
+  });
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest("#menu") || event.target.closest("#menu button")) byId("menu").open = false;
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible" && runningTurn === null && open !== undefined) refresh();
+  });
+}
+
+/** What other tabs and channels have added meanwhile. */
+async function refresh() {
+  await list();
+  await loadAndFollow();
+}
+
+const change = (changes) =>
+  api.insist("PATCH", `/v1/conversations/${encodeURIComponent(open.key)}?user_id=${encodeURIComponent(api.user)}`, changes);
+
+async function attempt(work) {
+  try {
+    await work();
+  } catch (error) {
+    trouble(error.message);
+  }
+}
+
+function trouble(message) {
+  if (message || status.dataset.trouble) status.textContent = message;
+  status.dataset.trouble = message;
+}
+
+function draft() {
+  const key = `${DRAFT}:${api.user}:${open.key}`;
+  if (text.value) localStorage.setItem(key, text.value);
+  else localStorage.removeItem(key);
+}
+
+function grow() {
+  text.style.height = "auto";
+  text.style.height = `${text.scrollHeight + 2}px`;
+}
