@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -30,10 +31,12 @@ from perdure.channels.chat.protocol import Channel, Place, Said
 from perdure.channels.chat.replies import ChatCarrier
 from perdure.channels.chat.splitting import split
 from perdure.channels.http.app import create_app
+from perdure.clock import MovedClock
 from perdure.errors import Unavailable
 from perdure.models.protocol import Model
+from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
-from perdure.settings import Settings
+from perdure.settings import BreakerSettings, Settings
 from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read
 from perdure.tools.registry import Tool
@@ -873,3 +876,33 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
     for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
         with pytest.raises(Undeliverable):
             carrier.carry(target, body, "one delivery")
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+def test_a_service_that_fails_for_long_is_left_alone(installation: Installation, servers: Servers, name: str) -> None:
+    """Its breaker opens, so that no attempt is spent; a chat that refuses the bot opens none."""
+    clock = MovedClock()
+    breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
+    carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    target = {"channel": name, "place": {"chat": "21"}}
+    server: Any = servers.discord if name == "discord" else servers.slack
+    path = "/messages" if name == "discord" else "chat.postMessage"
+
+    if name == "discord":
+        server.fail(path, 403, {"code": 50007, "message": "Cannot send messages to this user"}, times=5)
+    else:
+        server.fail(path, 200, "channel_not_found", times=5)
+    for number in range(5):
+        with pytest.raises(Undeliverable):
+            carrier.carry(target, body, f"refused {number}")
+    server.fail(path, 500, times=2)
+    for _ in range(2):
+        with pytest.raises(DeliveryFailed, match="500"):
+            carrier.carry(target, body, "one delivery")
+    with pytest.raises(NotAsked):
+        carrier.carry(target, body, "one delivery")
+    assert server.sent == []
+    clock.advance(timedelta(seconds=61))
+    carrier.carry(target, body, "one delivery")
+    assert len(server.sent) == 1

@@ -426,7 +426,8 @@ def _refuse(error: SlackApiError) -> NoReturn:
         raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
     code = response.data.get("error", "") if isinstance(response.data, dict) else ""
     if code in _PERMANENT:
-        raise Undeliverable(f"refused: {code}", status) from error
+        # Slack answers with 200, which the breaker would count as a failure of the service.
+        raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
     if status != HTTPStatus.OK:
         raise DeliveryFailed(f"answered with status {status}", status) from error
     raise DeliveryFailed(f"refused: {code[:100]}", status) from error
