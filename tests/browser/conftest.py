@@ -139,7 +139,7 @@ class Page:
 
     def errors(self) -> list[str]:
         """What the browser has logged as an error since the last call, lost connections left out."""
-        logged = [each["message"] for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]
+        logged = [each["message"] for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]  # type: ignore[no-untyped-call]
         return [each for each in logged if "net::ERR_" not in each and "favicon" not in each]
 
     def picture(self, path: Path) -> None:
