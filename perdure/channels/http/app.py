@@ -32,6 +32,7 @@ from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
 from perdure.channels.http.pages import routes as pages
+from perdure.channels.http.stream import websocket
 from perdure.runtime import Runtime
 
 
@@ -95,6 +96,7 @@ def create_app(
         app.include_router(resource.router, prefix="/v1")
     app.include_router(openai_routes.router)
     app.include_router(pages.router)
+    app.include_router(websocket.router)
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app
