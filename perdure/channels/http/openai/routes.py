@@ -31,6 +31,7 @@ from perdure.errors import DeadlineExceeded, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
 from perdure.turns.committed import Committed, read_committed
+from perdure.turns.inbox import rate_limit
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.reading import TurnPlace, read_place
 
@@ -69,10 +70,12 @@ async def completions(
     """Answer the newest user message: a turn of the durable conversation, as a chat completion."""
     require_usable(body)
     text = newest_user_text(body.messages, "messages")
+    place = place_of(request, body, users)
     if side_requests.is_side_request(request.headers, text):
+        guard = gateway.runtime.settings.guard
+        await gateway.in_thread(partial(rate_limit.check, gateway.runtime.database, guard, place.user))
         found = await gateway.side_requests.answer(text)
         return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
-    place = place_of(request, body, users)
     repeat = _repeat(request, place, body.model, text, body.messages)
     accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
     note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
