@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 
 from perdure.channels.http.schemas.answer import RUN_ID, Answer, Instant, examples
 
-
 _PLAN = {
     "removed_cases": 1,
     "merged_cases": 1,
