@@ -180,7 +180,6 @@ def test_a_question_with_nul_is_refused(client: TestClient) -> None:
 
 
 UNKNOWN = [
-    ("GET", "/", 404),
     ("GET", "/v1", 404),
     ("GET", "/v1/messages/", 404),
     ("DELETE", "/v1/users/0/export", 405),

@@ -78,7 +78,7 @@ class Example:
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of a gateway with default settings and with keys. It needs no server."""
-    runtime = Mock(settings=Settings(_env_file=None, api_keys="a-key-of-the-page"))  # type: ignore[call-arg, arg-type]
+    runtime = Mock(settings=Settings(_env_file=None, api_keys="a-key-of-the-page"))  # type: ignore[arg-type]
     made: dict[str, Any] = create_app(runtime, lambda: True).openapi()
     return made
 
@@ -144,7 +144,8 @@ def _others(operation: dict[str, Any], success: str) -> str:
 
 def _success(operation: dict[str, Any]) -> str:
     """The status of the example's answer: the route's own, which is the first."""
-    return next(status for status in operation["responses"] if status.startswith("2"))
+    statuses: list[str] = list(operation["responses"])
+    return next(status for status in statuses if status.startswith("2"))
 
 
 def _url(path: str, operation: dict[str, Any]) -> str:

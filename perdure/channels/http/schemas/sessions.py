@@ -23,7 +23,7 @@ class EndSession(BaseModel):
 class ForkSession(BaseModel):
     """The tick up to which a session is copied; null: all settled turns."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 2}, {}]})
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 1}, {}]})
 
     tick: Annotated[StrictInt, Field(ge=0), BeforeValidator(whole)] | None = Field(
         None, description="Default: the session's own."
