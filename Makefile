@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help up test check lint types imports dead-code format bench chaos browser install clean
+.PHONY: help up test check lint types imports dead-code docs format bench chaos browser install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ imports: .venv/dev.installed ## which room may know which
 
 dead-code: .venv/dev.installed ## what nothing calls
 	$(BIN)/vulture
+
+docs: .venv/test.installed ## docs/http.md, from the gateway's OpenAPI document
+	$(BIN)/python -m tests.repository.http_reference
 
 format: .venv/dev.installed ## put the sources into shape
 	$(BIN)/ruff check --fix $(SOURCES)

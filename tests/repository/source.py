@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # Made by make, by running or by tools; .gitignore names the same.
-_MADE = {".git", ".venv", ".perdure", ".env", ".hypothesis", "build", "dist", "__pycache__"}
+_MADE = {".git", ".venv", ".perdure", ".env", ".hypothesis", "build", "dist", "__pycache__", "node_modules"}
 
 
 def files() -> Iterator[Path]:

@@ -100,6 +100,19 @@ def test_a_failure_is_tried_again_later(harness: Harness) -> None:
     assert _row(harness, delivery_id).last_error is None
 
 
+def test_a_reply_that_is_retried_holds_no_later_one_back(harness: Harness) -> None:
+    """Deliveries are independent; the turn's `seq` in the body orders those of a session."""
+    recipient = Recipient(failures=1)
+    first, second = _owed(harness), _owed(harness)
+    assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, second) == Delivered()
+    harness.move(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, first) == Delivered()
+
+    assert [body["seq"] for _, body in recipient.arrived] == [2, 1]
+    assert len({body["session_id"] for _, body in recipient.arrived}) == 1
+
+
 def test_a_pause_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> None:
     """The server's clock was wrong for a while and is set back: no receiver waits until it catches up."""
     harness.move(DAY_S)

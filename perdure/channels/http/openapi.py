@@ -14,8 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from perdure.channels.http.schemas.answer import Problem
-from perdure.channels.http.schemas.turns import Turn
+from perdure.channels.http.schemas.answer import Answer, Problem
 from perdure.settings import Settings
 
 NO_KEY: dict[str, Any] = {"security": []}
@@ -55,12 +54,21 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(of_routes: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    # `Problem` is no response model; and FastAPI drops each null, also from the example of a turn.
-    _, made = models_json_schema(
-        [(Problem, "serialization"), (Turn, "serialization")], ref_template="#/components/schemas/{model}"
-    )
+    # `Problem` is no response model; and FastAPI drops each null, also from the examples of answers.
+    _, made = models_json_schema([(Problem, "serialization")], ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = {
         name: schema for name, schema in of_routes.items() if name not in _FASTAPIS_ERRORS
     } | made["$defs"]
     schemas["Incoming"]["properties"]["text"]["maxLength"] = settings.guard.max_chars
+    for each in _answers():
+        extra = each.model_config.get("json_schema_extra")
+        if each.__name__ in schemas and isinstance(extra, dict):
+            schemas[each.__name__].update(extra)
     return schemas
+
+
+def _answers() -> Iterator[type[Answer]]:
+    found = [Answer]
+    for each in found:
+        found += each.__subclasses__()
+        yield each

@@ -32,6 +32,11 @@ WITH_EMBEDDING = (502, 504)
 """Errors of a route that embeds text of the caller's."""
 
 
+TURN_ID, SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"
+RUN_ID = "01931e70-0a52-7d11-b0c6-8a5e3f6b9c20"
+"""Ids in examples."""
+
+
 class Answer(BaseModel):
     """An answer. A member that it does not declare is a defect of the gateway."""
 

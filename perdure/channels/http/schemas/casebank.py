@@ -7,7 +7,34 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import RUN_ID, Answer, Instant, examples
+
+_PLAN = {
+    "removed_cases": 1,
+    "merged_cases": 1,
+    "archived_cases": 0,
+    "details": {
+        "removed": ["case-3"],
+        "merged": [{"keeper": "case-17", "removed": "case-21", "similarity": 0.97}],
+        "archived": [],
+        "spared": [{"case_id": "case-8", "rule": "protected_usage", "reason": "used 512 times"}],
+    },
+}
+_PROGRESS = {
+    "run_id": RUN_ID,
+    "dry_run": False,
+    "phase": "waiting_approval",
+    "done": 0,
+    "total": 2,
+    "under_way": True,
+    "decided_by": None,
+    "error": None,
+    "started_at": "2026-05-03T03:00:00+00:00",
+    "planned_at": "2026-05-03T03:00:02+00:00",
+    "notified_at": "2026-05-03T03:00:02+00:00",
+    "expires_at": "2026-05-10T03:00:02+00:00",
+    "finished_at": None,
+}
 
 
 class NoMembers(BaseModel):
@@ -53,6 +80,8 @@ class Pruning(Answer):
 class Pruned(Pruning):
     """What a run removed, or what a dry run would remove; `phase` is a run's."""
 
+    model_config = examples({**_PLAN, "dry_run": False, "run_id": RUN_ID})
+
     dry_run: bool
     run_id: UUID | None
     phase: str | None = None
@@ -60,6 +89,8 @@ class Pruned(Pruning):
 
 class PruningProgress(Answer):
     """The progress of a run or a dry run."""
+
+    model_config = examples(_PROGRESS)
 
     run_id: UUID
     dry_run: bool
@@ -81,12 +112,16 @@ class PruningProgress(Answer):
 class PruningRun(PruningProgress):
     """A run: its progress, its plan once there is one, and its outcome as far as it is applied."""
 
+    model_config = examples({**_PROGRESS, "plan": _PLAN, "outcome": None})
+
     plan: Pruning | None
     outcome: Pruning | None
 
 
 class Restored(Answer):
     """A case that is active again."""
+
+    model_config = examples({"case_id": "case-3", "status": "restored"})
 
     case_id: str
     status: Literal["restored"]
@@ -112,11 +147,34 @@ class NearCase(Answer):
 class NearCases(Answer):
     """The nearest cases, nearest first."""
 
+    model_config = examples(
+        {
+            "results": [
+                {
+                    "case_id": "case-17",
+                    "query": "How do I reset the router?",
+                    "response_text": "Hold the button at its back for ten seconds.",
+                    "category_path": None,
+                    "usage_count": 9,
+                    "success_rate": 88.9,
+                    "status": "active",
+                    "similarity": 0.91,
+                    "tenant": None,
+                    "user_id": "ann",
+                    "bank": "common",
+                    "shared_at": None,
+                }
+            ]
+        }
+    )
+
     results: list[NearCase]
 
 
 class SharedCase(Answer):
     """A case, and the time at which it was shared with all users of its bank; null: it is not shared."""
+
+    model_config = examples({"case_id": "case-17", "shared_at": "2026-05-02T09:30:00+00:00"})
 
     case_id: str
     shared_at: str | None

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from perdure.channels.http.schemas.answer import Answer, Instant, examples
+from perdure.channels.http.schemas.answer import SESSION_ID, Answer, Instant, examples
 from perdure.text.untrusted import NOT_BLANK_PATTERN
 from perdure.turns.inbox.incoming import Text
 
@@ -17,7 +17,7 @@ _EXAMPLE: dict[str, Any] = {
     "conversation": "trip-to-rome",
     "title": "A trip to Rome in May",
     "archived": False,
-    "session_id": "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55",
+    "session_id": SESSION_ID,
     "created_at": "2026-05-02T09:30:00+00:00",
     "last_activity_at": "2026-05-02T09:31:12+00:00",
 }

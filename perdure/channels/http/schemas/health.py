@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import Answer, Instant, examples
 
 
 class KilledWorker(Answer):
@@ -20,6 +20,8 @@ class KilledWorker(Answer):
 
 class Health(Answer):
     """The gateway is alive, or ready. `killed_workers` is absent if no worker was killed within the last hour."""
+
+    model_config = examples({"status": "ready"})
 
     status: Literal["alive", "ready"]
     killed_workers: list[KilledWorker] = Field(default=[])

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import SESSION_ID, Answer, Instant, examples
 from perdure.memory.recall.search import MAX_K, Layer
 from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import Name, Text
@@ -47,6 +47,21 @@ class SearchResult(Answer):
 class SearchResults(Answer):
     """The results of a search, best first."""
 
+    model_config = examples(
+        {
+            "results": [
+                {
+                    "layer": "semantic",
+                    "id": "01931e75-1c9f-7a08-9f6e-5b1d2c3e4f50",
+                    "content": "The user's dog is called Rex.",
+                    "score": 0.83,
+                    "message_ids": ["web-4711"],
+                    "occurred_at": "2026-05-02T09:30:00+00:00",
+                }
+            ]
+        }
+    )
+
     results: list[SearchResult]
 
 
@@ -61,5 +76,7 @@ class Consolidate(BaseModel):
 
 class ConsolidationRequested(Answer):
     """The session whose consolidation was requested; null: a batch of all pending sessions."""
+
+    model_config = examples({"session_id": None}, {"session_id": SESSION_ID})
 
     session_id: UUID | None

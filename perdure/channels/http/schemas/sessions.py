@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Text
 
@@ -23,7 +23,7 @@ class EndSession(BaseModel):
 class ForkSession(BaseModel):
     """The tick up to which a session is copied; null: all settled turns."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 12}, {}]})
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 1}, {}]})
 
     tick: Annotated[StrictInt, Field(ge=0), BeforeValidator(whole)] | None = Field(
         None, description="Default: the session's own."
@@ -40,6 +40,28 @@ class Consolidation(Answer):
 
 class Session(Answer):
     """A session. `title` is its conversation's. `summary_kind` is `extractive` where no model wrote the summary."""
+
+    model_config = examples(
+        {
+            "session_id": SESSION_ID,
+            "tenant": None,
+            "user_id": "ann",
+            "agent": "assistant",
+            "state": "idle",
+            "turn_count": 1,
+            "message_count": 2,
+            "created_at": "2026-05-02T09:30:00.104512+00:00",
+            "last_activity_at": "2026-05-02T09:30:01.870233+00:00",
+            "ended_at": None,
+            "channels": ["web"],
+            "conversation": "trip-to-rome",
+            "title": "A trip to Rome in May",
+            "summary": None,
+            "summary_kind": None,
+            "key_topics": [],
+            "consolidation": None,
+        }
+    )
 
     session_id: UUID
     tenant: str | None
@@ -63,6 +85,8 @@ class Session(Answer):
 class Forked(Answer):
     """The session that a fork created."""
 
+    model_config = examples({"session_id": "01931e72-77a1-7f3d-a5de-40c7b02d9e31"})
+
     session_id: UUID
 
 
@@ -76,6 +100,18 @@ class Call(Answer):
 
 class Message(Answer):
     """One committed message of a transcript."""
+
+    model_config = examples(
+        {
+            "seq": 1,
+            "turn_id": TURN_ID,
+            "role": "user",
+            "content": "What is 12 * 7?",
+            "channel": "web",
+            "token_count": 8,
+            "created_at": "2026-05-02T09:30:00.104512+00:00",
+        }
+    )
 
     seq: int
     turn_id: UUID

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import Answer, Instant, examples
 from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import Name
 
@@ -27,6 +27,8 @@ class NewToken(BaseModel):
 
 class Token(Answer):
     """A token, sent as `Authorization: Bearer TOKEN`, and when it expires."""
+
+    model_config = examples({"token": "TOKEN", "expires_at": "2026-05-02T10:30:00+00:00"})
 
     token: str
     expires_at: Instant

@@ -7,15 +7,14 @@ from uuid import UUID
 
 from fastapi import Body
 
-from perdure.channels.http.schemas.answer import Answer, Instant, examples
+from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.turns.calls.approvals import Decision
 from perdure.turns.feedback import Feedback
 from perdure.turns.inbox.incoming import Incoming
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 
-_TURN_ID, _SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"
-_ACCEPTED = {"turn_id": _TURN_ID, "session_id": _SESSION_ID, "seq": 1}
+_ACCEPTED = {"turn_id": TURN_ID, "session_id": SESSION_ID, "seq": 1}
 
 IncomingBody = Annotated[
     Incoming,

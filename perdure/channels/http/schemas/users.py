@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import SESSION_ID, Answer, Instant, examples
 
 
 class Export(Answer):
     """All data of a user: rows by table, and the recent events of the user's stream."""
+
+    model_config = examples(
+        {
+            "user_id": "ann",
+            "exported_at": "2026-05-02T09:35:00+00:00",
+            "tables": {"sessions": [{"session_id": SESSION_ID, "agent": "assistant"}], "turns": []},
+            "stream": [],
+        }
+    )
 
     user_id: str
     exported_at: Instant
@@ -21,6 +30,8 @@ class Erased(Answer):
 
     `everywhere`: Redis and the snapshots are erased; otherwise a worker erases them later.
     """
+
+    model_config = examples({"user_id": "ann", "rows": {"sessions": 1, "turns": 1, "messages": 2}, "everywhere": True})
 
     user_id: str
     rows: dict[str, int]

@@ -1,0 +1,158 @@
+"""docs/http.md is the gateway's own document, and a gateway answers its examples as they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from starlette.testclient import TestClient
+
+from perdure import Agent, tool
+from perdure.agents import Agents
+from perdure.casebank import cases
+from perdure.casebank.cases import NewCase
+from perdure.casebank.runs import prune, state
+from perdure.channels.http.app import create_app
+from perdure.channels.http.schemas.answer import RUN_ID, SESSION_ID, TURN_ID, Answer
+from perdure.channels.notices import bank_of
+from perdure.errors import ProviderError
+from perdure.resilience.registry import Breakers
+from perdure.runtime import Runtime
+from perdure.settings import BreakerSettings, CasebankSettings, PruneApproval
+from perdure.turns.run.runner import Runner
+from tests.casebank.bank import put
+from tests.channels.conftest import BASE_URL
+from tests.channels.test_casebank_routes import Working
+from tests.repository.http_reference import OPENAI, PAGE, PATH, Example, document, examples, page
+from tests.turns.scripted import Scripted, calls, says
+
+DOCUMENT = document()
+EXAMPLES = list(examples(DOCUMENT))
+
+
+def test_the_page_is_the_documents() -> None:
+    """`make docs` writes it; a route that changes without it fails here."""
+    assert PAGE.read_text(encoding="utf-8") == page(DOCUMENT)
+
+
+def test_each_route_is_on_the_page() -> None:
+    """With an example, or with the link to OpenAI's page."""
+    tags = {
+        f"{method.upper()} {path}": operation["tags"]
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+    }
+    written = PAGE.read_text(encoding="utf-8")
+
+    assert tags.keys() - {each.route for each in EXAMPLES} == {route for route, tag in tags.items() if tag == [OPENAI]}
+    assert [route for route in tags if f"### {route}\n" not in written and f"| `{route}` |" not in written] == []
+
+
+def _answers(kind: type[Answer] = Answer) -> Iterator[type[Answer]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _answers(each)
+
+
+def test_the_examples_of_answers_are_answers() -> None:
+    """With each member that the gateway sends, `null` ones included."""
+    schemas = DOCUMENT["components"]["schemas"]
+    checked = 0
+    for kind in _answers():
+        for example in schemas.get(kind.__name__, {}).get("examples", ()):
+            assert kind.model_validate(example).model_dump(mode="json", exclude_unset=True) == example, kind
+            checked += 1
+    assert checked > 15
+
+
+@tool(requires_approval=True, effect="idempotent")
+def pay(amount: int) -> str:
+    """Pays an amount."""
+    return f"paid {amount}"
+
+
+@pytest.fixture
+def agents() -> Agents:
+    """An agent whose tool needs an approval."""
+    return Agents([Agent("assistant", "You pay.", [pay])])
+
+
+class World:
+    """A gateway over rows that the examples name, and the ids that those rows have instead of the printed ones."""
+
+    def __init__(self, runtime: Runtime, example: Example) -> None:
+        decided = example.path.endswith(("/approve", "/reject"))
+        limits = CasebankSettings(load_percent=100, approval=PruneApproval.MANUAL if decided else PruneApproval.AUTO)
+        pays = example.path.endswith("/approval")
+        model = Scripted(calls(("pay", {"amount": 5})) if pays else says("12 * 7 is 84."))
+        waker = Working()
+        settings = runtime.settings.model_copy(update={"casebank": limits})
+        self.runtime = replace(runtime, settings=settings, wake=waker, models=lambda _name: model)
+        waker.runtime = self.runtime
+        self._threads = waker.threads
+        self.client = TestClient(create_app(self.runtime, lambda: True), base_url=BASE_URL)
+        self.ids: dict[str, str] = {}
+
+    def fill(self) -> None:
+        """Make a settled turn, or one that waits; a case, an archived case, and a run."""
+        message = {"user_id": "ann", "text": "pay", "conversation": PATH["conversation"]}
+        sent = self.client.post("/v1/messages", json=message).json()
+        runner = Runner(self.runtime, owner="test")
+        runner.run(UUID(sent["session_id"]))
+        runner.close()
+        turn = self.client.get(f"/v1/turns/{sent['turn_id']}").json()
+        self.ids |= {TURN_ID: sent["turn_id"], SESSION_ID: sent["session_id"]}
+        self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
+
+    def add_case(self, status: str) -> None:
+        """Add the case of the examples, made from a message of ann's."""
+        query = "reset the router"
+        embedder = self.runtime.embedder
+        [vector] = embedder.embed([query])
+        case = NewCase(PATH["case_id"], query, "so", query_vector=vector, embedder=embedder.name, status=status)
+        case = replace(case, user_id="ann")
+        assert cases.add(self.runtime.database, case, now=self.runtime.clock.now())
+
+    def add_run(self) -> None:
+        """Request a run, which waits for approval if it has to."""
+        put(self.runtime.database, "low", usage=20, rate=10)
+        run_id = state.request(self.runtime.database, self.runtime.clock, dry_run=False)
+        prune.advance(bank_of(self.runtime))
+        self.ids[RUN_ID] = str(run_id)
+
+    def ask(self, example: Example) -> int:
+        """Send the example with the ids of this world; the status of the answer."""
+        path, body = example.path, json.dumps(example.body)
+        for printed, real in self.ids.items():
+            path, body = path.replace(printed, real), body.replace(printed, real)
+        return self.client.request(example.method, path, json=json.loads(body)).status_code
+
+    def close(self) -> None:
+        """Wait for the runs."""
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
+def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
+    """Newcomers copy the examples: each is sent as it is printed, but for the ids, and has the printed status."""
+    breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
+    with pytest.raises(ProviderError):
+        breakers.get(PATH["name"]).execute(_fail, 5)
+    world = World(replace(runtime, breakers=breakers), example)
+    with world.client:
+        world.fill()
+        if "{case_id}" in example.route:
+            world.add_case("archived" if "restore" in example.route else "active")
+        if "{run_id}" in example.route:
+            world.add_run()
+        assert world.ask(example) == example.status
+    world.close()
+    breakers.close()
+
+
+def _fail() -> None:
+    raise ProviderError("down", transient=True)
