@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help up test check lint types imports dead-code docs format bench chaos install clean
+.PHONY: help up test check lint types imports dead-code docs format bench chaos browser install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -31,7 +31,7 @@ up: .venv/embedded.installed ## run everything on this machine: servers, gateway
 	@$(BIN)/perdure up $(ARGS)
 
 test: .venv/test.installed ## the tests, on throw-away servers of their own; the longest are left to `make check`
-	$(PYTEST) -m "not chaos and not long" $(PYTEST_ARGS)
+	$(PYTEST) -m "not chaos and not long and not browser" $(PYTEST_ARGS)
 
 check: .venv/dev.installed lint types imports dead-code ## what continuous integration checks: all of these, and every test
 	$(PYTEST) $(PYTEST_ARGS)
@@ -63,6 +63,9 @@ bench: .venv/bench.installed ## turns per second and what a turn costs, beside o
 
 chaos: .venv/test.installed ## long fault injection
 	$(BIN)/python -m pytest -m chaos --timeout 0 $(PYTEST_ARGS)
+
+browser: .venv/dev.installed ## the web chat in headless Chromium: its whole story
+	$(BIN)/python -m pytest tests/browser -m "browser or not browser" $(PYTEST_ARGS)
 
 install: .venv/dev.installed ## .venv with all that working on perdure needs
 

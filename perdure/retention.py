@@ -1,7 +1,8 @@
 """Retention: deletes rows that are no longer read, after a fixed number of days.
 
 Delivered or failed deliveries, snapshots that were set aside, snapshots of ended sessions, messages of the inbox whose
-text is in a transcript, executions of cases that no success rate includes any more, and dry runs of the CaseBank.
+text is in a transcript, executions of cases that no success rate includes any more, dry runs of the CaseBank, and
+expired codes that link channels with the counts of attempts to use one.
 Transcripts, turns, memories and cases stay until their user is erased.
 
 Each statement reads and deletes a bounded number of rows through an index. A table without an index for its rule is
@@ -145,6 +146,32 @@ DRY_RUNS = Statement(
     """,  # noqa: S608 (constants)
 )
 
+LINK_CODES = Statement(
+    "retention.link_codes",
+    f"""
+    WITH old AS (
+        SELECT user_id FROM link_codes WHERE expires_at < {_LONG_AGO} ORDER BY expires_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM link_codes
+        WHERE user_id = ANY (ARRAY(SELECT user_id FROM old)) AND expires_at < {_LONG_AGO} RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
+LINK_ATTEMPTS = Statement(
+    "retention.link_attempts",
+    f"""
+    WITH old AS (
+        SELECT ctid FROM link_attempts WHERE since < {_LONG_AGO} ORDER BY since LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM link_attempts
+        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND since < {_LONG_AGO} RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
 
 ANSWERED_REQUESTS = Statement(
     "retention.answered_requests",
@@ -180,6 +207,8 @@ KEPT = (
     Kept("messages in the inbox", 90, INBOX, start=_FIRST_ID),
     Kept("uses of cases", 90, USES),
     Kept("dry runs of the CaseBank", 30, DRY_RUNS, batch=10),
+    Kept("codes that link channels", 1, LINK_CODES),
+    Kept("attempts to link channels", 1, LINK_ATTEMPTS),
     Kept("answered requests", 7, ANSWERED_REQUESTS),
 )
 

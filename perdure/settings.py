@@ -304,6 +304,43 @@ class CasebankSettings(_Group):
         return self
 
 
+class DiscordSettings(_Group):
+    """`PERDURE_DISCORD__*`: the channel `discord`. `token` switches it on.
+
+    `public_key` verifies interactions that arrive by webhook. `api_url`: the base of the REST API, Discord's own by
+    default.
+    """
+
+    token: SecretStr | None = None
+    public_key: str | None = None
+    api_url: str | None = None
+
+
+class SlackSettings(_Group):
+    """`PERDURE_SLACK__*`: the channel `slack`. `token` switches it on.
+
+    `signing_secret` verifies events that arrive by webhook; `app_token` has them arrive over Socket Mode. `api_url`:
+    the base of the Web API, Slack's own by default.
+    """
+
+    token: SecretStr | None = None
+    signing_secret: SecretStr | None = None
+    app_token: SecretStr | None = None
+    api_url: str | None = None
+
+
+class TelegramSettings(_Group):
+    """`PERDURE_TELEGRAM__*`: the channel `telegram`. `token` switches it on.
+
+    `webhook_secret` verifies updates that arrive by webhook; without it, `perdure channels` polls for them. `api_url`:
+    the base of the Bot API, Telegram's own by default.
+    """
+
+    token: SecretStr | None = None
+    webhook_secret: SecretStr | None = None
+    api_url: str | None = None
+
+
 class Settings(BaseSettings):
     """All settings of one program, validated and immutable."""
 
@@ -350,6 +387,9 @@ class Settings(BaseSettings):
     shutdown: ShutdownSettings = ShutdownSettings()
     stream: StreamSettings = StreamSettings()
     casebank: CasebankSettings = CasebankSettings()
+    discord: DiscordSettings = DiscordSettings()
+    slack: SlackSettings = SlackSettings()
+    telegram: TelegramSettings = TelegramSettings()
 
     @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", "reply_urls", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from perdure.agents import Agents
+from perdure.channels.chat import configured
 from perdure.clock import SystemClock
 from perdure.database import compatibility, serverlog
 from perdure.database.engine import Database
@@ -98,7 +99,7 @@ def redis_address(settings: Settings) -> str:
 
 
 def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool = True) -> None:
-    """Check the settings that name agents, models, the embedder, breakers and the snapshot store.
+    """Check the settings that name agents, models, the embedder, breakers, the snapshot store and channels.
 
     Every program calls this before it connects to a server, so a wrong value stops the gateway, a worker, beat and
     Flower alike. It opens no connection and loads no model. In a process that calls no model, or no embedder, the
@@ -113,6 +114,8 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
     _check_models(Models(settings, clock, breakers), settings, agents, called=asks_models)
     breakers.close()
+    for each in configured.channels(settings, clock).values():
+        each.close()
     with suppress(*(() if asks_embedder else (MissingKey,))):
         check_embedder(settings.embedder, settings, clock)
     resolve(settings.snapshots, settings, Database(_NO_DATABASE), _NO_REDIS).close()

@@ -28,6 +28,11 @@ from celery.signals import (
 
 from perdure import schedules
 from perdure.channels.callback import UrlCarrier
+from perdure.channels.chat import configured
+from perdure.channels.chat.buttons import Buttons
+from perdure.channels.chat.protocol import Channel
+from perdure.channels.chat.replies import ChatCarrier
+from perdure.clock import SystemClock
 from perdure.errors import Unavailable
 from perdure.resilience.registry import BreakerRegistry
 from perdure.schedule.sweep import sweep_slots
@@ -68,6 +73,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._waker: CeleryWaker | None = None
+        self._chats: dict[str, Channel] = {}
         self._isolation = Isolation()
         self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption)
         self._pid = 0
@@ -125,6 +131,8 @@ class Lifecycle:
             process.runtime.connections.close()
         if self._waker is not None:
             self._waker.close()
+        for each in self._chats.values():
+            each.close()
         if process.runtime.redis_memory is not None:
             process.runtime.redis_memory.close()
         process.runtime.snapshots.close()
@@ -146,9 +154,11 @@ class Lifecycle:
     def _carriers(self, waker: CeleryWaker, breakers: BreakerRegistry | None) -> dict[str, Carrier]:
         settings = self._settings
         keys, reachable = settings.webhook_keys(), settings.reachable()
+        self._chats = configured.channels(settings, SystemClock())
         return {
             "url": UrlCarrier(keys, settings.signing_key(), reachable, breakers=breakers),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
+            "channel": ChatCarrier(self._chats, Buttons(settings.signing_key()), breakers),
         }
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:

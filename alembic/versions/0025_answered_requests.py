@@ -1,6 +1,6 @@
 """Requests whose answers were sent to the end, so that a repeated one is known from a new one.
 
-Revision: 0025, after 0023.
+Revision: 0025, after 0024.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0025"
-down_revision = "0023"
+down_revision = "0024"
 branch_labels = None
 depends_on = None
 

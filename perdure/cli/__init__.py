@@ -1,7 +1,7 @@
 """The command line: `perdure`.
 
-    serve/      commands that run processes: up, migrate, gateway, worker, beat, flower; and drain
-    talk/       send and chat
+    serve/      commands that run processes: up, migrate, gateway, worker, beat, flower, channels; and drain
+    talk/       send, chat and link
     inspect/    commands that show and change stored things, and doctor
 
     connecting.py   the database and the wake-ups that commands need of a running installation
@@ -50,10 +50,14 @@ COMMANDS = {
     "worker": Command("serve.processes", "worker", "Run turns and all other queued tasks."),
     "beat": Command("serve.processes", "beat", "Put scheduled work into the queue when its time comes."),
     "flower": Command("serve.processes", "flower", "Show workers and tasks on web pages."),
+    "channels": Command(
+        "serve.channels", "channels", "Listen on the configured chats: Discord's gateway, Slack's Socket Mode."
+    ),
     "doctor": Command("inspect.doctor", "doctor", "Check the servers that perdure uses for dangerous settings."),
     "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
     "chat": Command("talk.chat", "chat", "Talk to an agent."),
     "send": Command("talk.send", "send", "Send a message."),
+    "link": Command("talk.link", "link", "Link another channel to a user with a one-time code."),
     "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
     "deliveries": Command("inspect.deliveries", "commands", "Replies sent to URLs and tasks."),

@@ -186,6 +186,16 @@ class Database:
             self._notify("before", name)
         self._notify("after", name)
 
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """One connection whose statements commit by themselves, for locks that a connection holds.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        with mapped_errors(), self._room(), self.engine.connect() as connection:
+            yield connection
+
     def close(self) -> None:
         """Close the idle connections; those in use close when they are returned to the pool."""
         self.engine.dispose()

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -96,8 +97,30 @@ identities = Table(
     Column("external_id", Text, nullable=False),
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False, index=True),
     Column("created_at", _timestamp, nullable=False),
-    PrimaryKeyConstraint("channel", "external_id"),
+    Column("tenant", Text, nullable=False, server_default=""),
+    PrimaryKeyConstraint("tenant", "channel", "external_id"),
     comment="Who a channel's user is here.",
+)
+
+link_codes = Table(
+    "link_codes",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.user_id", ondelete="CASCADE"), primary_key=True),
+    Column("code_hash", LargeBinary, nullable=False, unique=True, comment="SHA-256 of the code"),
+    Column("expires_at", _timestamp, nullable=False, index=True),
+    comment="The newest code of each user that links another channel.",
+)
+
+link_attempts = Table(
+    "link_attempts",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("external_id", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("since", _timestamp, nullable=False, index=True),
+    PrimaryKeyConstraint("tenant", "channel", "external_id"),
+    comment="Codes that an identity has sent since a time.",
 )
 
 conversations = Table(
@@ -392,7 +415,8 @@ deliveries = Table(
     "deliveries",
     metadata,
     Column("delivery_id", Uuid, primary_key=True),
-    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False, unique=True),
+    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False),
+    Column("asking_seq", BigInteger, comment="seq of the message whose calls need approval; NULL: the reply"),
     Column("target", JSONB, nullable=False),
     Column("status", Text, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
@@ -405,6 +429,7 @@ deliveries = Table(
         "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"
     ),
     _one_of("status", DELIVERY_STATUSES),
+    Index("deliveries_turn_key", "turn_id", "asking_seq", unique=True, postgresql_nulls_not_distinct=True),
     Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies owed to whoever asked for them.",

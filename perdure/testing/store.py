@@ -49,6 +49,7 @@ class _Row:
     cancel_requested_at: None = None
     undecided: bool = False
     variables: str | None = None
+    delivery_id: None = None
 
 
 class MemoryStore(Database):

@@ -95,7 +95,7 @@ def signature(key: bytes, body: bytes) -> str:
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
-    """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
+    """Attempt one delivery, if it is due. `carriers` has one for `url`, one for `task` and one for `channel`."""
     asked = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
@@ -105,7 +105,8 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:
-        carriers["url" if "url" in target else "task"].carry(target, json.dumps(body).encode(), str(delivery_id))
+        kind = next(each for each in ("url", "channel", "task") if each in target)
+        carriers[kind].carry(target, json.dumps(body).encode(), str(delivery_id))
     except NotAsked as error:
         return _postpone_unasked(database, delivery_id, rows[0], error)
     except Undeliverable as error:

@@ -68,8 +68,17 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
         if not messages:
             raise
         left = conflict.message
-    duplicates = [accept(runtime, message).duplicate for message in messages]
+    chats = [_chat_of(event) for event in snapshot.event_queue_backup]
+    duplicates = [
+        accept(runtime, message, target=chat).duplicate for message, chat in zip(messages, chats, strict=True)
+    ]
     return Restored(duplicates.count(False), duplicates.count(True), left)
+
+
+def _chat_of(event: Event) -> dict[str, Any] | None:
+    """The place of a chat that an event's reply goes to, if it came from a chat."""
+    reply_to = event.payload.get("reply_to") if isinstance(event.payload, dict) else None
+    return reply_to if isinstance(reply_to, dict) and isinstance(reply_to.get("channel"), str) else None
 
 
 def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> Incoming:
@@ -85,6 +94,8 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
             "user_id, message_id and text, are accepted."
         )
     given = {name: payload[name] for name in _ACCEPTED if name in payload}
+    if _chat_of(event) is not None:
+        del given["reply_to"]
     if payload.get("agent") in [each.name for each in runtime.agents]:  # otherwise the session's agent answers
         given["agent"] = payload["agent"]
     on_busy = OnBusy.MERGE if payload.get("merged") else OnBusy.ENQUEUE

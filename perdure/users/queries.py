@@ -1,4 +1,4 @@
-"""The statements of a user's erasure and export."""
+"""The statements of a user's erasure, export and linked identities."""
 
 from __future__ import annotations
 
@@ -77,3 +77,83 @@ def _export(user_table: UserTable) -> Statement:
 
 ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES}
 EXPORT = {user_table.table: _export(user_table) for user_table in USER_TABLES}
+
+# A user has one code: a new one replaces it. The user may be new.
+MINT_CODE = Statement(
+    "links.mint",
+    """
+    WITH known AS (
+        INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING
+    )
+    INSERT INTO link_codes (user_id, code_hash, expires_at)
+    VALUES (%(user_id)s, %(code_hash)s, perdure_now() + make_interval(secs => %(valid_s)s))
+    ON CONFLICT (user_id) DO UPDATE SET code_hash = excluded.code_hash, expires_at = excluded.expires_at
+    RETURNING expires_at
+    """,
+)
+
+# Counts up to one more than `most`. `wait_s`: seconds until the count begins again.
+COUNT_ATTEMPT = Statement(
+    "links.count_attempt",
+    """
+    INSERT INTO link_attempts AS a (tenant, channel, external_id, attempts, since)
+    VALUES (%(tenant)s, %(channel)s, %(external_id)s, 1, perdure_now())
+    ON CONFLICT (tenant, channel, external_id) DO UPDATE SET
+        attempts = CASE WHEN a.since + make_interval(secs => %(window_s)s) <= perdure_now() THEN 1
+                        ELSE least(a.attempts, %(most)s) + 1 END,
+        since = CASE WHEN a.since + make_interval(secs => %(window_s)s) <= perdure_now() THEN perdure_now()
+                     ELSE a.since END
+    RETURNING attempts,
+        extract(epoch FROM since + make_interval(secs => %(window_s)s) - perdure_now())::float AS wait_s
+    """,
+)
+
+# Uses up a valid code of a user of the tenant. Locks the user first, as an erasure does, so that they do not deadlock.
+REDEEM_CODE = Statement(
+    "links.redeem",
+    """
+    WITH minted AS (
+        SELECT users.user_id FROM link_codes JOIN users USING (user_id)
+        WHERE code_hash = %(code_hash)s AND expires_at > perdure_now()
+          AND CASE WHEN strpos(users.user_id, chr(31)) > 0 THEN split_part(users.user_id, chr(31), 1)
+                   ELSE '' END = %(tenant)s
+        FOR KEY SHARE OF users
+    ), used AS (
+        DELETE FROM link_codes AS c USING minted
+        WHERE c.user_id = minted.user_id AND c.code_hash = %(code_hash)s
+        RETURNING c.user_id
+    )
+    INSERT INTO identities (tenant, channel, external_id, user_id, created_at)
+    SELECT %(tenant)s, %(channel)s, %(external_id)s, user_id, perdure_now() FROM used
+    ON CONFLICT (tenant, channel, external_id)
+    DO UPDATE SET user_id = excluded.user_id, created_at = excluded.created_at
+    RETURNING user_id
+    """,
+)
+
+USER_OF_IDENTITY = Statement(
+    "links.user",
+    """
+    SELECT user_id FROM identities
+    WHERE tenant = %(tenant)s AND channel = %(channel)s AND external_id = %(external_id)s
+    """,
+    writes=False,
+)
+
+LINKS = Statement(
+    "links.list",
+    """
+    SELECT channel, external_id, created_at FROM identities WHERE user_id = %(user_id)s
+    ORDER BY channel, external_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+UNLINK = Statement(
+    "links.remove",
+    """
+    DELETE FROM identities
+    WHERE tenant = %(tenant)s AND channel = %(channel)s AND external_id = %(external_id)s AND user_id = %(user_id)s
+    RETURNING 1
+    """,
+)

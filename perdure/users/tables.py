@@ -14,6 +14,13 @@ _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(u
 _OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
 
+# Of the user's links, and of the user that a channel without a link makes of an identity.
+_OF_IDENTITIES = """
+    (tenant, channel, external_id) IN (
+        SELECT tenant, channel, external_id FROM identities WHERE user_id = %(user_id)s
+    ) OR concat(CASE WHEN tenant <> '' THEN tenant || chr(31) END, channel, ':', external_id) = %(user_id)s
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class UserTable:
@@ -53,6 +60,8 @@ USER_TABLES = (
     UserTable("inbox", _OF_USER),
     UserTable("turns", _OF_SESSIONS),
     UserTable("sessions", _OF_USER),
+    UserTable("link_codes", _OF_USER, ("code_hash",)),
+    UserTable("link_attempts", _OF_IDENTITIES),
     UserTable("answered_requests", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("identities", _OF_USER),

@@ -180,6 +180,7 @@ def test_a_question_with_nul_is_refused(client: TestClient) -> None:
 
 
 UNKNOWN = [
+    ("GET", "/nothing", 404),
     ("GET", "/v1", 404),
     ("GET", "/v1/messages/", 404),
     ("DELETE", "/v1/users/0/export", 405),

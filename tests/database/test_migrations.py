@@ -182,3 +182,17 @@ def test_a_large_table_is_indexed_beside_its_writers(empty: URL, engine: Engine)
         assert writer.execute(broken).scalars().all() == ["sessions_ending_idx"]
         migrate(empty, "0004")
         assert writer.execute(broken).scalars().all() == []
+
+
+def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
+    """Its first statements commit by themselves, so a second run finds them done."""
+    migrate(empty, "0023")
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))
+        connection.execute(text("CREATE UNIQUE INDEX deliveries_turn_key ON deliveries (turn_id)"))
+    migrate(empty)
+    with engine.begin() as connection:
+        keys = connection.execute(
+            text("SELECT indexdef FROM pg_indexes WHERE tablename = 'deliveries' AND indexdef LIKE '%UNIQUE%turn_id%'")
+        )
+        assert ["asking_seq" in each for each in keys.scalars()] == [True]

@@ -153,6 +153,13 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     harness.sql(
         "INSERT INTO identities VALUES ('telegram', %(external)s, %(user)s, now())", external=f"@{word}", user=user
     )
+    harness.sql(
+        "INSERT INTO conversations (user_id, conversation, title, created_at) VALUES (%(user)s, 'a', %(word)s, now())",
+        user=user,
+        word=word,
+    )
+    harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
+    harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
     harness.sql(
         "INSERT INTO answered_requests VALUES (%(user)s, %(word)s, %(turn_id)s, now())",

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure.access import tokens
+from perdure.channels.chat import discord, slack, splitting, telegram
 from perdure.channels.http import body, parameters
 from perdure.cli import display
 from perdure.clock import SystemClock
@@ -99,6 +100,10 @@ def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Cal
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.access.tokens.looks_like_token": tokens.looks_like_token,
+    "perdure.channels.chat.discord.render": discord.render,
+    "perdure.channels.chat.slack.render": slack.render,
+    "perdure.channels.chat.telegram.render": telegram.render,
+    "perdure.channels.chat.splitting.split": lambda given: splitting.split(given, 2_000),
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
     "perdure.text.numbers.numbers_in": lambda given: list(numbers.numbers_in(given)),

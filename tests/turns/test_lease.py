@@ -7,6 +7,7 @@ from contextlib import suppress
 from threading import Thread
 from time import monotonic
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
@@ -151,7 +152,8 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     assert not harness.database.run(lease_queries.POSTPONE, {**mine, "wakes": 1, "error": "x"})
     assert not harness.database.run(run_queries.OWNED, mine)
     assert not harness.database.run(calls_queries.LOCK_HELD, mine)
-    assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
+    asking = {"spent_s": 9.0, "message_seq": 1, "delivery_id": uuid4()}
+    assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, **asking})
     waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
     assert not harness.database.run(lease_queries.PARK_FOR, {**mine, **waits})
     harness.database.run(lease_queries.MAKE_DUE, mine)

@@ -9,13 +9,16 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from perdure.channels.http import errors, openapi
+from perdure.channels.chat import configured
+from perdure.channels.chat.ingress import Ingress
+from perdure.channels.http import chats, errors, openapi
 from perdure.channels.http.api import (
     breakers,
     casebank,
     consolidation,
     conversations,
     health,
+    links,
     memory,
     messages,
     sessions,
@@ -29,6 +32,7 @@ from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
 from perdure.channels.http.pages import routes as pages
+from perdure.channels.http.stream import websocket
 from perdure.runtime import Runtime
 
 
@@ -46,6 +50,7 @@ def create_app(
         SettingsError: the configured keys are invalid.
     """
     gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock))
+    channels = configured.channels(runtime.settings, runtime.clock)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -55,6 +60,8 @@ def create_app(
         intake.cancel()
         await asyncio.wait([intake])
         await gateway.close()
+        for each in channels.values():
+            each.close()
 
     app = FastAPI(
         title="perdure",
@@ -66,6 +73,7 @@ def create_app(
         strict_content_type=False,  # `curl -d` sends JSON as a form
     )
     app.state.gateway = gateway
+    app.state.chats = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
     app.state.killed = health.Lookup(killed_lately)
     errors.install(app, dict.fromkeys(openai_errors.PATHS, openai_errors.response_of))
@@ -79,13 +87,16 @@ def create_app(
         memory,
         users,
         tokens,
+        links,
         casebank,
         consolidation,
         breakers,
+        chats,
     ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(openai_routes.router)
     app.include_router(pages.router)
+    app.include_router(websocket.router)
     app.include_router(health.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app

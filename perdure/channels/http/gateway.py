@@ -217,6 +217,10 @@ class Gateway:
             if not self._waiting_requests:
                 self._no_request_waits.set()
 
+    async def stopped(self) -> None:
+        """Return when the gateway no longer waits for turns, since it shuts down or the intake is closed."""
+        await self._stop_waiting.wait()
+
     def start(self) -> None:
         """Start what wakes streams and waiting requests."""
         self._hub.start()

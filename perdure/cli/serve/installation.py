@@ -15,6 +15,7 @@ from pathlib import Path
 from kombu.utils.url import maybe_sanitize_url
 from rich.console import Console
 
+from perdure.channels.chat.configured import listens
 from perdure.cli.errors import WRONG_USAGE
 from perdure.cli.serve.options import LOOPBACK
 from perdure.embedded import Running, postgres, redis, supervisor
@@ -86,6 +87,8 @@ def processes_of(
         argv = perdure("worker", "--name", name, *(["--task-events"] if flower_port is not None else []))
         yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=stop_s, final_status=WRONG_USAGE)
     yield Process("beat", perdure("beat"), environment, stop_rank=_WORK, final_status=WRONG_USAGE)
+    if listens(settings):
+        yield Process("channels", perdure("channels"), environment, stop_within_s=stop_s, final_status=WRONG_USAGE)
     if flower_port is not None:
         yield Process(
             "flower",

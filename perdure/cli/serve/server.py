@@ -26,6 +26,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from perdure.channels.http.stream.websocket import MAX_FRAME_BYTES, PING_S
 from perdure.cli.serve.connection_limits import Door, connection_limit, protocol, raise_descriptor_limit
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, FINISH_S
 from perdure.settings import ShutdownSettings
@@ -54,7 +55,10 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                ws="none",  # no route is a WebSocket: an upgrade gets the 404 of any unknown route
+                ws="websockets-sansio",
+                ws_max_size=MAX_FRAME_BYTES,
+                ws_ping_interval=PING_S,
+                ws_ping_timeout=PING_S,
                 http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it; it need not be a class
                 backlog=ACCEPTED_AT_ONCE,
                 log_config=None,

@@ -1,1 +1,1 @@
-"""`perdure send` and `perdure chat`."""
+"""`perdure send`, `perdure chat` and `perdure link`."""

@@ -1,4 +1,4 @@
-"""Behavioural tests of models, embedders and snapshot stores, as pytest classes that third parties subclass.
+"""Behavioural tests of models, embedders, channels and snapshot stores, as pytest classes that third parties subclass.
 
 Each class requires one fixture, which returns the implementation under test:
 
@@ -6,14 +6,18 @@ Each class requires one fixture, which returns the implementation under test:
 | --- | --- | --- |
 | `ModelSuite` | `perdure.testing.suites.models` | `model` |
 | `EmbedderSuite` | `perdure.testing.suites.embedders` | `embedder` |
+| `ChannelSuite` | `perdure.testing.suites.channels` | `harness`, a `ChannelHarness` |
 | `SnapshotSuite` | `perdure.testing.suites.snapshots` | `harness`, a `StoreHarness` |
 
-They need pytest; `snapshots` needs hypothesis as well. perdure's own implementations pass them in tests/models and
-tests/snapshots.
+They need pytest; `snapshots` needs hypothesis as well. perdure's own implementations pass them in tests/models,
+tests/channels and tests/snapshots.
 """
 
 import pytest
 
 pytest.register_assert_rewrite(
-    "perdure.testing.suites.models", "perdure.testing.suites.embedders", "perdure.testing.suites.snapshots"
+    "perdure.testing.suites.models",
+    "perdure.testing.suites.embedders",
+    "perdure.testing.suites.channels",
+    "perdure.testing.suites.snapshots",
 )

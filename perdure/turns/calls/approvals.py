@@ -21,8 +21,9 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from sqlalchemy import Row
 
-from perdure.database.engine import Database, Executor, as_json
+from perdure.database.engine import Executor, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound, ToolError
+from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import what_is_wrong
 from perdure.turns.calls import queries
@@ -129,21 +130,25 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
         runtime.wake.session(locked[0].session_id, row.priority)
 
 
-def wait(database: Database, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Release the session until the calls of a message are decided.
+def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
+    """Release the session until the calls of a message are decided. If a chat sent the turn, it is asked there.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
         Unavailable: the database cannot be reached.
     """
-    with database.transaction("turns.wait_approval") as transaction:
+    with runtime.database.transaction("turns.wait_approval") as transaction:
         # Cancelling a turn and ending a session take this lock too: the reads below see their commits.
         if not transaction.run(queries.LOCK_HELD, hold.held):
             raise LeaseLost
         given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
-        if transaction.run(queries.WAIT_APPROVAL, given):
-            return Waits.YES
-        return Waits.CANCELLED if transaction.run(queries.IS_CANCELLED, {"turn_id": turn_id}) else Waits.ENDING
+        rows = transaction.run(queries.WAIT_APPROVAL, {**given, "delivery_id": new_id(runtime.clock)})
+        if not rows:
+            return Waits.CANCELLED if transaction.run(queries.IS_CANCELLED, {"turn_id": turn_id}) else Waits.ENDING
+        delivery_id = rows[0].delivery_id
+    if delivery_id is not None:
+        runtime.wake.delivery(delivery_id)
+    return Waits.YES
 
 
 def begin(

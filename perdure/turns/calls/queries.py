@@ -54,7 +54,7 @@ LOCK_HELD = Statement(
 )
 
 # Releases the session until its calls are decided or expire; the wait counts as no attempt and no claim. Writes nothing
-# if the session's end or the turn's cancellation is requested.
+# if the session's end or the turn's cancellation is requested. A chat is sent the request for approval.
 WAIT_APPROVAL = Statement(
     "turns.wait_approval",
     f"""
@@ -69,9 +69,18 @@ WAIT_APPROVAL = Statement(
         WHERE {HELD} AND end_requested_at IS NULL
           AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
         RETURNING session_id
+    ), waiting AS (
+        UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
+        RETURNING t.turn_id, t.reply_to
+    ), asked AS (
+        INSERT INTO deliveries (delivery_id, turn_id, asking_seq, target, status, due_at, created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, %(message_seq)s, reply_to || '{{"approval": true}}', 'pending',
+               perdure_now(), perdure_now()
+        FROM waiting WHERE reply_to -> 'channel' IS NOT NULL
+        ON CONFLICT DO NOTHING
+        RETURNING delivery_id
     )
-    UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
-    RETURNING t.turn_id
+    SELECT turn_id, (SELECT delivery_id FROM asked) AS delivery_id FROM waiting
     """,
 )
 

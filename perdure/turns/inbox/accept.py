@@ -9,6 +9,7 @@ the commit a wake-up for a worker is published; it may be lost.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -62,8 +63,10 @@ class _Commit:
     ending: UUID | None = None
 
 
-def accept(runtime: Runtime, message: Incoming) -> Accepted:
+def accept(runtime: Runtime, message: Incoming, *, target: Mapping[str, Any] | None = None) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
+
+    `target` is the place of a chat that the reply goes to, instead of the message's `reply_to`.
 
     Raises:
         InvalidRequest, TooLarge: the message itself is refused.
@@ -73,7 +76,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     check(runtime, message)
-    parameters = _parameters(runtime, message)
+    parameters = _parameters(runtime, message, target)
     commit = _retried(runtime, message, parameters)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
@@ -118,10 +121,10 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
             )
 
 
-def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
+def _parameters(runtime: Runtime, message: Incoming, target: Mapping[str, Any] | None) -> dict[str, Any]:
     # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = new_id(runtime.clock)
-    reply_to = message.reply_to.model_dump(exclude_none=True) if message.reply_to else None
+    reply_to = target or (message.reply_to.model_dump(exclude_none=True) if message.reply_to else None)
     return {
         "user_id": message.user_id,
         "channel": message.channel,

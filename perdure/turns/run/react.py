@@ -186,7 +186,7 @@ class Turn:
         asking = self.transcript.asking()
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
-        waits = approvals.wait(self._runtime.database, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
+        waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
         self._events.state("waiting_approval")
         if waits is approvals.Waits.CANCELLED:
             self._hold.cancel(self.ref.turn_id)

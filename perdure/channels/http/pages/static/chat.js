@@ -86,17 +86,26 @@ async function go(conversation) {
   app.classList.remove("listing");
   byId("title").textContent = open.title ?? "New conversation";
   document.title = open.title === null ? "perdure" : `${open.title} · perdure`;
-  for (const id of ["rename", "archive", "end"]) byId(id).hidden = open.title === null;
+  byId("menu").hidden = open.title === null;
+  byId("menu").open = false;
   text.value = localStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "";
   grow();
   mark();
   running(null);
-  await load();
+  await loadAndFollow();
   text.focus();
-  const turnId = remembered()[open.key];
-  if (turnId !== undefined) follow(turnId);
 }
 
+/** Show the transcript, and go on with the turn that runs, behind the messages that are shown. */
+async function loadAndFollow() {
+  const messages = await load();
+  const turnId = remembered()[open.key];
+  if (turnId === undefined) return;
+  const own = messages.filter((each) => each.turn_id === turnId).length;
+  follow(turnId, own ? `${own}-0` : null);
+}
+
+/** Show the transcript of the conversation's newest sessions; its messages. */
 async function load() {
   const key = open.key;
   const where = `user_id=${encodeURIComponent(api.user)}&conversation=${encodeURIComponent(key)}`;
@@ -105,13 +114,14 @@ async function load() {
   for (const session of sessions.reverse()) {
     transcripts.push(await api.insist("GET", `/v1/sessions/${session.session_id}/messages`));
   }
-  if (open.key !== key) return;
+  if (open.key !== key) return [];
   log.setAttribute("aria-live", "off");
   log.replaceChildren();
   for (const message of transcripts.flat()) show(log, message);
   if (!log.children.length) log.append(element("p", { className: "empty" }, "What can I do for you?"));
   log.scrollTop = log.scrollHeight;
   requestAnimationFrame(() => log.setAttribute("aria-live", "polite"));
+  return transcripts.flat();
 }
 
 // --- messages --------------------------------------------------------------------------
@@ -151,10 +161,11 @@ async function deliver(message) {
   try {
     const accepted = await api.insist("POST", "/v1/messages", message);
     shown.classList.remove("unsent");
+    shown.dataset.turn = accepted.turn_id;
     remember(message.conversation, accepted.turn_id);
     open.session_id = accepted.session_id;
-    if (open.title === null) named_(await list());
-    if (open.key === message.conversation) follow(accepted.turn_id);
+    if (open.key === message.conversation) follow(accepted.turn_id, null);
+    if (open.title === null) showTitle(await list());
   } catch (error) {
     shown.remove();
     text.value = message.text;
@@ -165,24 +176,24 @@ async function deliver(message) {
   }
 }
 
-function named_(conversations) {
+function showTitle(conversations) {
   const found = conversations.find((each) => each.conversation === open.key);
   if (found === undefined) return;
   open.title = found.title;
   byId("title").textContent = found.title;
-  for (const id of ["rename", "archive", "end"]) byId(id).hidden = false;
+  byId("menu").hidden = false;
 }
 
-async function follow(turnId) {
+/** Show the events of a turn after the event `last`. */
+async function follow(turnId, last) {
   following?.abort();
   const mine = following = new AbortController(), key = open.key;
   running(turnId);
   const live = new LiveTurn(log, {
     decide: (callId, decision) => attempt(() => api.insist("POST", `/v1/turns/${turnId}/approval`, { call_id: callId, decision })),
   });
-  const known = await shownOf(turnId);
   try {
-    await api.follow(turnId, { last: known }, (event) => {
+    await api.follow(turnId, { last }, (event) => {
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
       live.apply(event);
       if (event.kind === "state") status.textContent = words(event.data.status);
@@ -199,16 +210,6 @@ async function follow(turnId) {
   }
 }
 
-/** The event after which the stream continues what the page shows of a turn: its committed messages. */
-async function shownOf(turnId) {
-  const session = open.session_id;
-  if (session === null) return null;
-  const messages = await api.insist("GET", `/v1/sessions/${session}/messages`);
-  const own = messages.filter((each) => each.turn_id === turnId);
-  await load();
-  return own.length ? `${own.length}-0` : null;
-}
-
 const words = (state) => ({
   accepted: "Waiting for a worker…", running: "Thinking…", waiting_approval: "Waits for your decision", parked: "The answer is delayed",
 }[state] ?? "");
@@ -223,8 +224,8 @@ function settled(key, turnId, turn) {
 }
 
 function rating(turnId) {
-  const buttons = [["👍", 1, "Helpful"], ["👎", -1, "Not helpful"]].map(([mark_, score, label]) =>
-    element("button", { type: "button", "aria-label": label, "aria-pressed": "false", onclick: (event) => rate(event.currentTarget, score) }, mark_));
+  const buttons = [["Helpful", 1], ["Not helpful", -1]].map(([label, score]) =>
+    element("button", { type: "button", "aria-pressed": "false", onclick: (event) => rate(event.currentTarget, score) }, label));
   const rate = async (chosen, score) => {
     await attempt(() => api.insist("POST", `/v1/turns/${turnId}/feedback`, { score }));
     for (const button of buttons) button.setAttribute("aria-pressed", String(button === chosen));
@@ -275,9 +276,16 @@ function bind() {
   byId("rename").addEventListener("click", () => { byId("new-title").value = open.title; dialog.returnValue = ""; dialog.showModal(); });
   byId("rename-cancel").addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => {
-    if (dialog.returnValue === "save") attempt(async () => { await change({ title: byId("new-title").value }); named_(await list()); });
+    if (dialog.returnValue === "save") attempt(async () => { await change({ title: byId("new-title").value }); showTitle(await list()); });
   });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") app.classList.remove("listing"); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    app.classList.remove("listing");
+    byId("menu").open = false;
+  });
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest("#menu") || event.target.closest("#menu button")) byId("menu").open = false;
+  });
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "visible" && runningTurn === null && open !== undefined) refresh();
   });
@@ -286,9 +294,7 @@ function bind() {
 /** What other tabs and channels have added meanwhile. */
 async function refresh() {
   await list();
-  const turnId = remembered()[open.key];
-  await load();
-  if (turnId !== undefined) follow(turnId);
+  await loadAndFollow();
 }
 
 const change = (changes) =>

@@ -3,9 +3,10 @@
 import { element } from "./elements.js";
 import { rendered } from "./text.js";
 
-/** A message of the user. */
-export function userMessage(text) {
-  return element("article", { className: "message user", "aria-label": "You" }, element("div", { className: "text" }, text));
+/** A message of the user; `turnId` is that of its turn, once it is accepted. */
+export function userMessage(text, turnId = "") {
+  return element("article", { className: "message user", "aria-label": "You", "data-turn": turnId },
+    element("div", { className: "text" }, text));
 }
 
 /** A message of the agent. */
@@ -31,7 +32,7 @@ export function addResult(log, callId, content) {
 /** Show a committed message of a transcript. */
 export function show(log, message) {
   for (const call of message.tool_calls ?? []) addCall(log, call);
-  if (message.role === "user") log.append(userMessage(message.content));
+  if (message.role === "user") log.append(userMessage(message.content, message.turn_id));
   if (message.role === "tool") addResult(log, message.tool_call_id, message.content);
   if (message.role === "assistant" && message.content.trim()) log.append(agentMessage(message.content));
 }
@@ -61,7 +62,7 @@ export class LiveTurn {
       case "rewind": this.#discard(); break;
       case "message":
         this.#discard();
-        if (data.role !== "user") show(this.log, data);
+        if (data.role !== "user" || !this.#shows(data.turn_id)) show(this.log, data);
         break;
       case "tool_call": addCall(this.log, data); break;
       case "tool_result": addResult(this.log, data.id, data.content); break;
@@ -69,6 +70,11 @@ export class LiveTurn {
       case "done": this.#end(data); break;
       default: break;
     }
+  }
+
+  /** Whether the page has the user's message already: it was sent here. */
+  #shows(turnId) {
+    return [...this.log.querySelectorAll(".user")].some((each) => each.dataset.turn === turnId);
   }
 
   #grow(text) {

@@ -1,0 +1,64 @@
+"""Tokens of approval buttons: a press counts only for the call, the chat and the person that the button was made for.
+
+A token is the decision, the turn, and an HMAC over these, the call's id, the channel, the chat and the person, with the
+installation's secret. Nothing is stored. It has 45 characters: Telegram allows 64 bytes, Discord 100 characters.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+_PURPOSE = b"perdure: buttons of chats"
+_MAC_BYTES = 16
+_DECISIONS: dict[str, Literal["approve", "deny"]] = {"a": "approve", "d": "deny"}
+_CHARS = 45
+_ID_CHARS = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Where a button is shown, and the person who may press it."""
+
+    channel: str
+    chat: str
+    external_id: str
+
+
+class Buttons:
+    """Makes and reads tokens. `secret` is `PERDURE_SECRET_KEY`; processes share it."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
+
+    def token(self, decision: Literal["approve", "deny"], turn_id: UUID, call_id: str, chat: Chat) -> str:
+        """The token of a button that decides about a call."""
+        return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
+
+    def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:
+        """The decision and the turn that a token names, which `is_for` must confirm; `None` if it is malformed."""
+        if len(token) != _CHARS or token[0] not in _DECISIONS or not token.isascii():
+            return None
+        try:
+            raw = base64.urlsafe_b64decode(f"{token[1 : 1 + _ID_CHARS]}==")
+        except ValueError:
+            return None
+        return (_DECISIONS[token[0]], UUID(bytes=raw)) if len(raw) == len(UUID(int=0).bytes) else None
+
+    def is_for(self, token: str, call_id: str, chat: Chat) -> bool:
+        """Whether the token was made for this call, chat and person."""
+        named = self.turn_of(token)
+        return named is not None and hmac.compare_digest(token[1 + _ID_CHARS :], self._mac(*named, call_id, chat))
+
+    def _mac(self, decision: str, turn_id: UUID, call_id: str, chat: Chat) -> str:
+        parts = (decision, str(turn_id), call_id, chat.channel, chat.chat, chat.external_id)
+        text = "".join(f"{len(part)}:{part}" for part in parts)
+        return _text(hmac.digest(self._key, text.encode(), hashlib.sha256)[:_MAC_BYTES])
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()

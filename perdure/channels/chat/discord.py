@@ -1,0 +1,490 @@
+"""The channel `discord`: Discord's gateway, its interactions by webhook, and its REST API, through hikari.
+
+In a private chat every message is for the agent. In a channel of several people a message is for the agent if it
+mentions the bot or replies to it, and in a thread also once the bot has been mentioned in the thread. Slash commands
+and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an endpoint URL.
+An interaction is answered as deferred within Discord's three seconds; the first part of the reply replaces that answer.
+
+A message is sent with a nonce made from the delivery, so a repeated attempt within some minutes sends no second one.
+The text is Markdown, as Discord reads it. No message notifies anyone (`allowed_mentions` is empty), and text that looks
+like a mention is shown as text. The gateway does not repeat events that it sent before this process has begun a
+session: a message from a time without this process is not seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from threading import Event as Stop
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+import hikari
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hikari.api import CacheComponents, RESTClient
+from hikari.impl import CacheSettings, HTTPSettings, HTTPTimeoutSettings, RESTApp
+
+from perdure.channels.chat.protocol import (
+    Button,
+    ChannelFailed,
+    Commanded,
+    Deleted,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Received,
+    Said,
+    Sender,
+    Unsupported,
+    Update,
+)
+from perdure.clock import Clock
+from perdure.errors import InvalidRequest, SettingsError, Unauthorized, loggable
+from perdure.text.patterns import compiled
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STALE_S = 300
+TIMEOUT_S = 10.0
+_TYPING_S = 2.0
+_INTERACTION_S = 840
+"""Seconds for which an interaction's token is used; Discord accepts it for 900."""
+
+_PING, _COMMAND, _COMPONENT = 1, 2, 3
+_PONG, _DEFERRED, _DEFERRED_UPDATE = {"type": 1}, {"type": 5}, {"type": 6}
+_SAID = frozenset({0, 19})
+"""Types of messages that a person wrote: a plain one, and a reply. Others report joins, pins and the like."""
+
+_GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
+"""Codes of errors that repeating does not change: the channel is unknown, or the bot may not write there."""
+
+_UNSIGNED = "The request is not signed by Discord."
+_INTERACTION = "INTERACTION_CREATE"
+_EVENTS = frozenset({"MESSAGE_CREATE", "MESSAGE_UPDATE", "MESSAGE_DELETE", _INTERACTION})
+_INTENTS = hikari.Intents.GUILD_MESSAGES | hikari.Intents.DM_MESSAGES | hikari.Intents.MESSAGE_CONTENT
+_HTTP = HTTPSettings(timeouts=HTTPTimeoutSettings(total=TIMEOUT_S))
+_SILENT: dict[str, Any] = {"mentions_everyone": False, "user_mentions": False, "role_mentions": False}
+
+ASK = "ask"
+"""The slash command whose text is a message for the agent."""
+
+_NONCE_CHARS = 25
+_LOOK_S = 0.25
+_MOST_RECIPIENTS = 10_000
+_BUTTONS_A_ROW = 5
+_MENTION = compiled(r"<(?:@|#|:|/|a:|t:|id:)")
+_CODE = compiled("(?s)```.*?```|`[^`\n]*`")
+_NAMED = compiled(r"<@!?([0-9]{1,20})>")
+
+
+class Discord:
+    """See the module. `api_url` is the REST API's base, `None` for Discord's own. Threads may share it."""
+
+    name = "discord"
+    most_chars = 2_000
+    listens = True
+
+    def __init__(self, token: str, public_key: str | None, api_url: str | None, clock: Clock) -> None:
+        self._token = token
+        self._url = api_url
+        self._clock = clock
+        self._key = None if public_key is None else _public_key(public_key)
+        self._bot_id = _bot_id(token)
+        self._rest = _Rest(token, api_url)
+        self._recipients: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Close the connections of the REST client."""
+        self._rest.close()
+
+    def verify(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Check the signature of a webhook's request; `headers` have names in lower case.
+
+        Raises:
+            Unauthorized: it is not Discord's, or older than `STALE_S`; or no public key is configured.
+        """
+        stamp = headers.get("x-signature-timestamp", "")
+        if self._key is None or not stamp.isascii() or not stamp.isdigit():
+            raise Unauthorized(_UNSIGNED)
+        try:
+            self._key.verify(bytes.fromhex(headers.get("x-signature-ed25519", "")), stamp.encode() + body)
+        except (InvalidSignature, ValueError):
+            raise Unauthorized(_UNSIGNED) from None
+        if abs(self._clock.now().timestamp() - float(stamp)) > STALE_S:
+            raise Unauthorized("The request's timestamp is too old.")
+
+    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (the protocol's)
+        """The interaction of a webhook's request, whose signature is valid, and its answer.
+
+        Raises:
+            InvalidRequest: the body is not an interaction.
+        """
+        try:
+            given = json.loads(body)
+            kind = int(given["type"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise InvalidRequest("The body is not an interaction of Discord's.") from None
+        if kind == _PING:
+            return Received((), _PONG)
+        if kind not in {_COMMAND, _COMPONENT}:
+            raise InvalidRequest("type: is not one that this channel knows.")
+        answer = _DEFERRED if kind == _COMMAND else _DEFERRED_UPDATE
+        return Received(({"t": _INTERACTION, "d": given},), answer)
+
+    def parse(self, update: Update) -> list[Event]:
+        """What happened, by an event of the gateway, `{"t": name, "d": data}`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the event is malformed.
+        """
+        data = update["d"]
+        match update["t"]:
+            case "MESSAGE_CREATE":
+                return self._said(data)
+            case "MESSAGE_UPDATE" if data.get("edited_timestamp") and _is_a_persons(data):
+                return [Edited(_place(data), _sender(data), data["id"], self._text(data))]
+            case "MESSAGE_DELETE":
+                return [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
+            case "INTERACTION_CREATE":
+                return _interaction(data)
+            case _:
+                return []
+
+    def _said(self, data: Update) -> list[Event]:
+        thread, private = "position" in data, "guild_id" not in data
+        if not _is_a_persons(data) or not (private or thread or self._is_addressed(data)):
+            return []
+        text, place, sender = self._text(data), _place(data), _sender(data)
+        if not text:
+            what = "a sticker" if data.get("sticker_items") else "a file" if data.get("attachments") else ""
+            return [Unsupported(place, sender, data["id"], what)] if what else []
+        command, _, argument = text.partition(" ")
+        if command.startswith("/"):
+            return [Commanded(place, sender, data["id"], command[1:].lower(), argument.strip())]
+        return [Said(place, sender, data["id"], text, if_known=thread and not self._is_addressed(data))]
+
+    def _is_addressed(self, data: Update) -> bool:
+        replied = data.get("referenced_message") or {}
+        named = [*data.get("mentions", ()), replied.get("author") or {}]
+        return any(each.get("id") == self._bot_id for each in named)
+
+    def _text(self, data: Update) -> str:
+        """The text, with names in place of the ids of those whom it mentions, and without a mention of the bot."""
+        names = {each["id"]: f"@{each.get('global_name') or each['username']}" for each in data.get("mentions", ())}
+        names[self._bot_id] = ""
+        return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:
+        """Send one message of at most `most_chars`; `key` is the same at each attempt, and different for each message.
+
+        Raises:
+            NotAsked: Discord asks for a pause.
+            Undeliverable: the channel is gone, or the bot may not write there.
+            DeliveryFailed: Discord did not confirm it.
+        """
+        nonce = hashlib.sha256(key.encode()).hexdigest()[:_NONCE_CHARS]
+
+        async def work(rest: RESTClient) -> None:
+            content = {"content": render(text), "components": _rows(rest, buttons), **_SILENT}
+            if not (self._is_answerable(place) and await _answered(rest, place, content)):
+                await rest.create_message(int(place.chat), nonce=nonce, **content)
+
+        self._rest.run(work)
+
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message of a pressed button by `text`, without buttons.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+
+        async def work(rest: RESTClient) -> None:
+            content = {"content": render(text), "components": [], **_SILENT}
+            if not (self._is_answerable(place) and await _answered(rest, place, content)):
+                await rest.create_message(int(place.chat), **content)
+
+        self._rest.run(work)
+
+    def typing(self, place: Place) -> None:
+        """Show for ten seconds that the bot types.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+
+        async def work(rest: RESTClient) -> None:
+            await rest.trigger_typing(int(place.chat))
+
+        self._rest.run(work, _TYPING_S)
+
+    def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
+        """Pass the gateway's events to `on_update`, one after another, until `stop`.
+
+        Raises:
+            ChannelFailed: the gateway cannot be reached, or refuses the token.
+        """
+        try:
+            asyncio.run(self._listen(on_update, stop))
+        except (hikari.HikariError, OSError, TimeoutError) as error:
+            raise ChannelFailed(f"Discord's gateway cannot be used ({type(error).__name__}).") from error
+
+    async def _listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
+        bot = self._bot()
+        arrived: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def receive(event: hikari.ShardPayloadEvent) -> None:
+            if event.name in _EVENTS:
+                arrived.put_nowait({"t": event.name, "d": dict(event.payload)})
+            if event.name == _INTERACTION:
+                await _defer(bot.rest, event.payload)
+
+        bot.subscribe(hikari.ShardPayloadEvent, receive)
+        try:
+            await bot.start(check_for_updates=False)
+            over = asyncio.ensure_future(bot.join())
+            while not stop.is_set() and not over.done():
+                with suppress(TimeoutError):
+                    update = await asyncio.wait_for(arrived.get(), _LOOK_S)
+                    await self._name_author(bot.rest, update)
+                    await asyncio.to_thread(on_update, update)
+            if over.done():
+                over.result()
+            over.cancel()
+        finally:
+            if bot.is_alive:
+                await bot.close()
+
+    def _bot(self) -> hikari.GatewayBot:
+        return hikari.GatewayBot(
+            self._token,
+            rest_url=self._url,
+            intents=_INTENTS,
+            cache_settings=CacheSettings(components=CacheComponents.NONE),
+            http_settings=_HTTP,
+            auto_chunk_members=False,
+            max_rate_limit=0,
+            max_retries=0,
+            banner=None,
+            logs=None,
+            suppress_optimization_warning=True,
+        )
+
+    async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
+        """Add the author to the deletion of a private message: Discord names the channel only."""
+        data = update["d"]
+        if "guild_id" in data:
+            return
+        if update["t"] == "MESSAGE_CREATE" and _is_a_persons(data):
+            self._recipients.pop(data["channel_id"], None)
+            self._recipients[data["channel_id"]] = data["author"]["id"]
+            if len(self._recipients) > _MOST_RECIPIENTS:
+                del self._recipients[next(iter(self._recipients))]
+        elif update["t"] == "MESSAGE_DELETE":
+            recipient = self._recipients.get(data["channel_id"]) or await _recipient(rest, data["channel_id"])
+            if recipient is not None:
+                data["author"] = {"id": recipient}
+
+    def _is_answerable(self, place: Place) -> bool:
+        """Whether the place is an interaction whose token is still valid."""
+        if place.token is None or place.message is None:
+            return False
+        sent_s = hikari.Snowflake(place.message).created_at.timestamp()
+        return self._clock.now().timestamp() - sent_s < _INTERACTION_S
+
+
+class _Rest:
+    """hikari's REST client, which needs an event loop: one in a thread of its own, started by the first call."""
+
+    def __init__(self, token: str, url: str | None) -> None:
+        self._token = token
+        self._url = url
+        self._lock = Lock()
+        self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._app: RESTApp | None = None
+        self._client: RESTClient | None = None
+
+    def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], within_s: float = TIMEOUT_S) -> T:
+        """The result of `work`, called with the client in its loop.
+
+        Raises:
+            DeliveryFailed: `NotAsked` and `Undeliverable` included, by hikari's error.
+        """
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)
+        try:
+            return future.result()
+        except hikari.RateLimitTooLongError as error:
+            raise NotAsked("Discord asks for a pause", error.retry_after) from error
+        except hikari.ClientHTTPResponseError as error:
+            raise _refused(error) from error
+        except hikari.HTTPResponseError as error:
+            raise DeliveryFailed(f"answered with status {int(error.status)}", int(error.status)) from error
+        except (hikari.HikariError, OSError, TimeoutError) as error:
+            raise DeliveryFailed(type(error).__name__) from error
+
+    def close(self) -> None:
+        """Close the client and end the thread."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), loop).result(TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        if self._app is not None:
+            await self._app.close()
+        self._client = self._app = None
+
+    async def _within(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], seconds: float) -> T:
+        async with asyncio.timeout(seconds):
+            return await work(await self._opened())
+
+    async def _opened(self) -> RESTClient:
+        async with self._opening:
+            if self._client is None:
+                self._app = RESTApp(http_settings=_HTTP, max_rate_limit=0, max_retries=0, url=self._url)
+                await self._app.start()
+                client = self._app.acquire(self._token, hikari.TokenType.BOT)
+                client.start()
+                self._client = client
+            return self._client
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = Thread(target=self._loop.run_forever, name="discord", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def render(text: str) -> str:
+    """Markdown as Discord shows it: what Discord would show as a mention, a time or an emoji stays text."""
+    pieces: list[str] = []
+    end = 0
+    for code in _CODE.finditer(text):
+        pieces += [_plain(text[end : code.start()]), text[code.start() : code.end()]]
+        end = code.end()
+    return "".join([*pieces, _plain(text[end:])])
+
+
+def _plain(text: str) -> str:
+    return _MENTION.sub(lambda found: f"\\{found[0]}", text)
+
+
+def _is_a_persons(data: Update) -> bool:
+    author = data.get("author") or {}
+    return data.get("type", 0) in _SAID and "id" in author and not author.get("bot") and "webhook_id" not in data
+
+
+def _place(data: Update) -> Place:
+    return Place(chat=data["channel_id"], message=data["id"], group="guild_id" in data)
+
+
+def _sender(data: Update) -> Sender:
+    author, member = data["author"], data.get("member") or {}
+    name = member.get("nick") or author.get("global_name") or author.get("username")
+    return Sender(author["id"], name)
+
+
+def _interaction(data: Update) -> list[Event]:
+    member = data.get("member") or {}
+    user = member.get("user") or data["user"]
+    sender = _sender({"author": user, "member": member})
+    token = f"{data['application_id']}:{data['token']}"
+    place = Place(chat=data["channel_id"], message=data["id"], group="guild_id" in data, token=token)
+    given = data["data"]
+    if data["type"] == _COMPONENT:
+        return [Pressed(place, sender, given["custom_id"])]
+    if data["type"] != _COMMAND:
+        return []
+    argument = " ".join(str(each.get("value", "")) for each in given.get("options", ())).strip()
+    if given["name"] == ASK:
+        return [Said(place, sender, data["id"], argument)] if argument else []
+    return [Commanded(place, sender, data["id"], given["name"], argument)]
+
+
+async def _defer(rest: RESTClient, interaction: Update) -> None:
+    """Answer an interaction of the gateway in time."""
+    kinds = {
+        _COMMAND: hikari.ResponseType.DEFERRED_MESSAGE_CREATE,
+        _COMPONENT: hikari.ResponseType.DEFERRED_MESSAGE_UPDATE,
+    }
+    kind = kinds.get(interaction["type"])
+    if kind is None:
+        return
+    try:
+        await rest.create_interaction_response(int(interaction["id"]), interaction["token"], kind)
+    except hikari.HikariError as error:
+        log.warning("an interaction could not be answered in time: %s", loggable(error))
+
+
+async def _answered(rest: RESTClient, place: Place, content: dict[str, Any]) -> bool:
+    """Replace the deferred answer to an interaction; False if Discord does not know it any more."""
+    application, _, token = (place.token or "").partition(":")
+    try:
+        await rest.edit_interaction_response(int(application), token, **content)
+    except (hikari.NotFoundError, hikari.UnauthorizedError):
+        return False
+    return True
+
+
+async def _recipient(rest: RESTClient, channel_id: str) -> str | None:
+    """The person in a private chat."""
+    try:
+        channel = await rest.fetch_channel(int(channel_id))
+    except hikari.HikariError as error:
+        log.warning("a deleted message's author is not known: %s", loggable(error))
+        return None
+    return str(channel.recipient.id) if isinstance(channel, hikari.DMChannel) else None
+
+
+def _rows(rest: RESTClient, buttons: Sequence[Button]) -> list[Any]:
+    rows = []
+    for at in range(0, len(buttons), _BUTTONS_A_ROW):
+        row = rest.build_message_action_row()
+        for button in buttons[at : at + _BUTTONS_A_ROW]:
+            row.add_interactive_button(hikari.ButtonStyle.SECONDARY, button.token, label=button.label)
+        rows.append(row)
+    return rows
+
+
+def _refused(error: hikari.ClientHTTPResponseError) -> DeliveryFailed:
+    status = int(error.status)
+    code = int(getattr(error, "code", 0) or 0)
+    message = f"answered with status {status}, code {code}"
+    if code in _GONE or isinstance(error, hikari.BadRequestError):
+        return Undeliverable(message, status)
+    return DeliveryFailed(message, status)
+
+
+def _public_key(text: str) -> Ed25519PublicKey:
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
+    except ValueError:
+        raise SettingsError(
+            "PERDURE_DISCORD__PUBLIC_KEY is malformed: it must be the 64 hexadecimal digits of the application's page"
+        ) from None
+
+
+def _bot_id(token: str) -> str:
+    try:
+        return str(hikari.applications.get_token_id(token))
+    except ValueError:
+        raise SettingsError("PERDURE_DISCORD__TOKEN is malformed: it must be the token of a bot") from None

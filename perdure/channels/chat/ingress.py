@@ -1,0 +1,257 @@
+"""From chats to the domain: messages are accepted, edited and cancelled, commands and decisions carried out.
+
+The user of a private chat is the one that its person is linked to (`perdure.users.identities`), else `CHANNEL:ID`. A
+chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that nothing known of one of them is recalled for
+another; its messages begin with their author's name, and each of its threads is a conversation.
+
+An event may come twice, and again after a crash: the service's message id makes it one message. Answers to commands
+are sent at once, and lost if that fails; replies of the agent go through the outbox.
+
+Called by the gateway's webhook route and by `listening`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never
+from uuid import UUID
+
+from perdure.access.tenants import user_key, user_of
+from perdure.channels.chat import queries
+from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.chat.protocol import (
+    Channel,
+    Commanded,
+    Deleted,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Said,
+    Sender,
+    Unsupported,
+    Update,
+)
+from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, loggable
+from perdure.runtime import Runtime
+from perdure.sessions.ending import request_end
+from perdure.sessions.reading import find_live
+from perdure.sessions.routing import scope_of
+from perdure.text.untrusted import first_line, is_storable
+from perdure.turns.calls.approvals import Decision, decide
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.outbox import DeliveryFailed
+from perdure.turns.reading import owner, read_turn
+from perdure.users.identities import redeem, user_of_identity
+
+log = logging.getLogger(__name__)
+
+HELP = """/new  begin a new conversation
+/end  end this conversation
+/cancel  cancel what is not answered yet
+/link CODE  use the account that showed you the code, here too
+/help  show this"""
+_NO_FILES = "I can only read text. Please write what you need."
+_MOST_AUTHOR_CHARS = 80
+_ID_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Whose an event is: the user's key, and the key of the conversation."""
+
+    user: str
+    conversation: str | None
+
+
+class Ingress:
+    """Handles the events of one channel. Threads may share it. `tenant`: of the channel's users."""
+
+    def __init__(self, runtime: Runtime, channel: Channel, tenant: str | None = None) -> None:
+        self._runtime = runtime
+        self._channel = channel
+        self._tenant = tenant
+        self._buttons = Buttons(runtime.settings.signing_key())
+
+    def take(self, update: Update) -> None:
+        """Handle one update of the service. A malformed one is logged and dropped.
+
+        Raises:
+            Unavailable: the database cannot be reached; handling the update again is safe.
+        """
+        try:
+            events = self._channel.parse(update)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            log.warning("%s sent a malformed update, which is dropped: %s", self._channel.name, type(error).__name__)
+            return
+        for event in events:
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Said():
+                self._said(event)
+            case Edited():
+                self._edited(event)
+            case Deleted():
+                self._deleted(event)
+            case Pressed():
+                self._pressed(event)
+            case Commanded():
+                self._commanded(event)
+            case Unsupported():
+                self._answer(event.place, _NO_FILES, f"{event.message_id}:unsupported")
+            case _:
+                assert_never(event)
+
+    def _said(self, event: Said) -> None:
+        seat = self._seat(event.place, event.sender)
+        if event.if_known and not self._is_known(seat):
+            return
+        given = {
+            "user_id": user_of(seat.user),
+            "text": _line(event.place, event.sender, event.text),
+            "message_id": event.message_id,
+            "conversation": seat.conversation,
+        }
+        target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(event.place)}
+        try:
+            message = parse_incoming({**given, "channel": self._channel.name}, tenant=self._tenant)
+            accepted = accept(self._runtime, message, target=target)
+            if not accepted.duplicate:
+                self._show_typing(event.place)
+        except Conflict as error:  # sent again after an edit, or the session is busy
+            log.info("a message of %s is not accepted: %s", self._channel.name, error.code)
+        except (RateLimited, TooLarge, InvalidRequest) as error:
+            self._answer(event.place, error.message, f"{event.message_id}:refused")
+
+    def _edited(self, event: Edited) -> None:
+        seat = self._seat(event.place, event.sender)
+        text = _line(event.place, event.sender, event.text)
+        if is_storable(text) and len(text) <= self._runtime.settings.guard.max_chars:
+            self._runtime.database.run(queries.EDIT, {**self._message(seat, event.message_id), "text": text})
+
+    def _deleted(self, event: Deleted) -> None:
+        if event.sender is None and not event.place.group:
+            return
+        seat = self._seat(event.place, event.sender or Sender(""))
+        rows = self._runtime.database.run(queries.WAITING, self._message(seat, event.message_id))
+        if rows and rows[0].messages == 1:
+            cancel(self._runtime, rows[0].turn_id)
+
+    def _pressed(self, event: Pressed) -> None:
+        """Decide as the button says, if it was made for this chat and person and the call still waits."""
+        chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
+        named = self._buttons.turn_of(event.token)
+        if named is None:
+            return
+        decision, turn_id = named
+        try:
+            if owner(self._runtime.database, turn_id) != self._seat(event.place, event.sender).user:
+                return
+            waiting = read_turn(self._runtime.database, turn_id)["pending_approvals"]
+            calls = [each for each in waiting if self._buttons.is_for(event.token, each["call_id"], chat)]
+            for call in calls:
+                decide(self._runtime, turn_id, Decision(call_id=call["call_id"], decision=decision))
+                self._mark(event.place, f"{'Approved' if decision == 'approve' else 'Denied'}: {call['tool']}")
+            if not calls:
+                self._mark(event.place, "This does not wait for a decision any more.")
+        except NotFound:
+            return
+        except Conflict as error:
+            self._mark(event.place, error.message)
+
+    def _commanded(self, event: Commanded) -> None:
+        match event.command:
+            case "new" | "end":
+                text = self._end(event)
+            case "cancel":
+                text = self._cancel(event)
+            case "link":
+                text = self._link(event)
+            case _:
+                text = HELP
+        self._answer(event.place, text, f"{event.message_id}:command")
+
+    def _end(self, event: Commanded) -> str:
+        session_id = self._live(self._seat(event.place, event.sender))
+        if session_id is not None:
+            try:
+                requested = request_end(self._runtime.database, session_id, f"ended on {self._channel.name}")
+                requested.wake(self._runtime.wake)
+            except (NotFound, Conflict) as error:
+                log.info("the conversation has ended already: %s", error.code)
+        if event.command == "new":
+            return "Your next message begins a new conversation."
+        return "This conversation has ended." if session_id is not None else "There is no conversation to end."
+
+    def _cancel(self, event: Commanded) -> str:
+        session_id = self._live(self._seat(event.place, event.sender))
+        rows = () if session_id is None else self._runtime.database.run(queries.UNSETTLED, {"session_id": session_id})
+        for row in rows:
+            cancel(self._runtime, row.turn_id)
+        return "Cancelled." if rows else "There is nothing to cancel."
+
+    def _link(self, event: Commanded) -> str:
+        if event.place.group:
+            return "Send the code in a private chat: here others can see it."
+        if not event.argument:
+            return "Send /link CODE. `perdure link` shows a code."
+        try:
+            user = redeem(
+                self._runtime.database, self._channel.name, event.sender.external_id, event.argument, self._tenant
+            )
+        except (NotFound, RateLimited, InvalidRequest) as error:
+            return error.message
+        return f"This chat is linked to {first_line(user_of(user), _MOST_AUTHOR_CHARS)}."
+
+    def _live(self, seat: _Seat) -> UUID | None:
+        session = self._runtime.settings.session
+        scope = scope_of(session.scope, self._channel.name, seat.conversation)
+        found = find_live(self._runtime.database, seat.user, scope, session.idle_timeout_s)
+        return None if found is None else found[0]
+
+    def _seat(self, place: Place, sender: Sender) -> _Seat:
+        name = self._channel.name
+        if place.group:
+            return _Seat(user_key(self._tenant, f"{name}:group:{place.chat}"), place.thread)
+        linked = user_of_identity(self._runtime.database, self._tenant, name, sender.external_id)
+        return _Seat(linked or user_key(self._tenant, f"{name}:{sender.external_id}"), None)
+
+    def _is_known(self, seat: _Seat) -> bool:
+        given = {"user_id": seat.user, "conversation": seat.conversation}
+        return bool(self._runtime.database.run(queries.IS_KNOWN, given)[0].known)
+
+    def _message(self, seat: _Seat, message_id: str) -> dict[str, Any]:
+        return {"user_id": seat.user, "channel": self._channel.name, "message_id": message_id[:_ID_CHARS]}
+
+    def _answer(self, place: Place, text: str, key: str) -> None:
+        try:
+            self._channel.send(place, text[: self._channel.most_chars], (), key)
+        except (DeliveryFailed, PerdureError) as error:
+            log.warning("an answer on %s could not be sent: %s", self._channel.name, loggable(error))
+
+    def _show_typing(self, place: Place) -> None:
+        if place.token is not None:  # an interaction shows by itself that a reply is coming
+            return
+        try:
+            self._channel.typing(place)
+        except (DeliveryFailed, PerdureError) as error:
+            log.info("typing on %s could not be shown: %s", self._channel.name, loggable(error))
+
+    def _mark(self, place: Place, text: str) -> None:
+        try:
+            self._channel.mark(place, text)
+        except (DeliveryFailed, PerdureError) as error:
+            log.warning("a button on %s could not be marked: %s", self._channel.name, loggable(error))
+
+
+def _line(place: Place, sender: Sender, text: str) -> str:
+    """The message as the agent reads it: in a chat of several people with its author."""
+    if not place.group:
+        return text
+    author = first_line(sender.name or sender.external_id, _MOST_AUTHOR_CHARS).replace(":", "")
+    return f"{author}: {text}"

@@ -1,0 +1,104 @@
+"""Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode.
+
+One process of the installation listens on a channel: it holds an advisory lock of PostgreSQL, and a second process
+waits for that lock. If the lock is lost with its connection, two may listen until one of them restarts; a message that
+both receive is one message by its id. An update is repeated until the database accepts it, so updates stay in order. A
+connection that fails is made again after a pause that doubles.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from perdure.channels.chat import queries
+from perdure.channels.chat.ingress import Ingress
+from perdure.channels.chat.protocol import Channel, Update
+from perdure.database.engine import Database, Transaction
+from perdure.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 5.0
+_AGAIN_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+
+
+class Listening:
+    """Listens on `channels`, each in a thread, from `start` to `stop`."""
+
+    def __init__(self, database: Database, channels: Sequence[tuple[Channel, Ingress]]) -> None:
+        self._database = database
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep_listening, args=each, name=f"channel {each[0].name}", daemon=True)
+            for each in channels
+        ]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a channel to listen on."""
+        return bool(self._threads)
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `stop` is called within `seconds`."""
+        return self._stop.wait(seconds)
+
+    def request_stop(self) -> None:
+        """Have the threads end. Safe in a signal handler."""
+        self._stop.set()
+
+    def stop(self, within_s: float) -> bool:
+        """Have the threads end; returns whether they have within `within_s` each."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(within_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _keep_listening(self, channel: Channel, ingress: Ingress) -> None:
+        pause_s = _AGAIN_S
+        while not self._stop.is_set():
+            try:
+                with self._alone(channel.name) as mine:
+                    if mine:
+                        pause_s = _AGAIN_S
+                        log.info("listening on %s", channel.name)
+                        channel.listen(lambda update: self._take(ingress, update), self._stop)
+                        continue
+                self._stop.wait(_LOOK_S)
+            except Unavailable as error:
+                log.warning("cannot listen on %s: %s; again in %g s", channel.name, error.message, pause_s)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except Exception:  # whatever a library raises: the connection is made again
+                log.exception("listening on %s failed; again in %g s", channel.name, pause_s)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _take(self, ingress: Ingress, update: Update) -> None:
+        while True:
+            try:
+                return ingress.take(update)
+            except Unavailable as error:
+                log.warning("an update waits: %s", error.message)
+                if self._stop.wait(_AGAIN_S):
+                    raise
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[bool]:
+        """Whether this process has the channel's lock, which is released at the end."""
+        with self._database.connection() as connection:
+            executor, named = Transaction(connection), {"name": name}
+            mine = bool(executor.run(queries.LOCK, named)[0].locked)
+            try:
+                yield mine
+            finally:
+                if mine:
+                    executor.run(queries.UNLOCK, named)

@@ -1,0 +1,121 @@
+"""Sends the replies of settled turns, and requests for approval, to chats, for the outbox.
+
+A long reply is sent in parts. Their keys differ and stay the same at each attempt, so a channel whose service knows
+such keys sends no part twice; for the others, this process remembers the parts that a failed attempt has sent. Each
+channel has a breaker, `channel:NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.chat.protocol import Button, Channel, Place
+from perdure.channels.chat.splitting import split
+from perdure.errors import CircuitBreakerOpen
+from perdure.resilience.registry import BreakerRegistry
+from perdure.text.untrusted import cut
+from perdure.turns.outbox import NotAsked, Undeliverable
+
+TIMEOUT_S = 30.0
+"""Seconds after which a probe of the breaker counts as lost."""
+
+_MOST_REMEMBERED = 10_000
+_FRAME_CHARS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One message of a delivery."""
+
+    text: str
+    buttons: tuple[Button, ...] = ()
+
+
+class ChatCarrier:
+    """A `perdure.turns.outbox.Carrier` to `{"channel": ..., "place": ...}`. Threads may share it."""
+
+    def __init__(
+        self, channels: Mapping[str, Channel], buttons: Buttons, breakers: BreakerRegistry | None = None
+    ) -> None:
+        self._channels = channels
+        self._buttons = buttons
+        self._breakers = breakers
+        self._sent: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
+
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+        """Send the reply of the turn in `body`, or its calls that wait for approval; nothing if there is none.
+
+        Raises:
+            DeliveryFailed: the service has not confirmed it.
+            Undeliverable: the channel is not configured here any more, or the service refuses the chat for good.
+            NotAsked: the channel's breaker is open, or the service asks for a pause.
+        """
+        channel = self._channels.get(target["channel"])
+        if channel is None:
+            raise Undeliverable(f"the channel {target['channel']!r} is not configured")
+        turn, place = json.loads(body), _place(target)
+        parts = self._requests(channel, target, turn) if target.get("approval") else _replies(channel, turn)
+        if self._breakers is None:
+            self._send(channel, place, parts, message_id)
+            return
+        breaker = self._breakers.get(f"channel:{channel.name}")
+        try:
+            breaker.execute(lambda: self._send(channel, place, parts, message_id), TIMEOUT_S)
+        except CircuitBreakerOpen as error:
+            raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
+
+    def _requests(self, channel: Channel, target: dict[str, Any], turn: dict[str, Any]) -> list[_Part]:
+        """A message for each call that waits, with a button for each decision."""
+        chat = Chat(channel.name, target["place"]["chat"], target["asker"])
+        turn_id = UUID(turn["turn_id"])
+        return [
+            _Part(
+                _request(call, channel.most_chars),
+                (
+                    Button("Approve", self._buttons.token("approve", turn_id, call["call_id"], chat)),
+                    Button("Deny", self._buttons.token("deny", turn_id, call["call_id"], chat)),
+                ),
+            )
+            for call in turn["pending_approvals"]
+        ]
+
+    def _send(self, channel: Channel, place: Place, parts: list[_Part], message_id: str) -> None:
+        for number in range(self._sent.get(message_id, 0), len(parts)):
+            # Only the first part answers an interaction.
+            where = place if number == 0 else replace(place, token=None)
+            channel.send(where, parts[number].text, parts[number].buttons, f"{message_id}:{number}")
+            self._remember(message_id, number + 1)
+
+    def _remember(self, message_id: str, sent: int) -> None:
+        with self._lock:
+            self._sent[message_id] = sent
+            self._sent.move_to_end(message_id)
+            if len(self._sent) > _MOST_REMEMBERED:
+                self._sent.popitem(last=False)
+
+
+def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
+    reply = turn["reply"]  # None: the turn was cancelled
+    return [] if reply is None else [_Part(text) for text in split(reply["text"], channel.most_chars)]
+
+
+def _request(call: dict[str, Any], most: int) -> str:
+    """The question about a call. Its arguments, which a model wrote, cannot end the block that they are shown in."""
+    arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
+    question = f"`{call['tool']}` needs your approval:"
+    return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"
+
+
+def _place(target: dict[str, Any]) -> Place:
+    try:
+        return Place(**target["place"])
+    except (KeyError, TypeError) as error:  # of an imported file, or of another release
+        raise Undeliverable("the place of the reply is malformed") from error

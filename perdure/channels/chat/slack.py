@@ -1,0 +1,433 @@
+"""The channel `slack`: Slack's Events API by webhook or Socket Mode, and its Web API, through slack-sdk.
+
+In a private chat every message is for the agent. In a channel a message is for the agent if it mentions the bot; the
+reply begins a thread, in which the following messages are for the agent without a mention. Slash commands (`/new`,
+`/end`, `/cancel`, `/link`, `/help`, or `/perdure new`…) and buttons arrive the same way as messages.
+
+Slack repeats an event that was not acknowledged within three seconds, and sends a mention twice, as a message and as a
+mention: both have the message's `ts`, which makes them one message. Slack has no key against a message that is posted
+twice, so a reply whose attempt was interrupted may appear twice.
+
+Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so no text of a model's mentions anyone or becomes a link that it
+does not show, except Markdown links to http addresses. Slack has no typing indicator for bots of this kind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from threading import Event as Stop
+from threading import Lock
+from typing import Any, NoReturn
+from urllib.error import URLError
+from urllib.parse import parse_qs
+
+from slack_sdk import WebClient
+from slack_sdk.errors import SlackApiError, SlackClientError
+from slack_sdk.http_retry import HttpRequest, HttpResponse, RateLimitErrorRetryHandler, RetryState
+from slack_sdk.signature import Clock as SignatureClock
+from slack_sdk.signature import SignatureVerifier
+from slack_sdk.socket_mode.builtin import SocketModeClient
+from slack_sdk.socket_mode.client import BaseSocketModeClient
+from slack_sdk.socket_mode.request import SocketModeRequest
+from slack_sdk.socket_mode.response import SocketModeResponse
+
+from perdure.channels.chat.protocol import (
+    Button,
+    ChannelFailed,
+    Commanded,
+    Deleted,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Received,
+    Said,
+    Sender,
+    Unsupported,
+    Update,
+)
+from perdure.clock import Clock
+from perdure.errors import InvalidRequest, Unauthorized
+from perdure.text.patterns import Match, compiled
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10
+_QUICK_S = 1
+LONGEST_PAUSE_S = 5
+"""Seconds of `Retry-After` up to which a call waits itself; a longer pause postpones the delivery."""
+
+_PERMANENT = frozenset(
+    {
+        "channel_not_found", "is_archived", "not_in_channel", "restricted_action", "msg_too_long", "no_text",
+        "invalid_blocks", "cannot_dm_bot", "user_not_found", "messages_tab_disabled", "thread_locked",
+    }
+)  # fmt: skip
+"""Errors that repeating does not change."""
+
+_ONE_COMMAND = "perdure"
+_SECTION_CHARS = 3_000
+_LABEL_CHARS = 75
+_MOST_NAMES = 10_000
+_WRITTEN = frozenset({None, "file_share", "thread_broadcast", "me_message"})
+"""Subtypes of messages that a person wrote."""
+
+_UNSIGNED = "The request is not signed by Slack, or its timestamp is too old."
+_MARKED = compiled(r"<([^<>|]+)(?:\|([^<>]*))?>")
+_CODE = compiled("(?s)```.*?```|`[^`\n]*`")
+_MARKUP = compiled(
+    r"\*\*(?P<bold>[^*\n]+)\*\*|\*(?P<italic>[^*\s][^*\n]*)\*|~~(?P<struck>[^~\n]+)~~"
+    r"|\[(?P<label>[^\[\]\n]+)\]\((?P<url>https?://[^\s()|]+)\)|(?m:^#{1,6} (?P<title>[^\n]+)$)"
+)
+
+
+class _ShortPauses(RateLimitErrorRetryHandler):
+    """Repeats a call once if Slack asks for a short pause."""
+
+    def _can_retry(
+        self,
+        *,
+        state: RetryState,
+        request: HttpRequest,
+        response: HttpResponse | None = None,
+        error: Exception | None = None,
+    ) -> bool:
+        limited = super()._can_retry(state=state, request=request, response=response, error=error)
+        if not limited or response is None:
+            return False
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        pause = next(iter(headers.get("retry-after") or ()), "0")
+        return pause.isdigit() and int(pause) <= LONGEST_PAUSE_S
+
+
+class Slack:
+    """See the module. `api_url` is the Web API's base, `None` for Slack's own. Threads may share it."""
+
+    name = "slack"
+    most_chars = 4_000
+
+    def __init__(
+        self, token: str, signing_secret: str | None, app_token: str | None, api_url: str | None, clock: Clock
+    ) -> None:
+        base = WebClient.BASE_URL if api_url is None else f"{api_url.rstrip('/')}/"
+        self._client = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)])
+        self._quick = WebClient(token, base, timeout=_QUICK_S, retry_handlers=[])
+        self.listens = app_token is not None
+        self._verifier = None if signing_secret is None else SignatureVerifier(signing_secret, _Seconds(clock))
+        self._app_token = app_token
+        self._names: OrderedDict[str, str] = OrderedDict()
+        self._lock = Lock()
+
+    def verify(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Check the signature of a webhook's request; `headers` have names in lower case.
+
+        Raises:
+            Unauthorized: it is not Slack's, or older than five minutes; or no signing secret is configured.
+        """
+        stamp, signature = (headers.get(f"x-slack-{each}", "") for each in ("request-timestamp", "signature"))
+        usable = self._verifier is not None and stamp.isascii() and stamp.isdigit() and signature.isascii()
+        try:
+            valid = usable and self._verifier.is_valid(body, stamp, signature)  # type: ignore[union-attr]
+        except UnicodeDecodeError:
+            valid = False
+        if not valid:
+            raise Unauthorized(_UNSIGNED)
+
+    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
+        """The update in a webhook's request, whose signature is valid, and its answer.
+
+        Raises:
+            InvalidRequest: the body is not one of Slack's.
+        """
+        given = _decoded(headers, body)
+        if given.get("type") == "url_verification":
+            return Received((), {"challenge": str(given.get("challenge", ""))})
+        return Received((given,) if given.get("type") or given.get("command") else ())
+
+    def parse(self, update: Update) -> list[Event]:
+        """What happened, by a payload of the Events API, a button's or a slash command's; empty for all others.
+
+        Raises:
+            KeyError, TypeError, ValueError: the payload is malformed.
+        """
+        if "command" in update:
+            return [self._commanded(update)]
+        match update.get("type"):
+            case "block_actions":
+                return self._pressed(update)
+            case "event_callback" if update["event"].get("type") in {"message", "app_mention"}:
+                return self._happened(update["event"], _bot_of(update))
+            case _:
+                return []
+
+    def _happened(self, event: Update, bot: str | None) -> list[Event]:
+        match event.get("subtype"):
+            case "message_changed":
+                return self._changed(event, bot)
+            case "message_deleted":
+                return _deleted(event)
+            case _:
+                return self._said(event, bot)
+
+    def _said(self, event: Update, bot: str | None) -> list[Event]:
+        if not _is_a_persons(event):
+            return []
+        place, message_id = _place(event, event), _message_id(event["channel"], event["ts"])
+        addressed = not place.group or event["type"] == "app_mention" or f"<@{bot}>" in event.get("text", "")
+        if not addressed and "thread_ts" not in event:
+            return []
+        if place.group:
+            self._learn_name(event["user"])
+        text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
+        if not text:
+            return [Unsupported(place, sender, message_id, "a file")] if event.get("files") else []
+        return [Said(place, sender, message_id, text, if_known=not addressed)]
+
+    def _changed(self, event: Update, bot: str | None) -> list[Event]:
+        message, before = event["message"], event.get("previous_message") or {}
+        if not _is_a_persons(message) or message.get("text") == before.get("text"):
+            return []  # Slack has added a preview
+        text = self._text(message.get("text", ""), bot)
+        message_id = _message_id(event["channel"], message["ts"])
+        return [Edited(_place(event, message), self._sender(message["user"]), message_id, text)] if text else []
+
+    def _commanded(self, given: Update) -> Commanded:
+        command, argument = str(given["command"]).removeprefix("/").lower(), str(given.get("text", "")).strip()
+        if command == _ONE_COMMAND:
+            command, _, argument = argument.partition(" ")
+        channel = given["channel_id"]
+        place = Place(chat=channel, group=not channel.startswith("D"), token=given.get("response_url"))
+        sender = Sender(given["user_id"], given.get("user_name"))
+        return Commanded(place, sender, str(given["trigger_id"]), command.lower() or "help", argument.strip())
+
+    def _pressed(self, given: Update) -> list[Event]:
+        channel, message = given["channel"]["id"], given["message"]
+        place = Place(
+            chat=channel, thread=message.get("thread_ts"), message=message["ts"], group=not channel.startswith("D")
+        )
+        sender = Sender(given["user"]["id"], given["user"].get("name"))
+        return [Pressed(place, sender, each["value"]) for each in given["actions"] if each.get("type") == "button"]
+
+    def _text(self, text: str, bot: str | None) -> str:
+        """Slack's text as a person reads it, without a mention of the bot."""
+
+        def shown(found: Match) -> str:
+            target, label = found[1], found[2]
+            match target[0]:
+                case "@":
+                    return "" if target[1:] == bot else f"@{label or self._names.get(target[1:]) or target[1:]}"
+                case "#":
+                    return f"#{label or target[1:]}"
+                case "!":
+                    return f"@{(label or target[1:].partition('^')[0]).removeprefix('@')}"
+                case _:
+                    return target if label in {None, "", target} else f"{label} ({target})"
+
+        plain = _MARKED.sub(shown, text)
+        return plain.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").strip()
+
+    def _sender(self, user: str) -> Sender:
+        return Sender(user, self._names.get(user))
+
+    def _learn_name(self, user: str) -> None:
+        """Look up a user's display name, once; without one, the user's id stands for it."""
+        if user in self._names:
+            return
+        try:
+            profile = self._quick.users_info(user=user)["user"]
+        except (SlackClientError, URLError, OSError, ValueError, KeyError):
+            return
+        name = (profile.get("profile") or {}).get("display_name") or profile.get("real_name") or profile.get("name")
+        with self._lock:
+            self._names[user] = str(name or user)
+            if len(self._names) > _MOST_NAMES:
+                self._names.popitem(last=False)
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002
+        """Post one message of at most `most_chars`.
+
+        Raises:
+            NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S`.
+            Undeliverable: the channel is gone, or the bot may not write there.
+            DeliveryFailed: Slack did not confirm it.
+        """
+        shown = render(text)
+        blocks = [*_sections(shown), _actions(buttons)] if buttons else None
+        _call(
+            lambda: self._client.chat_postMessage(
+                channel=place.chat,
+                text=shown,
+                blocks=blocks,
+                thread_ts=place.thread,
+                unfurl_links=False,
+                unfurl_media=False,
+            )
+        )
+
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message of a pressed button by `text`, without buttons.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+        if place.message is not None:
+            message = place.message
+            shown = render(text)
+            _call(lambda: self._client.chat_update(channel=place.chat, ts=message, text=shown, blocks=_sections(shown)))
+
+    def typing(self, place: Place) -> None:
+        """Do nothing: Slack shows no typing indicator for a bot."""
+
+    def close(self) -> None:
+        """Do nothing: each call has its own connection."""
+
+    def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
+        """Pass what arrives over Socket Mode to `on_update`, one after another, until `stop`.
+
+        What `on_update` raises for is not acknowledged, and Slack sends it again.
+
+        Raises:
+            ChannelFailed: Slack cannot be reached, or refuses the token.
+        """
+        client = SocketModeClient(app_token=self._app_token or "", web_client=self._client, concurrency=1)
+
+        def arrived(socket: BaseSocketModeClient, request: SocketModeRequest) -> None:
+            try:
+                on_update(request.payload)
+            except Exception:  # not acknowledged
+                log.exception("an update of Slack's failed; Slack sends it again")
+                return
+            socket.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
+
+        client.socket_mode_request_listeners.append(arrived)
+        try:
+            _call(client.connect)
+            stop.wait()
+        except DeliveryFailed as error:
+            raise ChannelFailed(f"Slack's Socket Mode cannot be used: {error}.") from error
+        finally:
+            client.close()
+
+
+def _bot_of(update: Update) -> str | None:
+    """The bot's own user id."""
+    return next((each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)), None)
+
+
+class _Seconds(SignatureClock):
+    """The clock of a `SignatureVerifier`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        """Epoch seconds."""
+        return self._clock.now().timestamp()
+
+
+def render(text: str) -> str:
+    """Markdown as Slack's mrkdwn."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    pieces: list[str] = []
+    end = 0
+    for code in _CODE.finditer(escaped):
+        pieces += [_MARKUP.sub(_marked, escaped[end : code.start()]), escaped[code.start() : code.end()]]
+        end = code.end()
+    return "".join([*pieces, _MARKUP.sub(_marked, escaped[end:])])
+
+
+def _marked(found: Match) -> str:
+    if found["url"] is not None:
+        return f"<{found['url']}|{found['label']}>"
+    if found["italic"] is not None:
+        return f"_{found['italic']}_"
+    if found["struck"] is not None:
+        return f"~{found['struck']}~"
+    return f"*{found['bold'] or found['title'].strip(' *')}*"
+
+
+def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """JSON, JSON in the form field `payload`, or a form."""
+    try:
+        text = body.decode()
+        if "x-www-form-urlencoded" in headers.get("content-type", ""):
+            form = {name: values[0] for name, values in parse_qs(text, max_num_fields=100).items()}
+            given = json.loads(form["payload"]) if "payload" in form else form
+        else:
+            given = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("The body is neither JSON nor a form of Slack's.") from None
+    if not isinstance(given, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return given
+
+
+def _is_a_persons(message: Update) -> bool:
+    return "user" in message and "bot_id" not in message and message.get("subtype") in _WRITTEN
+
+
+def _place(event: Update, message: Update) -> Place:
+    """Where to reply to `message`: in a channel, in the thread that it is in or begins."""
+    channel = event["channel"]
+    group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")
+    thread = message.get("thread_ts") or (message["ts"] if group else None)
+    return Place(chat=channel, thread=thread, message=message["ts"], group=group)
+
+
+def _message_id(channel: str, ts: str) -> str:
+    return f"{channel}:{ts}"
+
+
+def _deleted(event: Update) -> list[Event]:
+    before = event.get("previous_message") or {}
+    if not _is_a_persons(before):
+        return []
+    place = _place(event, {"ts": event["deleted_ts"], **before})
+    return [Deleted(place, Sender(before["user"]), _message_id(event["channel"], event["deleted_ts"]))]
+
+
+def _sections(shown: str) -> list[dict[str, Any]]:
+    parts = [shown[at : at + _SECTION_CHARS] for at in range(0, len(shown), _SECTION_CHARS)]
+    return [{"type": "section", "text": {"type": "mrkdwn", "text": part, "verbatim": True}} for part in parts]
+
+
+def _actions(buttons: Sequence[Button]) -> dict[str, Any]:
+    elements = [
+        {
+            "type": "button",
+            "action_id": f"button-{number}",
+            "text": {"type": "plain_text", "text": button.label[:_LABEL_CHARS]},
+            "value": button.token,
+        }
+        for number, button in enumerate(buttons)
+    ]
+    return {"type": "actions", "elements": elements}
+
+
+def _call(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except SlackApiError as error:
+        _refuse(error)
+    except (SlackClientError, URLError, OSError, ValueError) as error:
+        raise DeliveryFailed(type(error).__name__) from error
+
+
+def _refuse(error: SlackApiError) -> NoReturn:
+    response: Any = error.response
+    status = int(response.status_code)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        pause = {name.lower(): value for name, value in response.headers.items()}.get("retry-after", "")
+        raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
+    code = response.data.get("error", "") if isinstance(response.data, dict) else ""
+    if code in _PERMANENT:
+        # Slack answers with 200, which the breaker would count as a failure of the service.
+        raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
+    if status != HTTPStatus.OK:
+        raise DeliveryFailed(f"answered with status {status}", status) from error
+    raise DeliveryFailed(f"refused: {code[:100]}", status) from error

@@ -1,0 +1,280 @@
+"""The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
+
+In a private chat every message is for the agent, and so is every message of a group that Telegram shows to the bot.
+Bots are not informed of deletions. Telegram has no key against a message that is posted twice, so a reply whose
+attempt was interrupted may appear twice.
+
+Text is sent as HTML: `&`, `<` and `>` are escaped, code spans and blocks become elements. Text whose markup Telegram
+refuses is sent again as plain text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import html
+import json
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from threading import Event as Stop
+from typing import Any, NoReturn
+
+from telegram import Bot, InlineKeyboardButton, InlineKeyboardMarkup
+from telegram.constants import ChatAction, ParseMode
+from telegram.error import BadRequest, Forbidden, RetryAfter, TelegramError
+from telegram.request import HTTPXRequest
+
+from perdure.channels.chat.protocol import (
+    Button,
+    ChannelFailed,
+    Commanded,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Received,
+    Said,
+    Sender,
+    Unsupported,
+    Update,
+)
+from perdure.errors import InvalidRequest, Unauthorized
+from perdure.text.patterns import compiled
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+TIMEOUT_S = 10
+POLL_S = 5
+_CONNECTIONS = 32
+_KINDS = ["message", "edited_message", "callback_query"]
+_CODE = compiled("(?s)```[a-zA-Z0-9_+-]*\n?(?P<block>.*?)```|`(?P<span>[^`\n]+)`")
+_REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEBHOOK_SECRET."
+
+
+class Telegram:
+    """See the module. `api_url` is the Bot API's base, `None` for Telegram's own. Threads may share it."""
+
+    name = "telegram"
+    most_chars = 4_096
+
+    def __init__(self, token: str, webhook_secret: str | None, api_url: str | None) -> None:
+        base = "https://api.telegram.org" if api_url is None else api_url.rstrip("/")
+        self.listens = webhook_secret is None
+        self._secret = webhook_secret
+        self._requests = [self._request(), self._request()]
+        self._bot = Bot(token, f"{base}/bot", request=self._requests[0], get_updates_request=self._requests[1])
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @staticmethod
+    def _request() -> HTTPXRequest:
+        return HTTPXRequest(
+            connection_pool_size=_CONNECTIONS, read_timeout=TIMEOUT_S, connect_timeout=TIMEOUT_S, pool_timeout=TIMEOUT_S
+        )
+
+    def verify(self, headers: Mapping[str, str], body: bytes) -> None:  # noqa: ARG002 (Telegram signs no bodies)
+        """Check the secret token of a webhook's request; `headers` have names in lower case.
+
+        Raises:
+            Unauthorized: it is missing or another one, or the settings have none.
+        """
+        given = headers.get("x-telegram-bot-api-secret-token", "")
+        if self._secret is None or not hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):
+            raise Unauthorized(_REFUSED)
+
+    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (always JSON)
+        """The update in a verified request.
+
+        Raises:
+            InvalidRequest: the body is not an update.
+        """
+        try:
+            given = json.loads(body)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("The body is not JSON.") from None
+        if not isinstance(given, dict):
+            raise InvalidRequest("The body must be a JSON object.")
+        return Received((given,))
+
+    def parse(self, update: Update) -> list[Event]:
+        """What happened; empty for kinds of updates that do not concern the agent.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: the update is malformed.
+        """
+        if "callback_query" in update:
+            return _pressed(update["callback_query"])
+        edited = "edited_message" in update
+        message = update.get("edited_message") if edited else update.get("message")
+        if message is None or "from" not in message or message["from"].get("is_bot"):
+            return []
+        return _edited(message) if edited else _written(message)
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002 (no such key)
+        """Send one message of at most `most_chars`.
+
+        Raises:
+            NotAsked: Telegram asks for a pause.
+            Undeliverable: the chat is gone, or the user has blocked the bot.
+            DeliveryFailed: Telegram did not confirm it.
+        """
+        self._call(lambda: self._send(place, text, _keyboard(buttons)))
+
+    async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
+        thread = None if place.thread is None else int(place.thread)
+        try:
+            await self._bot.send_message(
+                place.chat, render(text), ParseMode.HTML, message_thread_id=thread, reply_markup=keyboard
+            )
+        except BadRequest as error:
+            if "parse entities" not in error.message.lower():
+                raise
+            await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
+
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message of a pressed button by `text`, without buttons, and end the button's progress sign.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+        self._call(lambda: self._mark(place, text))
+
+    async def _mark(self, place: Place, text: str) -> None:
+        if place.token is not None:
+            await self._bot.answer_callback_query(place.token)
+        if place.message is not None:
+            await self._bot.edit_message_text(text, place.chat, int(place.message))
+
+    def typing(self, place: Place) -> None:
+        """Show for five seconds that a reply is being written.
+
+        Raises:
+            DeliveryFailed: as `send`.
+        """
+        thread = None if place.thread is None else int(place.thread)
+        self._call(lambda: self._bot.send_chat_action(place.chat, ChatAction.TYPING, message_thread_id=thread))
+
+    def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
+        """Pass updates to `on_update` in their order until `stop`.
+
+        The next request acknowledges an update only after `on_update` has returned; Telegram repeats the others.
+
+        Raises:
+            ChannelFailed: Telegram cannot be reached, refuses the token, or another process polls.
+        """
+        offset: int | None = None
+        while not stop.is_set():
+            try:
+                updates = self._run(partial(self._bot.get_updates, offset, timeout=POLL_S, allowed_updates=_KINDS))
+            except (TelegramError, OSError) as error:
+                raise ChannelFailed(f"Telegram's updates cannot be read: {type(error).__name__}.") from error
+            for each in updates:
+                on_update(each.to_dict())
+                offset = each.update_id + 1
+
+    def close(self) -> None:
+        """Close the connections and end the thread that makes the calls."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, thread = True, self._thread
+        if thread is not None:
+            for request in self._requests:
+                asyncio.run_coroutine_threadsafe(request.shutdown(), self._loop).result(TIMEOUT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(TIMEOUT_S)
+        self._loop.close()
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop.run_forever, name="telegram", daemon=True)
+                self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
+
+    def _call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            self._run(work)
+        except TelegramError as error:
+            _refuse(error)
+
+
+def render(text: str) -> str:
+    """Markdown's code as Telegram's HTML; all other text as it is, escaped."""
+    pieces: list[str] = []
+    end = 0
+    for code in _CODE.finditer(text):
+        block, span = code["block"], code["span"]
+        shown = f"<pre>{html.escape(block)}</pre>" if block else f"<code>{html.escape(span or code[0])}</code>"
+        pieces += [html.escape(text[end : code.start()]), shown]
+        end = code.end()
+    return "".join([*pieces, html.escape(text[end:])])
+
+
+def _place(message: Update) -> Place:
+    thread = message.get("message_thread_id") if message.get("is_topic_message") else None
+    return Place(
+        chat=str(message["chat"]["id"]),
+        thread=None if thread is None else str(thread),
+        message=str(message["message_id"]),
+        group=message["chat"]["type"] != "private",
+    )
+
+
+def _sender(user: Update) -> Sender:
+    return Sender(str(user["id"]), user.get("first_name") or user.get("username"))
+
+
+def _message_id(place: Place) -> str:
+    return f"{place.chat}:{place.message}"
+
+
+def _written(message: Update) -> list[Event]:
+    place, sender = _place(message), _sender(message["from"])
+    text = message.get("text")
+    if text is None:
+        what = next((each for each in ("photo", "voice", "video", "document", "sticker") if each in message), None)
+        return [] if what is None else [Unsupported(place, sender, _message_id(place), f"a {what}")]
+    if any(each["type"] == "bot_command" and each["offset"] == 0 for each in message.get("entities") or ()):
+        command, *rest = text.split(maxsplit=1)
+        name = command.removeprefix("/").partition("@")[0].lower()
+        return [Commanded(place, sender, _message_id(place), name, "".join(rest).strip())]
+    return [Said(place, sender, _message_id(place), text)]
+
+
+def _edited(message: Update) -> list[Event]:
+    place = _place(message)
+    text = message.get("text")
+    return [] if text is None else [Edited(place, _sender(message["from"]), _message_id(place), text)]
+
+
+def _pressed(query: Update) -> list[Event]:
+    message = query["message"]
+    place = Place(
+        chat=str(message["chat"]["id"]),
+        message=str(message["message_id"]),
+        group=message["chat"]["type"] != "private",
+        token=str(query["id"]),
+    )
+    return [Pressed(place, _sender(query["from"]), str(query["data"]))]
+
+
+def _keyboard(buttons: Sequence[Button]) -> InlineKeyboardMarkup | None:
+    if not buttons:
+        return None
+    return InlineKeyboardMarkup([[InlineKeyboardButton(each.label, callback_data=each.token) for each in buttons]])
+
+
+def _refuse(error: TelegramError) -> NoReturn:
+    match error:
+        case RetryAfter():
+            pause_s = error._retry_after.total_seconds()  # noqa: SLF001 (the public one warns that its type will change)
+            raise NotAsked("Telegram asks for a pause", pause_s) from error
+        case Forbidden():
+            raise Undeliverable("refused: the bot is blocked or not a member", 403) from error
+        case BadRequest():
+            raise Undeliverable(f"refused: {error.message[:100]}", 400) from error
+        case _:
+            raise DeliveryFailed(type(error).__name__) from error

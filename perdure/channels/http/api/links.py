@@ -1,0 +1,54 @@
+"""`/v1/links`: links other channels to a user."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from perdure.channels.http import parameters
+from perdure.channels.http.auth import KeyKind
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.links import LinkCode, LinkedIdentity, NewLink
+from perdure.errors import Forbidden
+from perdure.users.identities import list_links, mint_code, remove_link
+
+router = APIRouter(prefix="/links", tags=["links"], route_class=StrictRoute, responses=problems(*WITH_KEY, 400))
+
+
+@router.post("", status_code=HTTPStatus.CREATED, response_description="The code.", responses=problems(*WITH_BODY))
+async def mint(wanted: NewLink, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> LinkCode:
+    """Mint a one-time code; `/link CODE`, sent from another channel, links that channel's user to this one.
+
+    A new code replaces the user's last one.
+    """
+    if caller.kind is KeyKind.USER:
+        raise Forbidden("A user token links no channel, since a link outlives it: use a service key.")
+    minted = await gateway.in_thread(partial(mint_code, gateway.runtime.database, users.key(wanted.user_id)))
+    return LinkCode(code=minted.code, expires_at=minted.expires_at.isoformat())
+
+
+@router.get("", response_description="The user's links.")
+async def list_(
+    user_id: Annotated[parameters.User, Query()], gateway: TheGateway, users: TheUsers
+) -> list[LinkedIdentity]:
+    """List the identities that are linked to a user."""
+    found = await gateway.in_thread(partial(list_links, gateway.runtime.database, users.key(user_id)))
+    return [LinkedIdentity(**{**asdict(each), "created_at": each.created_at.isoformat()}) for each in found]
+
+
+@router.delete("", status_code=HTTPStatus.NO_CONTENT, response_description="The identity is not linked.")
+async def remove(
+    user_id: Annotated[parameters.User, Query()],
+    channel: Annotated[parameters.User, Query(description="The link's channel.")],
+    external_id: Annotated[parameters.User, Query(description="The id on that channel.")],
+    gateway: TheGateway,
+    users: TheUsers,
+) -> None:
+    """Remove a link of a user. Removing one that does not exist is no error. What was said stays with the user."""
+    await gateway.in_thread(partial(remove_link, gateway.runtime.database, users.key(user_id), channel, external_id))

@@ -1,0 +1,47 @@
+"""`POST /v1/channels/{name}`: what a chat service sends to its webhook.
+
+The service's own signature takes the place of a key. The route is not in the OpenAPI document: the services define it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from perdure.channels.chat.ingress import Ingress
+from perdure.channels.chat.protocol import Channel
+from perdure.channels.http.body import read_body
+from perdure.channels.http.dependencies import TheGateway
+from perdure.errors import Unauthorized
+
+router = APIRouter(prefix="/channels", include_in_schema=False)
+
+Chats = dict[str, tuple[Channel, Ingress]]
+
+
+@router.post("/{name}")
+async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
+    """Take what the service reports, once its signature is checked. An unknown channel is 401, as a wrong signature is.
+
+    The answer follows the commit; the service repeats a request that has no answer.
+    """
+    chats: Chats = request.app.state.chats
+    if name not in chats:
+        raise Unauthorized("There is no such channel, or the request is not signed by its service.")
+    channel, ingress = chats[name]
+    body = await read_body(request)
+    headers = {each.lower(): value for each, value in request.headers.items()}
+    channel.verify(headers, body)
+    gateway.admit()
+    return await gateway.in_thread(partial(_take, channel, ingress, headers, body))
+
+
+def _take(channel: Channel, ingress: Ingress, headers: dict[str, str], body: bytes) -> Response:
+    received = channel.receive(headers, body)
+    for update in received.updates:
+        ingress.take(update)
+    answer: Any = received.answer
+    return Response() if answer is None else JSONResponse(answer)

@@ -1,0 +1,35 @@
+"""Links: the body and the answers of `/v1/links`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from perdure.channels.http.schemas.answer import Answer, Instant, examples
+from perdure.turns.inbox.incoming import Name
+
+
+class NewLink(BaseModel):
+    """The user whom another channel is linked to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann"}]})
+
+    user_id: Name
+
+
+class LinkCode(Answer):
+    """A one-time code, sent as `/link CODE` from the other channel, and when it expires."""
+
+    model_config = examples({"code": "K7QM-42XD-9TRA", "expires_at": "2026-05-02T09:40:00+00:00"})
+
+    code: str
+    expires_at: Instant
+
+
+class LinkedIdentity(Answer):
+    """A user's identity on a channel."""
+
+    model_config = examples({"channel": "telegram", "external_id": "4711", "created_at": "2026-05-02T09:31:00+00:00"})
+
+    channel: str
+    external_id: str
+    created_at: Instant

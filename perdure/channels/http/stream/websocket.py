@@ -1,0 +1,254 @@
+"""The socket `GET /v1/ws`: messages in, and the events of any number of turns out, over one connection.
+
+The first frame must authenticate the client within `AUTH_S` seconds: a browser cannot send a header with the upgrade,
+and a token in the URL would be logged. A page of another origin is refused. Frames are JSON objects; the server answers
+each with a frame that repeats its `ref`, and sends events as they come. uvicorn bounds a frame's size, sends pings, and
+closes a connection that does not answer them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect, status
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perdure.access.tenants import user_of
+from perdure.channels.http.auth import Caller
+from perdure.channels.http.dependencies import Users, require_turn
+from perdure.channels.http.gateway import Gateway
+from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, Unauthorized
+from perdure.events.event import EventId
+from perdure.text.untrusted import load_object
+from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
+
+log = logging.getLogger(__name__)
+
+router = APIRouter()
+
+AUTH_S = 5.0
+MAX_FRAME_BYTES = 2**17
+"""The longest frame that uvicorn reads; a longer one closes the connection with 1009."""
+MOST_FOLLOWED = 50
+"""Turns that one connection follows at once."""
+PING_S = 20.0
+
+UNAUTHORIZED, LATE, STOPPING = 4401, 4408, status.WS_1012_SERVICE_RESTART
+_PAUSE_S = 60.0
+_MESSAGE = frozenset({"text", "conversation", "message_id", "session_id", "agent", "priority", "on_busy", "metadata"})
+
+
+class _Frame(BaseModel):
+    """The members that every frame has; the others depend on its type."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    ref: str | int | None = None
+
+
+@router.websocket("/v1/ws")
+async def socket(connection: WebSocket) -> None:
+    """Serve one client."""
+    gateway: Gateway = connection.app.state.gateway
+    if not _same_origin(connection):
+        await connection.close(status.WS_1008_POLICY_VIOLATION, "another origin")
+        return
+    await connection.accept()
+    caller = await _authenticated(connection, gateway)
+    if caller is not None:
+        with suppress(WebSocketDisconnect):
+            await _Client(connection, gateway, caller).serve()
+
+
+async def _authenticated(connection: WebSocket, gateway: Gateway) -> Caller | None:
+    """The caller; `None` if the connection is closed, since the first frame is late or has no valid token."""
+    try:
+        async with asyncio.timeout(AUTH_S):
+            frame = _parsed(await connection.receive_text())
+        if frame.type != "auth":
+            raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
+        caller = gateway.keys.caller(_request(connection, getattr(frame, "token", None)))
+    except TimeoutError:
+        await connection.close(LATE, f"no auth frame within {AUTH_S:g} s")
+    except WebSocketDisconnect:
+        pass
+    except PerdureError as error:
+        await connection.close(UNAUTHORIZED, error.message[:100])
+    else:
+        user = None if caller.user is None else user_of(caller.user)
+        await connection.send_text(json.dumps({"type": "ready", "user_id": user}))
+        return caller
+    return None
+
+
+class _Client:
+    """One authenticated connection."""
+
+    def __init__(self, connection: WebSocket, gateway: Gateway, caller: Caller) -> None:
+        self._connection = connection
+        self._gateway = gateway
+        self._caller = caller
+        self._users = Users(caller, caller.tenant, all_users=caller.is_operator)
+        self._sending = asyncio.Lock()
+        self._followed: dict[UUID, asyncio.Task[None]] = {}
+        self._actions: dict[str, Callable[[_Frame], Awaitable[dict[str, Any]]]] = {
+            "send": self._send,
+            "follow": self._follow,
+            "unfollow": self._unfollow,
+            "cancel": self._cancel,
+            "approve": self._decide,
+            "deny": self._decide,
+        }
+
+    async def serve(self) -> None:
+        """Answer frames until the client leaves or the gateway stops."""
+        stopping = asyncio.ensure_future(self._gateway.stopped())
+        try:
+            while True:
+                receiving = asyncio.ensure_future(self._connection.receive_text())
+                await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done():
+                    receiving.cancel()
+                    await self._connection.close(STOPPING, "the gateway is shutting down")
+                    return
+                await self._answer(receiving.result())
+        finally:
+            stopping.cancel()
+            for task in self._followed.values():
+                task.cancel()
+
+    async def _answer(self, text: str) -> None:
+        ref: str | int | None = None
+        try:
+            frame = _parsed(text)
+            ref = frame.ref
+            action = self._actions.get(frame.type)
+            if action is None:
+                raise InvalidRequest(f"type: accepted are {', '.join(self._actions)}.")
+            await self._write({"type": "ok", "ref": ref, **await action(frame)})
+        except PerdureError as error:
+            await self._write({"type": "error", "ref": ref, "code": error.code, "message": error.message})
+
+    async def _send(self, frame: _Frame) -> dict[str, Any]:
+        """Accept a message, and follow its turn."""
+        self._gateway.admit()
+        given = {name: value for name, value in _members(frame).items() if name in _MESSAGE}
+        own = None if self._caller.user is None else user_of(self._caller.user)
+        given["user_id"] = _members(frame).get("user_id", own or "local")
+        message = self._users.address(parse_incoming({**given, "channel": "web"}))
+        accepted = await self._gateway.in_thread(partial(accept, self._gateway.runtime, message))
+        await self._begin(accepted.turn_id, None)
+        return {
+            "turn_id": str(accepted.turn_id),
+            "session_id": str(accepted.session_id),
+            "status": accepted.status,
+            "duplicate": accepted.duplicate,
+        }
+
+    async def _follow(self, frame: _Frame) -> dict[str, Any]:
+        turn_id = await self._turn(frame)
+        last = _members(frame).get("last_event_id")
+        await self._begin(turn_id, None if last is None else EventId.parse(str(last)))
+        return {"turn_id": str(turn_id)}
+
+    async def _unfollow(self, frame: _Frame) -> dict[str, Any]:
+        turn_id = await self._turn(frame)
+        task = self._followed.pop(turn_id, None)
+        if task is not None:
+            task.cancel()
+        return {"turn_id": str(turn_id)}
+
+    async def _cancel(self, frame: _Frame) -> dict[str, Any]:
+        turn_id = await self._turn(frame)
+        await self._gateway.in_thread(partial(cancel, self._gateway.runtime, turn_id))
+        return {"turn_id": str(turn_id)}
+
+    async def _decide(self, frame: _Frame) -> dict[str, Any]:
+        turn_id, members = await self._turn(frame), _members(frame)
+        given: dict[str, Any] = {name: members[name] for name in ("call_id", "arguments") if name in members}
+        decision = parse_decision(given | {"decision": frame.type})
+        await self._gateway.in_thread(partial(decide, self._gateway.runtime, turn_id, decision))
+        return {"turn_id": str(turn_id)}
+
+    async def _turn(self, frame: _Frame) -> UUID:
+        """The turn that a frame names, to which the caller has access."""
+        try:
+            turn_id = UUID(str(_members(frame).get("turn_id")))
+        except ValueError:
+            raise NotFound("There is no such turn.") from None
+        await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
+        return turn_id
+
+    async def _begin(self, turn_id: UUID, last: EventId | None) -> None:
+        """Follow a turn from a position on; a turn that is followed already is followed from there anew."""
+        former = self._followed.pop(turn_id, None)
+        if former is not None:
+            former.cancel()
+        if len(self._followed) >= MOST_FOLLOWED:
+            raise Conflict(f"This connection follows {MOST_FOLLOWED} turns; unfollow one.")
+        task = asyncio.ensure_future(self._pass_on(turn_id, last))
+        self._followed[turn_id] = task
+        task.add_done_callback(partial(self._forget, turn_id))
+
+    def _forget(self, turn_id: UUID, task: asyncio.Task[None]) -> None:
+        if self._followed.get(turn_id) is task:
+            del self._followed[turn_id]
+
+    async def _pass_on(self, turn_id: UUID, last: EventId | None) -> None:
+        """Send the events of a turn."""
+        head = {"type": "event", "turn_id": str(turn_id)}
+        try:
+            async with aclosing(self._gateway.events(turn_id, last, _PAUSE_S)) as events:
+                async for event in events:
+                    if event is not None:
+                        await self._write({**head, "id": str(event.id), "event": event.kind, "data": event.data})
+        except PerdureError as error:
+            await self._write({"type": "error", "turn_id": str(turn_id), "code": error.code, "message": error.message})
+        except (WebSocketDisconnect, RuntimeError):  # starlette's error for a connection that was closed
+            log.debug("the client of turn %s has disconnected", turn_id)
+
+    async def _write(self, frame: dict[str, Any]) -> None:
+        async with self._sending:
+            await self._connection.send_text(json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
+
+
+def _parsed(text: str) -> _Frame:
+    """A client's frame.
+
+    Raises:
+        InvalidRequest: it is no JSON object with a `type`.
+    """
+    try:
+        return _Frame.model_validate(load_object(text))
+    except (ValidationError, ValueError):
+        raise InvalidRequest("A frame must be a JSON object with a type, and a ref that is text or a number.") from None
+
+
+def _members(frame: _Frame) -> dict[str, Any]:
+    return frame.model_extra or {}
+
+
+def _request(connection: WebSocket, token: object) -> Request:
+    """The connection as a request with the token in its header, as `Keys` reads it."""
+    headers = [header for header in connection.scope["headers"] if header[0] != b"authorization"]
+    if isinstance(token, str) and token.isascii() and token:
+        headers.append((b"authorization", f"Bearer {token}".encode()))
+    scheme = "https" if connection.scope["scheme"] == "wss" else "http"
+    return Request({**connection.scope, "type": "http", "method": "GET", "scheme": scheme, "headers": headers})
+
+
+def _same_origin(connection: WebSocket) -> bool:
+    """Whether no page of another origin opened the connection. Programs send no origin."""
+    origin = connection.headers.get("origin")
+    return origin is None or origin.partition("://")[2].lower() == connection.headers.get("host", "").lower()

@@ -1,0 +1,71 @@
+"""`perdure channels`: listens on the chats that are connected to, not called back."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from perdure.cli.errors import WRONG_USAGE, Failure
+
+if TYPE_CHECKING:
+    from perdure.channels.chat.listening import Listening
+
+_STOP_WITHIN_S = 20.0
+_LOOK_S = 1.0
+
+
+def channels() -> None:
+    """Listen on the configured chats: Discord's gateway, Slack's Socket Mode.
+
+    Channels that are called back by their service need the gateway only.
+    """
+    from perdure.channels.chat import configured
+    from perdure.channels.chat.ingress import Ingress
+    from perdure.channels.chat.listening import Listening
+    from perdure.settings import Settings
+    from perdure.workers import logs
+    from perdure.workers.assembly import addresses, assemble, check, require_database
+    from perdure.workers.publish.background import BackgroundWaker
+
+    settings = Settings.load()
+    check(settings, asks_models=False)
+    logs.configure()
+    where = addresses(settings)
+    require_database(where.database_url)
+    waker = BackgroundWaker(settings, where)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url)
+    made = configured.channels(settings, runtime.clock)
+    listening = Listening(runtime.database, [(each, Ingress(runtime, each)) for each in made.values() if each.listens])
+    try:
+        if not listening.any:
+            raise Failure(
+                "No channel listens: set PERDURE_DISCORD__TOKEN, or PERDURE_SLACK__TOKEN and __APP_TOKEN.", WRONG_USAGE
+            )
+        _run(listening)
+    finally:
+        stopped = listening.stop(_STOP_WITHIN_S)
+        for each in made.values():
+            each.close()
+        waker.close()
+        if runtime.redis_memory is not None:
+            runtime.redis_memory.close()
+        if runtime.breakers is not None:
+            runtime.breakers.close()
+        runtime.database.close()
+    raise typer.Exit(0 if stopped else 1)
+
+
+def _run(listening: Listening) -> None:
+    """Listen until SIGINT, SIGTERM or SIGHUP."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        listening.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    listening.start()
+    while not listening.wait(_LOOK_S):  # a wait without a limit would not be interrupted by a signal
+        pass

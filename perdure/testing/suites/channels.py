@@ -1,0 +1,148 @@
+"""The behaviour that every channel must show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pytest
+
+from perdure.channels.chat.protocol import Button, Channel, Place, Said, Update
+from perdure.errors import InvalidRequest, Unauthorized
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+TEXTS = [
+    "hello",
+    "/ is no command",
+    "**bold** _it_ `code` [x](https://example.com) <b>&amp;</b> @everyone",
+    "<@1> <!channel> <#2>",
+    "```python\nprint('<&>')\n```",
+    "저는 커피를 좋아합니다 👩‍👩‍👧‍👦",
+    "a * b * c _ d `` e ` f [ g ( h ~ i | j > k # l + m - n = o { p } q . r !",
+]
+"""Texts as people and models write them."""
+
+MALFORMED: list[Any] = [{}, {"type": None}, {"t": "MESSAGE_CREATE", "d": None}, {"event": []}, {"message": "text"}]
+
+_MALFORMED_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_LONGEST_TOKEN = 64
+
+
+class ChannelHarness(Protocol):
+    """A channel, and the service that it talks to, which a test controls."""
+
+    channel: Channel
+
+    place: Place
+    """A private chat of the service."""
+
+    def said(self, text: str) -> Update:
+        """An update in which a person writes a new message in a private chat."""
+        ...
+
+    def sent(self) -> list[str]:
+        """The texts of the messages that the service has shown, oldest first."""
+        ...
+
+    def fail(self) -> None:
+        """Have the service answer the next message with an internal error."""
+        ...
+
+    def pause(self, seconds: int) -> None:
+        """Have the service refuse all messages, and ask for a pause."""
+        ...
+
+    def signed(self, text: str) -> tuple[Mapping[str, str], bytes]:
+        """A webhook's request, signed just now, in which a person writes `text`; header names in lower case."""
+        ...
+
+
+class ChannelSuite:
+    """The tests. Subclass it and define a fixture `harness`, a `ChannelHarness`."""
+
+    @pytest.mark.parametrize("text", [each for each in TEXTS if not each.startswith(("/", "<"))])
+    def test_reads_a_message(self, harness: ChannelHarness, text: str) -> None:
+        """Its text, its sender, and an id that is the same when the service repeats the update."""
+        update = harness.said(text)
+        [event] = harness.channel.parse(update)
+        assert isinstance(event, Said)
+        assert event.text == text
+        assert event.sender.external_id
+        assert not event.place.group
+        assert harness.channel.parse(update) == [event]
+
+    def test_tells_messages_apart(self, harness: ChannelHarness) -> None:
+        """Two messages with one text have two ids."""
+        events = [event for _ in range(3) for event in harness.channel.parse(harness.said("ok"))]
+        assert len({event.message_id for event in events if isinstance(event, Said)}) == 3
+
+    @pytest.mark.parametrize("update", MALFORMED, ids=str)
+    def test_refuses_a_malformed_update(self, harness: ChannelHarness, update: Any) -> None:
+        """As nothing, or by an error that the caller expects."""
+        try:
+            events = harness.channel.parse(update)
+        except _MALFORMED_ERRORS:
+            return
+        assert events == []
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_sends_any_text(self, harness: ChannelHarness, text: str) -> None:
+        """The service must not refuse a reply because of its markup."""
+        harness.channel.send(harness.place, text, (), f"key of {text}")
+        assert len(harness.sent()) == 1
+
+    def test_sends_its_longest_text(self, harness: ChannelHarness) -> None:
+        """Also one that escaping makes longer."""
+        for number, text in enumerate(("x" * harness.channel.most_chars, "&" * harness.channel.most_chars)):
+            harness.channel.send(harness.place, text, (), f"key {number}")
+        assert len(harness.sent()) == 2
+
+    def test_sends_buttons(self, harness: ChannelHarness) -> None:
+        """With tokens of the longest kind."""
+        buttons = [Button(label, label[0] * _LONGEST_TOKEN) for label in ("Approve", "Deny")]
+        harness.channel.send(harness.place, "Really?", buttons, "key")
+        assert len(harness.sent()) == 1
+
+    def test_a_failure_can_be_repeated(self, harness: ChannelHarness) -> None:
+        """It is neither final nor silent, and the next attempt may succeed."""
+        harness.fail()
+        with pytest.raises(DeliveryFailed) as failed:
+            harness.channel.send(harness.place, "hello", (), "key")
+        assert not isinstance(failed.value, Undeliverable)
+        harness.channel.send(harness.place, "hello", (), "key")
+        assert len(harness.sent()) == 1
+
+    def test_a_pause_is_reported(self, harness: ChannelHarness) -> None:
+        """With its length, so that the outbox waits for as long."""
+        harness.pause(30)
+        with pytest.raises(NotAsked) as refused:
+            harness.channel.send(harness.place, "hello", (), "key")
+        assert refused.value.retry_s >= 30
+
+    def test_threads_share_it(self, harness: ChannelHarness) -> None:
+        """One channel serves all deliveries of a worker."""
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: harness.channel.send(harness.place, f"text {n}", (), f"key {n}"), range(24)))
+        assert sorted(harness.sent()) == sorted(f"text {number}" for number in range(24))
+
+    def test_a_signed_request_is_its_services(self, harness: ChannelHarness) -> None:
+        """And one with another body, without a signature, or with another one is not."""
+        headers, body = harness.signed("hello")
+        harness.channel.verify(headers, body)
+        assert harness.channel.receive(headers, body).updates
+        plain = {name: value for name, value in headers.items() if "signature" not in name}
+        for given, content in ((headers, body + b" "), (plain, body), ({}, body), ({}, b"")):
+            with pytest.raises(Unauthorized):
+                harness.channel.verify(given, content)
+
+    @pytest.mark.parametrize("body", [b"", b"\xff", b"{", b"[]", b"null", b"[" * 10_000, b"payload=%7B"])
+    def test_a_malformed_request_is_refused(self, harness: ChannelHarness, body: bytes) -> None:
+        """By an error that the gateway answers with 400."""
+        with pytest.raises(InvalidRequest):
+            harness.channel.receive({}, body)
+
+    def test_it_is_closed_once_or_more(self, harness: ChannelHarness) -> None:
+        """Also if it was never used."""
+        harness.channel.close()
+        harness.channel.close()

@@ -1,0 +1,148 @@
+"""Linked identities: a person on several channels is one user, with the same sessions and the same memory.
+
+An identity is a person on a channel: `(channel, external id)` within a tenant. Without a link a channel makes it a user
+of its own. A link makes it another user: that user mints a one-time code (`perdure link`, `POST /v1/links`) and sends
+it from the channel to be linked (`/link CODE`). What was said there before stays with the identity's own user.
+
+A code has 60 random bits, is stored as its hash, is valid for ten minutes, and is used up by one atomic statement. An
+identity has five attempts in ten minutes, right ones included.
+
+Called by commands, routes and the channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.exc import IntegrityError
+
+from perdure.access.tenants import tenant_of
+from perdure.database.engine import Database, Executor
+from perdure.errors import InvalidRequest, NotFound, RateLimited
+from perdure.text.untrusted import is_identifier, is_storable
+from perdure.users import queries
+
+VALID_S = 600
+"""Seconds for which a code can be used."""
+
+MOST_ATTEMPTS = 5
+WINDOW_S = 600
+
+MOST_LISTED = 1_000
+LONGEST_EXTERNAL_ID = 200
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's base 32: five bits a character, without letters that look like digits."""
+
+_LOOKALIKES = str.maketrans({"I": "1", "L": "1", "O": "0"})
+_GROUPS, _GROUP = 3, 4
+_LONGEST_CODE = 100
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A code as it is shown, and when it expires."""
+
+    code: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An identity that is linked to a user since `created_at`."""
+
+    channel: str
+    external_id: str
+    created_at: datetime
+
+
+def mint_code(database: Database, user: str) -> Code:
+    """A new code for the user with the key `user`, who may be new; the user's earlier code becomes invalid.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    code = "-".join("".join(secrets.choice(_ALPHABET) for _ in range(_GROUP)) for _ in range(_GROUPS))
+    given = {"user_id": user, "code_hash": _hashed(code), "valid_s": VALID_S}
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return Code(code, database.run(queries.MINT_CODE, given)[0].expires_at)
+        except IntegrityError:  # the user is erased concurrently
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def redeem(database: Database, channel: str, external_id: str, code: str, tenant: str | None) -> str:
+    """Link an identity to the user who minted `code`; returns the user's key. An earlier link is replaced.
+
+    Each call counts as an attempt, in a commit of its own. The code may be written in any case, with or without
+    hyphens and blanks.
+
+    Raises:
+        InvalidRequest: the channel or the external id cannot be stored.
+        NotFound: the code is wrong, used, expired or another tenant's.
+        RateLimited: the identity has made too many attempts.
+        Unavailable: the database cannot be reached; the code may be used up.
+    """
+    identity = _identity(tenant, channel, external_id)
+    [counted] = database.run(queries.COUNT_ATTEMPT, {**identity, "most": MOST_ATTEMPTS, "window_s": WINDOW_S})
+    if counted.attempts > MOST_ATTEMPTS:
+        raise RateLimited("Too many codes were sent. Please try again later.", retry_after_s=max(1, counted.wait_s))
+    rows = database.run(queries.REDEEM_CODE, {**identity, "code_hash": _hashed(code)})
+    if not rows:
+        raise NotFound("That code is wrong, has expired or was used already. Get a new one.")
+    return str(rows[0].user_id)
+
+
+def user_of_identity(executor: Executor, tenant: str | None, channel: str, external_id: str) -> str | None:
+    """The key of the user that an identity is linked to, `None` if it is not linked.
+
+    Raises:
+        InvalidRequest: the channel or the external id cannot be stored.
+        Unavailable: the database cannot be reached.
+    """
+    rows = executor.run(queries.USER_OF_IDENTITY, _identity(tenant, channel, external_id))
+    return str(rows[0].user_id) if rows else None
+
+
+def list_links(executor: Executor, user: str) -> list[Link]:
+    """The identities that are linked to a user, by channel and external id; at most `MOST_LISTED`.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    rows = executor.run(queries.LINKS, {"user_id": user, "most": MOST_LISTED})
+    return [Link(row.channel, row.external_id, row.created_at) for row in rows]
+
+
+def remove_link(executor: Executor, user: str, channel: str, external_id: str) -> bool:
+    """Remove a user's link; returns whether there was one. What was said stays with the user.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    if not _is_identity(channel, external_id):
+        return False
+    given = {"user_id": user, **_identity(tenant_of(user), channel, external_id)}
+    return bool(executor.run(queries.UNLINK, given))
+
+
+def _identity(tenant: str | None, channel: str, external_id: str) -> dict[str, str]:
+    if not _is_identity(channel, external_id):
+        raise InvalidRequest(f"external_id: must be text of 1 to {LONGEST_EXTERNAL_ID} characters, without NUL.")
+    return {"tenant": tenant or "", "channel": channel, "external_id": external_id}
+
+
+def _is_identity(channel: str, external_id: str) -> bool:
+    return is_identifier(channel) and is_storable(external_id) and 0 < len(external_id) <= LONGEST_EXTERNAL_ID
+
+
+def _hashed(code: str) -> bytes:
+    """The hash of a code as a person may type it."""
+    typed = code[:_LONGEST_CODE].upper().replace("-", "").translate(_LOOKALIKES)
+    return hashlib.sha256("".join(typed.split()).encode("utf-8", "replace")).digest()

@@ -1,0 +1,1 @@
+"""The web chat in a real browser, over real processes."""

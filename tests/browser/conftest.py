@@ -1,0 +1,157 @@
+"""Headless Chromium, and a page over an installation of real processes.
+
+Chromium and its driver come from the system (Debian: `chromium`, `chromium-driver`). Without them these tests are
+skipped, in CI they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.cli.conftest import Perdure
+from tests.processes.conftest import (
+    celery_backend_cluster,
+    celery_broker_cluster,
+    celery_setup_cls,
+    celery_worker_cluster,
+    installation,
+    model_server,
+    perdure,
+    redis_server,
+    worker_count,
+)
+from tests.processes.gateway import GatewayProcess
+
+__all__ = [
+    "celery_backend_cluster",
+    "celery_broker_cluster",
+    "celery_setup_cls",
+    "celery_worker_cluster",
+    "installation",
+    "model_server",
+    "perdure",
+    "redis_server",
+    "worker_count",
+]
+
+PATIENCE_S = 20.0
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        missing = f"{name} is not installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[webdriver.Chrome]:
+    """The browser."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = _program("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(_program("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
+    """A gateway that the test may kill."""
+    made = GatewayProcess(perdure)
+    made.start()
+    yield made
+    made.kill()
+
+
+class Page:
+    """The web chat, as a person uses it."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self.driver = driver
+        self.url = url
+
+    def open(self) -> None:
+        """Open the page, as for the first time."""
+        self.driver.get(f"{self.url}/chat/icon.svg")
+        self.driver.execute_script("localStorage.clear(); sessionStorage.clear();")
+        self.driver.get(self.url)
+        self.see("#text")
+
+    def size(self, width: int, height: int) -> None:
+        """The window's inner size, in CSS pixels."""
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+
+    def say(self, text: str) -> None:
+        """Write a message and press Enter."""
+        box = self.find("#text")
+        box.send_keys(text)
+        box.send_keys(Keys.ENTER)
+
+    def find(self, selector: str) -> WebElement:
+        """The first element."""
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        """All elements."""
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def press(self, text: str) -> None:
+        """Press the button with this text."""
+        self.until(lambda: [each for each in self.all("button") if each.text == text], f"the button {text!r}")
+        next(each for each in self.all("button") if each.text == text).click()
+
+    def see(self, selector: str) -> WebElement:
+        """Wait until the element is visible."""
+        self.until(lambda: any(each.is_displayed() for each in self.all(selector)), selector)
+        return self.find(selector)
+
+    def texts(self, selector: str = "#log .text") -> list[str]:
+        """The texts of all elements."""
+        found: list[str] = self.driver.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)", selector
+        )
+        return found
+
+    def until(self, condition: object, what: str) -> None:
+        """Wait until `condition` is true."""
+        waiting = WebDriverWait(self.driver, PATIENCE_S, 0.05)
+        assert callable(condition)
+        waiting.until(lambda _driver: condition(), f"waited for {what}; the page has {self.texts()}")
+
+    def errors(self) -> list[str]:
+        """What the browser has logged as an error since the last call, lost connections left out."""
+        logged = [each["message"] for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]  # type: ignore[no-untyped-call]
+        return [each for each in logged if "net::ERR_" not in each and "favicon" not in each]
+
+    def picture(self, path: Path) -> None:
+        """Write a screenshot."""
+        assert self.driver.save_screenshot(str(path))
+
+
+@pytest.fixture
+def page(chromium: webdriver.Chrome, gateway: GatewayProcess) -> Iterator[Page]:
+    """The page; the browser must have nothing to complain about."""
+    made = Page(chromium, gateway.url)
+    made.size(1280, 800)
+    made.open()
+    yield made
+    assert made.errors() == []

@@ -1,0 +1,134 @@
+"""The web chat: a conversation, faults in mid-answer, approvals, several conversations, hostile text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from tests.browser.conftest import Page
+from tests.models.server import Answer, Call
+from tests.processes.gateway import GatewayProcess
+from tests.processes.installation import Installation
+from tests.processes.model_server import answer_to
+
+STORY = " ".join(f"word{number}" for number in range(80))
+HOSTILE = "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script> **bold** [x](javascript:1)"
+
+
+@pytest.mark.long
+def test_an_answer_goes_on_over_a_killed_gateway(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """The page goes on by itself and shows each word once."""
+    installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
+    page.say("tell")
+    page.until(lambda: "word9 " in page.texts()[-1], "the first words")
+    gateway.kill()
+    gateway.start()
+    page.until(lambda: page.texts() == ["tell", STORY], "the whole answer, each word once")
+    page.until(lambda: not page.all(".streaming"), "the answer is complete")
+    page.driver.refresh()
+    page.until(lambda: page.texts() == ["tell", STORY], "the conversation again")
+    installation.check()
+
+
+@pytest.mark.browser
+def test_the_whole_story(
+    celery_setup: CeleryTestSetup,
+    installation: Installation,
+    gateway: GatewayProcess,
+    page: Page,
+    tmp_path: Path,
+) -> None:
+    """Two conversations, an approval, a rating, a new title, a stopped answer, hostile text, a phone."""
+    page.say("hello")
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+    page.press("Helpful")
+    page.until(lambda: page.all('.rate button[aria-pressed="true"]'), "the rating is kept")
+
+    page.press("New conversation")
+    page.until(lambda: page.texts() == [], "an empty conversation")
+    page.say("guarded: pay")
+    page.see(".approval")
+    page.press("Approve")
+    page.until(lambda: page.texts()[-1].startswith("answer to 'guarded: pay'"), "the answer after the approval")
+    page.until(lambda: len(page.all("#conversations button")) == 2, "both conversations are listed")
+    page.until(lambda: not page.all(".approval"), "the approval is decided")
+
+    page.find("#menu summary").click()
+    page.press("Rename")
+    title = page.see("#new-title")
+    title.clear()
+    title.send_keys("Payments")
+    page.press("Save")
+    page.until(lambda: page.find("h1").text == "Payments", "the new title")
+
+    page.press("hello")
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the first conversation again")
+
+    installation.model_server.answers["long"] = Answer(STORY, piece=4, interval_s=0.1)
+    page.say("long")
+    page.until(lambda: "word1" in page.texts()[-1], "the first words")
+    page.press("Stop")
+    page.until(lambda: "The answer was stopped." in page.texts(".empty"), "the answer is stopped")
+
+    installation.model_server.answers["hostile"] = Answer(HOSTILE)
+    installation.model_server.answers["call"] = Answer(calls=[Call("pure", '{"note": "<b>x</b>"}')])
+    page.say("hostile")
+    page.until(lambda: any("onerror" in each for each in page.texts()), "the text is text")
+    assert page.all("#log img, #log script, #log a[href^='javascript']") == []
+    assert page.driver.title != "bad"
+
+    page.press("New conversation")
+    page.say(HOSTILE)
+    page.until(lambda: page.texts()[:1] == [HOSTILE], "one's own text is text, too")
+    for width, height in ((1280, 800), (390, 844)):
+        page.size(width, height)
+        page.picture(tmp_path / f"{width}.png")
+        wide = page.driver.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width
+    page.find("#open-side").click()
+    page.see("#conversations")
+    page.picture(tmp_path / "390-list.png")
+
+
+@pytest.mark.browser
+def test_two_tabs_send_at_once(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """Both messages are answered, each once, in one conversation."""
+    page.say("first")
+    page.until(lambda: page.texts() == ["first", answer_to("first")], "the answer")
+    one = page.driver.current_window_handle
+    where = page.driver.current_url
+    page.driver.switch_to.new_window("tab")
+    page.driver.get(where)
+    page.until(lambda: page.texts() == ["first", answer_to("first")], "the conversation in the other tab")
+    page.say("from two")
+    page.driver.switch_to.window(one)
+    page.say("from one")
+    page.until(lambda: answer_to("from one") in page.texts(), "the answer in the first tab")
+    page.driver.refresh()
+    wanted = {"first", "from one", "from two", *map(answer_to, ("first", "from one", "from two"))}
+    page.until(lambda: set(page.texts()) == wanted and len(page.texts()) == len(wanted), "all of it, once")
+    installation.check()
+
+
+def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: GatewayProcess) -> None:
+    """Scripts and styles from here only, no frame, nothing inline; each file has its type and a validator."""
+    answer = httpx2.get(gateway.url)
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    for name in ("chat.js", "api.js", "turn.js", "text.js", "elements.js", "chat.css", "icon.svg"):
+        found = httpx2.get(f"{gateway.url}/chat/{name}")
+        assert found.status_code == 200
+        again = httpx2.get(f"{gateway.url}/chat/{name}", headers={"if-none-match": found.headers["etag"]})
+        assert again.status_code == 304
+        assert "innerHTML" not in found.text
+    assert httpx2.get(f"{gateway.url}/chat/../routes.py").status_code == 404
+    assert httpx2.get(f"{gateway.url}/chat/nothing.js").status_code == 404

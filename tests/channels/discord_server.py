@@ -1,0 +1,266 @@
+"""Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
+
+The gateway speaks `zlib-stream`: HELLO, IDENTIFY and READY, HEARTBEAT and its ACK, dispatched events, RESUME with the
+events that were missed. The REST side keeps the messages that a bot sent, edited and marked, and answers with the
+failures that a test asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+BOT_ID = "900000000000000001"
+BOT = {"id": BOT_ID, "username": "agent", "discriminator": "0", "avatar": None, "global_name": None, "bot": True}
+TOKEN = "OTAwMDAwMDAwMDAwMDAwMDAx.Gateway.of-the-tests"
+
+_HELLO, _IDENTIFY, _RESUME, _INVALID_SESSION, _HEARTBEAT, _ACK, _DISPATCH = 10, 2, 6, 9, 1, 11, 0
+_PATIENCE_S = 20.0
+
+
+@dataclass
+class Failure:
+    """An answer to the next request for a path that contains `path`."""
+
+    path: str
+    status: int
+    body: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    times: int = 1
+
+
+class _Socket:
+    """One connection of a bot to the gateway."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+        self._deflate = zlib.compressobj()
+
+    async def send(self, payload: dict[str, Any]) -> None:
+        """Send one payload as a frame of the connection's zlib stream."""
+        text = json.dumps(payload).encode()
+        await self._socket.send_bytes(self._deflate.compress(text) + self._deflate.flush(zlib.Z_SYNC_FLUSH))
+
+    async def close(self, code: int) -> None:
+        """Close the connection."""
+        await self._socket.close(code=code)
+
+
+class DiscordServer:
+    """Serves in a thread of its own until `close`."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.edited: list[dict[str, Any]] = []
+        self.typing: list[str] = []
+        self.answered: list[dict[str, Any]] = []
+        self.identified: list[dict[str, Any]] = []
+        self.resumed: list[dict[str, Any]] = []
+        self.failures: list[Failure] = []
+        self._ids = itertools.count(1_100_000_000_000_000_000)
+        self._events: list[dict[str, Any]] = []
+        self._sockets: list[_Socket] = []
+        self._nonces: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._runner = web.AppRunner(self._application(), shutdown_timeout=0.1)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_PATIENCE_S)
+        self.url = f"http://127.0.0.1:{self.port}/api/v10"
+
+    def close(self) -> None:
+        """Stop serving."""
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(_PATIENCE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_PATIENCE_S)
+        self._loop.close()
+
+    def new_id(self) -> str:
+        """A fresh snowflake."""
+        return str(next(self._ids))
+
+    def dispatch(self, name: str, data: dict[str, Any]) -> None:
+        """Send an event to the bot: now, or when it resumes."""
+        asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
+
+    def drop(self, code: int = 4000) -> None:
+        """Close the gateway's connections; a bot resumes after 4000."""
+
+        async def close_all() -> None:
+            sockets, self._sockets = self._sockets, []
+            for socket in sockets:
+                await socket.close(code)
+
+        asyncio.run_coroutine_threadsafe(close_all(), self._loop).result(_PATIENCE_S)
+
+    def fail(self, path: str, status: int, body: dict[str, Any] | None = None, times: int = 1, **headers: str) -> None:
+        """Answer the next `times` requests for `path` with a failure."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.failures.append(Failure(path, status, body or {}, named, times))
+
+    def until(self, condition: Any, what: str) -> None:
+        """Wait until `condition()` is true of what the bot has done."""
+        with self._changed:
+            assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
+
+    def _note(self, where: list[Any], what: Any) -> None:
+        with self._changed:
+            where.append(what)
+            self._changed.notify_all()
+
+    async def _start(self) -> int:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._guard])
+        api = "/api/v10"
+        application.add_routes(
+            [
+                web.get("/gateway/", self._gateway),
+                web.get("/gateway", self._gateway),
+                web.get(f"{api}/gateway/bot", self._gateway_bot),
+                web.get(f"{api}/users/@me", self._me),
+                web.post(f"{api}/channels/{{channel}}/messages", self._create),
+                web.patch(f"{api}/channels/{{channel}}/messages/{{message}}", self._edit),
+                web.post(f"{api}/channels/{{channel}}/typing", self._typing),
+                web.post(f"{api}/interactions/{{id}}/{{token}}/callback", self._callback),
+                web.patch(f"{api}/webhooks/{{application}}/{{token}}/messages/@original", self._original),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        for failure in self.failures:
+            if failure.path in request.path and failure.times:
+                failure.times -= 1
+                return web.json_response(failure.body, status=failure.status, headers=failure.headers)
+        open_paths = ("/gateway", "/api/v10/interactions/", "/api/v10/webhooks/")
+        if not request.path.startswith(open_paths) and request.headers.get("Authorization") != f"Bot {TOKEN}":
+            return web.json_response({"message": "401: Unauthorized", "code": 0}, status=401)
+        return await handler(request)  # type: ignore[no-any-return]
+
+    async def _gateway_bot(self, _request: web.Request) -> web.Response:
+        limit = {"total": 1000, "remaining": 999, "reset_after": 14_400_000, "max_concurrency": 1}
+        url = f"ws://127.0.0.1:{self.port}/gateway"
+        return web.json_response({"url": url, "shards": 1, "session_start_limit": limit})
+
+    async def _me(self, _request: web.Request) -> web.Response:
+        return web.json_response(BOT)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not 1 <= len(body.get("content", "")) <= 2_000:
+            return web.json_response({"code": 50035, "message": "Invalid Form Body", "errors": {}}, status=400)
+        nonce = str(body.get("nonce") or "")
+        if body.get("enforce_nonce") and nonce in self._nonces:
+            return web.json_response(self._nonces[nonce])
+        message = self._message(request.match_info["channel"], self.new_id(), body)
+        if nonce:
+            self._nonces[nonce] = message
+        self._note(self.sent, {"channel": request.match_info["channel"], "id": message["id"], **body})
+        return web.json_response(message)
+
+    async def _edit(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        channel, message = request.match_info["channel"], request.match_info["message"]
+        self._note(self.edited, {"channel": channel, "id": message, **body})
+        return web.json_response(self._message(channel, message, body))
+
+    async def _typing(self, request: web.Request) -> web.Response:
+        self._note(self.typing, request.match_info["channel"])
+        return web.Response(status=204)
+
+    async def _callback(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self._note(self.answered, {**request.match_info, **body})
+        return web.Response(status=204)
+
+    async def _original(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self._note(self.edited, {"original": request.match_info["token"], **body})
+        return web.json_response(self._message("1", self.new_id(), body))
+
+    def _message(self, channel: str, message: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": message,
+            "channel_id": channel,
+            "author": BOT,
+            "content": body.get("content", ""),
+            "timestamp": "2026-11-23T09:00:00+00:00",
+            "edited_timestamp": None,
+            "tts": False,
+            "mention_everyone": False,
+            "mentions": [],
+            "mention_roles": [],
+            "attachments": [],
+            "embeds": [],
+            "pinned": False,
+            "type": 0,
+            "flags": 0,
+            "nonce": body.get("nonce"),
+        }
+
+    async def _gateway(self, request: web.Request) -> web.WebSocketResponse:
+        assert request.query["compress"] == "zlib-stream"
+        response = web.WebSocketResponse()
+        await response.prepare(request)
+        socket = _Socket(response)
+        await socket.send({"op": _HELLO, "d": {"heartbeat_interval": 41_250}, "s": None, "t": None})
+        async for frame in response:
+            if frame.type not in {WSMsgType.BINARY, WSMsgType.TEXT}:
+                break
+            await self._receive(socket, json.loads(frame.data))
+        if socket in self._sockets:
+            self._sockets.remove(socket)
+        return response
+
+    async def _receive(self, socket: _Socket, payload: dict[str, Any]) -> None:
+        if payload["op"] == _HEARTBEAT:
+            await socket.send({"op": _ACK, "d": None, "s": None, "t": None})
+        elif payload["op"] == _IDENTIFY:
+            if payload["d"]["token"] != TOKEN:
+                await socket.close(4004)
+                return
+            self._events = []
+            await self._join(socket)
+            await self._dispatch("READY", self._ready())
+            self._note(self.identified, payload["d"])
+        elif payload["op"] == _RESUME:
+            seq = payload["d"]["seq"]
+            for event in self._events[seq:]:
+                await socket.send(event)
+            await self._join(socket)
+            await self._dispatch("RESUMED", {})
+            self._note(self.resumed, payload["d"])
+
+    async def _join(self, socket: _Socket) -> None:
+        self._sockets.append(socket)
+
+    async def _dispatch(self, name: str, data: dict[str, Any]) -> None:
+        event = {"op": _DISPATCH, "t": name, "s": len(self._events) + 1, "d": data}
+        self._events.append(event)
+        for socket in list(self._sockets):
+            await socket.send(event)
+
+    def _ready(self) -> dict[str, Any]:
+        return {
+            "v": 10,
+            "user": BOT,
+            "guilds": [],
+            "session_id": "the session of the tests",
+            "resume_gateway_url": f"ws://127.0.0.1:{self.port}/gateway",
+            "shard": [0, 1],
+            "application": {"id": BOT_ID, "flags": 0},
+        }

@@ -1,0 +1,175 @@
+"""Slack on loopback: its Web API and the websocket of Socket Mode, as far as a bot needs them.
+
+It keeps the messages that a bot posted, updated and answered, answers with the failures that a test asks for, and signs
+requests for the webhook as Slack does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import itertools
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+BOT_USER = "U0BOT"
+TOKEN, APP_TOKEN, SIGNING_SECRET = "xoxb-of-the-tests", "xapp-of-the-tests", "the signing secret of the tests"
+
+_PATIENCE_S = 20.0
+
+
+def signed(body: bytes, at: float, secret: str = SIGNING_SECRET) -> dict[str, str]:
+    """The headers of a request with `body` that Slack sent at the epoch second `at`."""
+    stamp = str(int(at))
+    digest = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+    return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"v0={digest}"}
+
+
+@dataclass
+class Failure:
+    """An answer to the next calls of `method`: HTTP `status`, or 200 with Slack's `error`."""
+
+    method: str
+    status: int
+    error: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    times: int = 1
+
+
+class SlackServer:
+    """Serves in a thread of its own until `close`."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.edited: list[dict[str, Any]] = []
+        self.responses: list[dict[str, Any]] = []
+        self.acknowledged: list[str] = []
+        self.connected: list[int] = []
+        self.failures: list[Failure] = []
+        self.names = {"U1": "Ana", "U2": "Bo"}
+        self._numbers = itertools.count(1)
+        self._sockets: list[web.WebSocketResponse] = []
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._runner = web.AppRunner(self._application(), shutdown_timeout=0.1)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_PATIENCE_S)
+        self.url = f"http://127.0.0.1:{self.port}/api/"
+        self.response_url = f"http://127.0.0.1:{self.port}/response/1"
+
+    def close(self) -> None:
+        """Stop serving."""
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(_PATIENCE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_PATIENCE_S)
+        self._loop.close()
+
+    def new_ts(self) -> str:
+        """The id of a new message."""
+        return f"1763888400.{next(self._numbers):06d}"
+
+    def dispatch(self, kind: str, payload: dict[str, Any]) -> str:
+        """Send an envelope over Socket Mode; returns its id."""
+        envelope = f"envelope-{next(self._numbers)}"
+        text = json.dumps(
+            {"type": kind, "envelope_id": envelope, "payload": payload, "accepts_response_payload": False}
+        )
+
+        async def send() -> None:
+            for socket in list(self._sockets):
+                await socket.send_str(text)
+
+        asyncio.run_coroutine_threadsafe(send(), self._loop).result(_PATIENCE_S)
+        return envelope
+
+    def fail(self, method: str, status: int, error: str = "", times: int = 1, **headers: str) -> None:
+        """Answer the next `times` calls of `method` with a failure."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.failures.append(Failure(method, status, error, named, times))
+
+    def until(self, condition: Any, what: str) -> None:
+        """Wait until `condition()` is true of what the bot has done."""
+        with self._changed:
+            assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
+
+    def _note(self, where: list[Any], what: Any) -> None:
+        with self._changed:
+            where.append(what)
+            self._changed.notify_all()
+
+    async def _start(self) -> int:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    def _application(self) -> web.Application:
+        application = web.Application()
+        application.add_routes(
+            [
+                web.post("/api/{method}", self._call),
+                web.get("/api/{method}", self._call),
+                web.post("/response/{id}", self._respond),
+                web.get("/link/", self._socket),
+            ]
+        )
+        return application
+
+    async def _call(self, request: web.Request) -> web.Response:
+        method = request.match_info["method"]
+        for failure in self.failures:
+            if failure.method == method and failure.times:
+                failure.times -= 1
+                body = {"ok": False, "error": failure.error} if failure.error else {}
+                return web.json_response(body, status=failure.status, headers=failure.headers)
+        wanted = APP_TOKEN if method == "apps.connections.open" else TOKEN
+        if request.headers.get("Authorization") != f"Bearer {wanted}":
+            return web.json_response({"ok": False, "error": "invalid_auth"})
+        if request.content_type == "application/json":
+            given: dict[str, Any] = {**request.query, **json.loads(await request.text() or "{}")}
+        else:
+            given = {**request.query, **await request.post()}
+        return web.json_response({"ok": True, **self._answer(method, given)})
+
+    def _answer(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
+        match method:
+            case "chat.postMessage":
+                ts = self.new_ts()
+                self._note(self.sent, {"ts": ts, **given})
+                return {"channel": given["channel"], "ts": ts, "message": {"text": given.get("text", "")}}
+            case "chat.update":
+                self._note(self.edited, given)
+                return {"channel": given["channel"], "ts": given["ts"], "text": given.get("text", "")}
+            case "auth.test":
+                return {"user_id": BOT_USER, "team_id": "T1", "bot_id": "B0BOT", "url": "https://team.slack.com/"}
+            case "users.info":
+                name = self.names.get(given["user"], "")
+                return {"user": {"id": given["user"], "name": name.lower(), "profile": {"display_name": name}}}
+            case "apps.connections.open":
+                return {"url": f"ws://127.0.0.1:{self.port}/link/?ticket=1"}
+            case _:
+                raise web.HTTPNotFound
+
+    async def _respond(self, request: web.Request) -> web.Response:
+        self._note(self.responses, await request.json())
+        return web.Response(text="ok")
+
+    async def _socket(self, request: web.Request) -> web.WebSocketResponse:
+        response = web.WebSocketResponse()
+        await response.prepare(request)
+        await response.send_str(
+            json.dumps({"type": "hello", "num_connections": 1, "connection_info": {"app_id": "A1"}})
+        )
+        self._sockets.append(response)
+        self._note(self.connected, len(self._sockets))
+        async for frame in response:
+            if frame.type is WSMsgType.TEXT and frame.data.startswith("{"):
+                self._note(self.acknowledged, json.loads(frame.data)["envelope_id"])
+        self._sockets.remove(response)
+        return response

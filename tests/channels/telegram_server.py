@@ -1,0 +1,82 @@
+"""Telegram's Bot API on loopback, as far as a bot needs it.
+
+It keeps what a bot sent and edited, and answers with the failures that a test asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+TOKEN, SECRET = "1:of-the-tests", "the-secret-token-of-the-tests"
+CHAT = {"id": 21, "type": "private"}
+
+
+class TelegramServer:
+    """Serves in threads of its own until `close`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, str]]] = []
+        self.failures: list[tuple[str, int, dict[str, Any]]] = []
+        self.updates: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(10)
+
+    def fail(self, method: str, status: int, times: int = 1, **answer: Any) -> None:
+        """Answer the next calls of `method` with `status`."""
+        body = {"ok": False, "error_code": status, "description": "failed", **answer}
+        self.failures += [(method, status, body)] * times
+
+    def given(self, method: str) -> list[dict[str, str]]:
+        """The fields of the calls of `method` that succeeded."""
+        return [fields for name, fields in self.calls if name == method]
+
+    def answer(self, method: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        """The status and the body that answer a call."""
+        with self._lock:
+            failure = next((each for each in self.failures if each[0] == method), None)
+            if failure is not None:
+                self.failures.remove(failure)
+                return failure[1], failure[2]
+            self.calls.append((method, fields))
+            if method == "getUpdates":
+                after = int(fields.get("offset", 0))
+                return 200, {"ok": True, "result": [each for each in self.updates if each["update_id"] >= after]}
+            if method in {"sendMessage", "editMessageText"}:
+                message = {"message_id": len(self.calls), "date": 1, "chat": CHAT, "text": fields["text"]}
+                return 200, {"ok": True, "result": message}
+            return 200, {"ok": True, "result": True}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+                fields = {name: values[0] for name, values in parse_qs(content).items()}
+                status, answer = server.answer(self.path.rpartition("/")[2], fields)
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Log nothing."""
+
+        return Handler

@@ -1,0 +1,132 @@
+"""The socket: authentication by the first frame, origins, limits, and the events of turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from starlette.testclient import TestClient, WebSocketTestSession
+from starlette.websockets import WebSocketDisconnect
+
+from perdure.access.tenants import user_key
+from perdure.channels.http.app import create_app
+from perdure.channels.http.auth import Keys
+from perdure.channels.http.stream import websocket
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.turns.run.runner import Runner
+from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
+
+SOCKET = "ws://127.0.0.1:8080/v1/ws"
+KEYS = {"api_keys": SERVICE_KEY, "admin_keys": ADMIN_KEY, "secret_key": "the secret of these tests' tokens"}
+
+
+@pytest.fixture
+def guarded(runtime: Runtime) -> Iterator[TestClient]:
+    """A client of a gateway with keys."""
+    settings = Settings(_env_file=None, **KEYS)  # type: ignore[arg-type]
+    with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as made:
+        yield made
+
+
+def _token(runtime: Runtime, user: str) -> str:
+    settings = Settings(_env_file=None, **KEYS)  # type: ignore[arg-type]
+    return Keys(settings, runtime.clock).tokens.mint(user_key(None, user), 60)[0]
+
+
+def _ask(socket: WebSocketTestSession, kind: str, **members: Any) -> dict[str, Any]:
+    """The answer to one frame; events that come before it are left out."""
+    ref = str(uuid4())
+    socket.send_json({"type": kind, "ref": ref, **members})
+    while True:
+        answer: dict[str, Any] = socket.receive_json()
+        if answer.get("ref") == ref:
+            return answer
+
+
+def test_a_message_and_its_events_over_one_connection(client: TestClient, runtime: Runtime) -> None:
+    """On loopback without keys, any first frame of the type `auth` opens the conversation."""
+    with client.websocket_connect(SOCKET) as socket:
+        socket.send_json({"type": "auth"})
+        assert socket.receive_json() == {"type": "ready", "user_id": None}
+        sent = _ask(socket, "send", user_id="ann", text="what is 12*7?", conversation="sums", message_id="m1")
+        assert (sent["type"], sent["duplicate"]) == ("ok", False)
+        Runner(runtime, "test").run(sent["session_id"])
+        events: list[dict[str, Any]] = []
+        while not events or events[-1]["event"] != "done":
+            frame = socket.receive_json()
+            assert (frame["type"], frame["turn_id"]) == ("event", sent["turn_id"])
+            events.append(frame)
+        assert [each["data"]["role"] for each in events if each["event"] == "message"][-1] == "assistant"
+        assert events[-1]["data"]["reply"]["text"] == "12*7 = 84."
+        assert _ask(socket, "send", user_id="ann", text="what is 12*7?", message_id="m1", conversation="sums")[
+            "duplicate"
+        ]
+        last = next(each["id"] for each in events if each["event"] == "message")
+        assert _ask(socket, "follow", turn_id=sent["turn_id"], last_event_id=last)["type"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "first", [{"type": "auth"}, {"type": "auth", "token": "wrong"}, {"type": "send", "text": "x"}, "no JSON", "[]"]
+)
+def test_no_valid_token_no_connection(guarded: TestClient, first: Any) -> None:
+    """The first frame decides; nothing is answered before it."""
+    with guarded.websocket_connect(SOCKET) as socket:
+        socket.send_text(first if isinstance(first, str) else json.dumps(first))
+        with pytest.raises(WebSocketDisconnect) as closed:
+            socket.receive_json()
+    assert closed.value.code == websocket.UNAUTHORIZED
+
+
+def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection without a first frame holds no place for long."""
+    monkeypatch.setattr(websocket, "AUTH_S", 0.05)
+    with guarded.websocket_connect(SOCKET) as socket, pytest.raises(WebSocketDisconnect) as closed:
+        socket.receive_json()
+    assert closed.value.code == websocket.LATE
+
+
+def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) -> None:
+    """Another user's turn answers as one that does not exist; so does writing as another user."""
+    headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
+    bea = guarded.post("/v1/messages", json={"user_id": "bea", "text": "secret"}, headers=headers).json()
+    with guarded.websocket_connect(SOCKET) as socket:
+        socket.send_json({"type": "auth", "token": _token(runtime, "ann")})
+        assert socket.receive_json()["user_id"] == "ann"
+        for kind in ("follow", "cancel", "approve", "unfollow"):
+            theirs = _ask(socket, kind, turn_id=bea["turn_id"], call_id="c")
+            nothings = _ask(socket, kind, turn_id=str(uuid4()), call_id="c")
+            assert (theirs["code"], theirs["message"]) == (nothings["code"], nothings["message"])
+            assert theirs["code"] == "NOT_FOUND"
+        assert _ask(socket, "send", user_id="bea", text="hello")["code"] == "NOT_FOUND"
+        assert _ask(socket, "send", text="hello")["type"] == "ok"
+    own = guarded.get("/v1/sessions?user_id=ann", headers=headers).json()
+    assert [each["user_id"] for each in own] == ["ann"]
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:9999", "null"])
+def test_another_origin_is_refused(client: TestClient, origin: str) -> None:
+    """A page elsewhere cannot use the browser's access to loopback."""
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers={"origin": origin}):
+        pass
+
+
+def test_invalid_frames_are_answered(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error names the fault, and the connection goes on."""
+    monkeypatch.setattr(websocket, "MOST_FOLLOWED", 1)
+    with client.websocket_connect(SOCKET, headers={"origin": BASE_URL}) as socket:
+        socket.send_json({"type": "auth"})
+        socket.receive_json()
+        for text in ("x", "[]", "{}", '{"type": 7}', '{"type": "dance"}', '{"type": "follow", "turn_id": "x"}'):
+            socket.send_text(text)
+            assert socket.receive_json()["type"] == "error"
+        assert _ask(socket, "send", user_id="ann", text=" ")["code"] == "INVALID_REQUEST"
+        first = _ask(socket, "send", user_id="ann", text="one")
+        assert _ask(socket, "follow", turn_id=first["turn_id"], last_event_id="nonsense")["code"] == "INVALID_REQUEST"
+        assert _ask(socket, "send", user_id="ann", text="two")["code"] == "CONFLICT"
+        assert _ask(socket, "unfollow", turn_id=first["turn_id"])["type"] == "ok"
+        assert _ask(socket, "cancel", turn_id=first["turn_id"])["type"] == "ok"

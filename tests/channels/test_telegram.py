@@ -1,0 +1,138 @@
+"""Telegram: the suite of `perdure.testing`, and what only Telegram does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from perdure.channels.chat.protocol import Button, Channel, Commanded, Edited, Place, Pressed, Unsupported, Update
+from perdure.channels.chat.telegram import Telegram, render
+from perdure.errors import Unauthorized
+from perdure.testing.suites.channels import ChannelSuite
+from perdure.turns.outbox import Undeliverable
+from tests.channels.telegram_server import CHAT, SECRET, TOKEN, TelegramServer
+
+ANA = {"id": 11, "is_bot": False, "first_name": "Ana"}
+
+
+class TelegramHarness:
+    """Telegram, and its server."""
+
+    place = Place("21")
+
+    def __init__(self, server: TelegramServer) -> None:
+        self.server = server
+        self._numbers = itertools.count(1)
+        self.channel: Channel = Telegram(TOKEN, SECRET, server.url)
+
+    def said(self, text: str) -> Update:
+        number = next(self._numbers)
+        message = {"message_id": number, "date": 1, "chat": CHAT, "from": ANA, "text": text}
+        return {"update_id": number, "message": message}
+
+    def sent(self) -> list[str]:
+        return [each["text"] for each in self.server.given("sendMessage")]
+
+    def fail(self) -> None:
+        self.server.fail("sendMessage", 500)
+
+    def pause(self, seconds: int) -> None:
+        self.server.fail("sendMessage", 429, times=9, parameters={"retry_after": seconds})
+
+    def signed(self, text: str) -> tuple[Mapping[str, str], bytes]:
+        return {"x-telegram-bot-api-secret-token": SECRET}, json.dumps(self.said(text)).encode()
+
+
+@pytest.fixture
+def harness() -> Iterator[TelegramHarness]:
+    """The channel and its server."""
+    made = TelegramHarness(TelegramServer())
+    yield made
+    made.channel.close()
+    made.server.close()
+
+
+class TestTelegram(ChannelSuite):
+    """Telegram."""
+
+    def test_a_signed_request_is_its_services(self, harness: TelegramHarness) -> None:  # type: ignore[override]
+        """Telegram sends a secret token and signs no body, so only the token decides."""
+        headers, body = harness.signed("hello")
+        harness.channel.verify(headers, body)
+        assert harness.channel.receive(headers, body).updates
+        for given in ({}, {"x-telegram-bot-api-secret-token": SECRET[:-1]}, {"x-telegram-bot-api-secret-token": "é"}):
+            with pytest.raises(Unauthorized):
+                harness.channel.verify(given, body)
+
+
+def test_without_a_secret_every_request_is_refused() -> None:
+    """An unset secret must not equal an empty header."""
+    channel = Telegram(TOKEN, None, None)
+    with pytest.raises(Unauthorized):
+        channel.verify({"x-telegram-bot-api-secret-token": ""}, b"{}")
+    channel.close()
+
+
+def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> None:
+    """Each is an event of its own, and all of one message have its id."""
+    message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
+    command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
+    photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
+    query = {"id": "7", "from": ANA, "message": message, "data": "t"}
+    events = [
+        event
+        for update in (
+            {"message": command}, {"edited_message": message}, {"message": photo}, {"callback_query": query}
+        )
+        for event in harness.channel.parse(update)
+    ]  # fmt: skip
+    commanded, edited, unsupported, pressed = events
+    assert isinstance(commanded, Commanded)
+    assert (commanded.command, commanded.argument) == ("new", "now")
+    assert isinstance(edited, Edited)
+    assert edited.message_id == commanded.message_id
+    assert isinstance(unsupported, Unsupported)
+    assert unsupported.what == "a photo"
+    assert isinstance(pressed, Pressed)
+    assert (pressed.token, pressed.place.token) == ("t", "7")
+
+
+def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:
+    """A reply must arrive even if its markup is wrong."""
+    harness.server.fail("sendMessage", 400, description="Bad Request: can't parse entities: no end tag")
+    harness.channel.send(harness.place, "<b>", [Button("Yes", "y")], "key")
+    [sent] = harness.server.given("sendMessage")
+    assert sent["text"] == "<b>"
+    assert "parse_mode" not in sent
+
+
+def test_a_user_who_blocked_the_bot_is_not_tried_again(harness: TelegramHarness) -> None:
+    """Repeating does not help."""
+    harness.server.fail("sendMessage", 403, description="Forbidden: bot was blocked by the user")
+    with pytest.raises(Undeliverable):
+        harness.channel.send(harness.place, "hello", (), "key")
+
+
+def test_markup_is_escaped() -> None:
+    """A model's text must not become markup, in code or outside it."""
+    assert render("<i> `<b>`\n```py\n<u>```") == "&lt;i&gt; <code>&lt;b&gt;</code>\n<pre>&lt;u&gt;</pre>"
+
+
+def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarness) -> None:
+    """A crash between reading and accepting must not lose a message."""
+    harness.server.updates = [dict(harness.said("one")), dict(harness.said("two"))]
+    taken: list[int] = []
+
+    def failing(update: Update) -> None:
+        taken.append(update["update_id"])
+        if taken == [1, 2]:
+            raise RuntimeError("the process dies")
+
+    with pytest.raises(RuntimeError):
+        harness.channel.listen(failing, threading.Event())
+    assert [each.get("offset") for each in harness.server.given("getUpdates")] == [None]

@@ -1,0 +1,61 @@
+"""`perdure channels`: what arrives is accepted, until a signal; a missing setting is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.channels import discord_server
+from tests.channels.discord_server import DiscordServer
+from tests.cli.conftest import Environment, Perdure
+
+
+@pytest.fixture
+def discord() -> Iterator[DiscordServer]:
+    """Discord."""
+    made = DiscordServer()
+    yield made
+    made.close()
+
+
+def test_a_message_is_answered_by_the_processes(
+    perdure: Perdure, environment: Environment, discord: DiscordServer
+) -> None:
+    """`perdure channels` accepts it, a worker answers it; SIGTERM ends both with status 0."""
+    given = {"PERDURE_DISCORD__TOKEN": discord_server.TOKEN, "PERDURE_DISCORD__API_URL": discord.url}
+    commands = (("channels",), ("worker", "--concurrency", "4"))
+    processes = [perdure.start(*each, env={**environment, **given}) for each in commands]
+    try:
+        discord.until(lambda: discord.identified, "the bot identifies itself")
+        author = {"id": "11", "username": "ana"}
+        message = {"id": "5", "channel_id": "21", "author": author, "content": "what is 12*7+5?", "type": 0}
+        discord.dispatch("MESSAGE_CREATE", message)
+        discord.until(lambda: any("89" in each["content"] for each in discord.sent), "the reply")
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+            process.join(20)
+        assert [process.exitcode for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:
+    """Status 2: a supervisor does not start it again."""
+    done = perdure("channels")
+    assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
+
+
+def test_a_malformed_token_is_a_wrong_setting(perdure: Perdure, environment: Environment) -> None:
+    """The message names the variable, not its value."""
+    done = perdure("channels", env={**environment, "PERDURE_DISCORD__TOKEN": "not-a-token"})
+    assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
+    assert "not-a-token" not in done.stderr
+    key = {"PERDURE_DISCORD__TOKEN": discord_server.TOKEN, "PERDURE_DISCORD__PUBLIC_KEY": "xyz"}
+    done = perdure("channels", env={**environment, **key})
+    assert (done.returncode, "PERDURE_DISCORD__PUBLIC_KEY" in done.stderr) == (2, True)
