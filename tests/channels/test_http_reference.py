@@ -139,7 +139,7 @@ class World:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
 def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
-    """Newcomers copy the examples: each is sent as printed, but for ids; the status and the members are the printed ones."""
+    """Newcomers copy the examples: each is sent as printed, but for ids, and its status and members are compared."""
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         breakers.get(PATH["name"]).execute(_fail, 5)
