@@ -8,6 +8,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from httpx2 import Response
 from starlette.testclient import TestClient
 
 from perdure import Agent, tool
@@ -123,12 +124,12 @@ class World:
         prune.advance(bank_of(self.runtime))
         self.ids[RUN_ID] = str(run_id)
 
-    def ask(self, example: Example) -> int:
-        """Send the example with the ids of this world; the status of the answer."""
+    def ask(self, example: Example) -> Response:
+        """Send the example with the ids of this world."""
         path, body = example.path, json.dumps(example.body)
         for printed, real in self.ids.items():
             path, body = path.replace(printed, real), body.replace(printed, real)
-        return self.client.request(example.method, path, json=json.loads(body)).status_code
+        return self.client.request(example.method, path, json=json.loads(body))
 
     def close(self) -> None:
         """Wait for the runs."""
@@ -138,7 +139,7 @@ class World:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
 def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
-    """Newcomers copy the examples: each is sent as it is printed, but for the ids, and has the printed status."""
+    """Newcomers copy the examples: each is sent as printed, but for ids, and its status and members are compared."""
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         breakers.get(PATH["name"]).execute(_fail, 5)
@@ -149,7 +150,10 @@ def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, exa
             world.add_case("archived" if "restore" in example.route else "active")
         if "{run_id}" in example.route:
             world.add_run()
-        assert world.ask(example) == example.status
+        answer = world.ask(example)
+    assert answer.status_code == example.status, answer.text
+    if isinstance(example.answer, dict):
+        assert answer.json().keys() == example.answer.keys()
     world.close()
     breakers.close()
 

@@ -34,7 +34,7 @@ PATH = {
 }
 """The value of each parameter of a path in the examples."""
 
-QUERY = {"user_id": "ann", "q": "reset the router", "wait": "30"}
+QUERY = {"user_id": "ann", "q": "reset the router", "wait": "30", "channel": "telegram", "external_id": "4711"}
 """The values of the parameters of queries that the examples have; they omit the others."""
 
 TITLES = {
@@ -44,6 +44,7 @@ TITLES = {
     "memory": "Memory",
     "users": "Users",
     "tokens": "Tokens",
+    "links": "Links to other channels",
     "casebank": "CaseBank",
     "breakers": "Circuit breakers",
     OPENAI: "OpenAI-compatible routes",
@@ -67,13 +68,14 @@ The examples use a gateway at `{ADDRESS}`. Errors are `application/problem+json`
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A request as the page shows it, and the status of its answer."""
+    """A request as the page shows it, and the status and the JSON of its answer; `None`: no JSON."""
 
     route: str
     method: str
     path: str
     body: Any
     status: int
+    answer: Any
 
 
 def document() -> dict[str, Any]:
@@ -88,7 +90,9 @@ def examples(described: dict[str, Any]) -> Iterator[Example]:
     for method, path, operation in _operations(described):
         if operation["tags"] != [OPENAI]:
             for body in _bodies(described, operation) or [None]:
-                yield Example(f"{method} {path}", method, _url(path, operation), body, int(_success(operation)))
+                success = _success(operation)
+                answer = _answer(described, operation["responses"][success])
+                yield Example(f"{method} {path}", method, _url(path, operation), body, int(success), answer)
 
 
 def page(described: dict[str, Any]) -> str:
@@ -165,14 +169,21 @@ def _bodies(described: dict[str, Any], operation: dict[str, Any]) -> list[Any]:
 
 def _answer(described: dict[str, Any], response: dict[str, Any]) -> Any:
     """An example of the answer, `None` if it has no JSON."""
-    schema = response.get("content", {}).get("application/json", {}).get("schema")
-    return None if schema is None else _example(described, schema)
+    content = response.get("content", {}).get("application/json", {})
+    if "example" in content:
+        return content["example"]
+    return _example(described, content["schema"]) if "schema" in content else None
 
 
 def _example(described: dict[str, Any], schema: dict[str, Any]) -> Any:
     if schema.get("type") == "array":
         return [_example(described, schema["items"])]
-    return _resolved(described, schema)["examples"][0]
+    resolved = _resolved(described, schema)
+    if "examples" not in resolved:
+        raise KeyError(
+            f"The answer {resolved.get('title')} has no example: give its model one (`schemas.answer.examples`)."
+        )
+    return resolved["examples"][0]
 
 
 def _resolved(described: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from perdure.channels.http import parameters
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.dependencies import TheAdministrator, TheCaller, TheGateway, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_EMBEDDING, WITH_KEY, problems
-from perdure.channels.http.schemas.casebank import NearCases, SharedCase
+from perdure.channels.http.schemas.casebank import NearCases, SharedCase, UnsharedCase
 from perdure.errors import Forbidden, InvalidRequest
 from perdure.runtime import Runtime
 from perdure.text.untrusted import IDENTIFIER_PATTERN, identifier
@@ -72,11 +72,11 @@ async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> 
 
 
 @router.delete("/cases/{case_id:path}/share", response_description="No longer shared.", responses=problems(404, 409))
-async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
+async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> UnsharedCase:
     """Restrict a case to its author's prompts."""
     name = parameters.parse_name(case_id, "case")
     await gateway.in_thread(partial(sharing.unshare, gateway.runtime.database, name, _ADMINISTRATOR))
-    return SharedCase(case_id=name, shared_at=None)
+    return UnsharedCase(case_id=name, shared_at=None)
 
 
 def _search(

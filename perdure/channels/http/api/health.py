@@ -101,7 +101,13 @@ def broker_check(reachable: Callable[[], bool]) -> Check:
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", response_description="Alive.", response_model_exclude_unset=True, openapi_extra=NO_KEY)
+@router.get(
+    "/healthz",
+    response_description="Alive.",
+    response_model_exclude_unset=True,
+    responses={200: {"content": {"application/json": {"example": {"status": "alive"}}}}},
+    openapi_extra=NO_KEY,
+)
 async def alive() -> Health:
     """Answer that the process is alive."""
     return Health(status="alive")

@@ -80,7 +80,7 @@ class Pruning(Answer):
 class Pruned(Pruning):
     """What a run removed, or what a dry run would remove; `phase` is a run's."""
 
-    model_config = examples({**_PLAN, "dry_run": False, "run_id": RUN_ID})
+    model_config = examples({**_PLAN, "dry_run": False, "run_id": RUN_ID, "phase": "done"})
 
     dry_run: bool
     run_id: UUID | None
@@ -172,9 +172,18 @@ class NearCases(Answer):
 
 
 class SharedCase(Answer):
-    """A case, and the time at which it was shared with all users of its bank; null: it is not shared."""
+    """A case, and the time at which it was first shared with all users of its bank."""
 
     model_config = examples({"case_id": "case-17", "shared_at": "2026-05-02T09:30:00+00:00"})
 
     case_id: str
-    shared_at: str | None
+    shared_at: str
+
+
+class UnsharedCase(Answer):
+    """A case that enters its author's prompts only."""
+
+    model_config = examples({"case_id": "case-17", "shared_at": None})
+
+    case_id: str
+    shared_at: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.channels.http.schemas.answer import Answer, Instant, examples
 from perdure.turns.inbox.incoming import Name
 
 
@@ -19,12 +19,16 @@ class NewLink(BaseModel):
 class LinkCode(Answer):
     """A one-time code, sent as `/link CODE` from the other channel, and when it expires."""
 
+    model_config = examples({"code": "K7QM-42XD-9TRA", "expires_at": "2026-05-02T09:40:00+00:00"})
+
     code: str
     expires_at: Instant
 
 
 class LinkedIdentity(Answer):
     """A user's identity on a channel."""
+
+    model_config = examples({"channel": "telegram", "external_id": "4711", "created_at": "2026-05-02T09:31:00+00:00"})
 
     channel: str
     external_id: str

@@ -47,7 +47,7 @@ class Session(Answer):
             "tenant": None,
             "user_id": "ann",
             "agent": "assistant",
-            "state": "idle",
+            "state": "active",
             "turn_count": 1,
             "message_count": 2,
             "created_at": "2026-05-02T09:30:00.104512+00:00",
