@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
 
 TOKEN, SECRET = "1:of-the-tests", "the-secret-token-of-the-tests"
+_POLL_S = 0.05
+"""Of a poll that finds no update; Telegram's own lasts seconds."""
+
 CHAT = {"id": 21, "type": "private"}
 
 
@@ -53,6 +57,8 @@ class TelegramServer:
             self.calls.append((method, fields))
             if method == "getUpdates":
                 after = int(fields.get("offset", 0))
+                if not any(each["update_id"] >= after for each in self.updates):
+                    time.sleep(_POLL_S)
                 return 200, {"ok": True, "result": [each for each in self.updates if each["update_id"] >= after]}
             if method in {"sendMessage", "editMessageText"}:
                 message = {"message_id": len(self.calls), "date": 1, "chat": CHAT, "text": fields["text"]}

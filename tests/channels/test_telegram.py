@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,3 +137,22 @@ def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarn
     with pytest.raises(RuntimeError):
         harness.channel.listen(failing, threading.Event())
     assert [each.get("offset") for each in harness.server.given("getUpdates")] == [None]
+
+
+def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHarness) -> None:
+    """Telegram counts UTF-16 units: an emoji has two. Nothing is lost, and the buttons come with the last message."""
+    text = " ".join(["😀" * 9] * 350)
+    assert len(text) <= harness.channel.most_chars
+    harness.channel.send(harness.place, text, [Button("Yes", "y")], "key")
+    sent = harness.server.given("sendMessage")
+    assert "".join(each["text"] for each in sent).replace(" ", "") == text.replace(" ", "")
+    assert all(len(each["text"].encode("utf-16-le")) // 2 <= harness.channel.most_chars for each in sent)
+    assert ["reply_markup" in each for each in sent] == [False] * (len(sent) - 1) + [True]
+
+
+def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:
+    """The person sees what was decided although the progress sign cannot be ended."""
+    harness.server.fail("answerCallbackQuery", 400, description="Bad Request: query is too old")
+    harness.channel.mark(replace(harness.place, message="7", token="9"), "Approved: pay")
+    [edited] = harness.server.given("editMessageText")
+    assert edited["text"] == "Approved: pay"

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.channels import discord_server
+from tests.channels import discord_server, telegram_server
 from tests.channels.discord_server import DiscordServer
+from tests.channels.telegram_server import TelegramServer
 from tests.cli.conftest import Environment, Perdure
+from tests.processes.faults import wait_until
 
 
 @pytest.fixture
@@ -43,6 +45,31 @@ def test_a_message_is_answered_by_the_processes(
         for process in processes:
             process.kill()
             process.join()
+
+
+def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: Environment) -> None:
+    """Over long polling, with the real library: a message, the sign that the bot types, and the reply."""
+    telegram = TelegramServer()
+    given = {"PERDURE_TELEGRAM__TOKEN": telegram_server.TOKEN, "PERDURE_TELEGRAM__API_URL": telegram.url}
+    commands = (("channels",), ("worker", "--concurrency", "4"))
+    processes = [perdure.start(*each, env={**environment, **given}) for each in commands]
+    try:
+        sender = {"id": 11, "is_bot": False, "first_name": "Ana"}
+        text = {"message_id": 5, "date": 1, "chat": telegram_server.CHAT, "from": sender, "text": "what is 12*7+5?"}
+        telegram.updates.append({"update_id": 1, "message": text})
+        wait_until(lambda: any("89" in each["text"] for each in telegram.given("sendMessage")), "the reply", 60)
+        assert telegram.given("sendChatAction")
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+            process.join(20)
+        assert [process.exitcode for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        telegram.close()
+    assert len([each for each in telegram.given("sendMessage") if "89" in each["text"]]) == 1
 
 
 def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:

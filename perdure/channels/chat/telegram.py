@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import html
 import json
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -39,13 +40,17 @@ from perdure.channels.chat.protocol import (
     Unsupported,
     Update,
 )
+from perdure.channels.chat.splitting import split
 from perdure.errors import InvalidRequest, Unauthorized
 from perdure.text.patterns import compiled
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
+log = logging.getLogger(__name__)
+
 TIMEOUT_S = 10
 POLL_S = 5
 _CONNECTIONS = 32
+_DEADLINE_S = 60
 _KINDS = ["message", "edited_message", "callback_query"]
 _CODE = compiled("(?s)```[a-zA-Z0-9_+-]*\n?(?P<block>.*?)```|`(?P<span>[^`\n]+)`")
 _REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEBHOOK_SECRET."
@@ -123,6 +128,13 @@ class Telegram:
         self._call(lambda: self._send(place, text, _keyboard(buttons)))
 
     async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
+        # Telegram counts UTF-16 units, of which a character may have two.
+        *others, last = [text] if _units(text) <= self.most_chars else split(text, self.most_chars // 2)
+        for part in others:
+            await self._post(place, part, None)
+        await self._post(place, last, keyboard)
+
+    async def _post(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
         thread = None if place.thread is None else int(place.thread)
         try:
             await self._bot.send_message(
@@ -143,7 +155,10 @@ class Telegram:
 
     async def _mark(self, place: Place, text: str) -> None:
         if place.token is not None:
-            await self._bot.answer_callback_query(place.token)
+            try:
+                await self._bot.answer_callback_query(place.token)
+            except BadRequest as error:  # the button was pressed too long ago
+                log.info("a button's progress sign is left to expire: %s", error.message)
         if place.message is not None:
             await self._bot.edit_message_text(text, place.chat, int(place.message))
 
@@ -192,13 +207,15 @@ class Telegram:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop.run_forever, name="telegram", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(_DEADLINE_S)
 
     def _call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
             self._run(work)
         except TelegramError as error:
             _refuse(error)
+        except TimeoutError as error:
+            raise DeliveryFailed(f"no answer within {_DEADLINE_S} s") from error
 
 
 def render(text: str) -> str:
@@ -211,6 +228,11 @@ def render(text: str) -> str:
         pieces += [html.escape(text[end : code.start()]), shown]
         end = code.end()
     return "".join([*pieces, html.escape(text[end:])])
+
+
+def _units(text: str) -> int:
+    """The length of a text as Telegram counts it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _place(message: Update) -> Place:
