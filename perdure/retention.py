@@ -177,12 +177,10 @@ ANSWERED_REQUESTS = Statement(
     "retention.answered_requests",
     f"""
     WITH old AS (
-        SELECT user_id, fingerprint FROM answered_requests
-        WHERE answered_at < {_LONG_AGO}
-        ORDER BY answered_at LIMIT %(most)s
+        SELECT ctid FROM answered_requests WHERE answered_at < {_LONG_AGO} ORDER BY answered_at LIMIT %(most)s
     ), gone AS (
-        DELETE FROM answered_requests AS a USING old
-        WHERE a.user_id = old.user_id AND a.fingerprint = old.fingerprint RETURNING 1
+        DELETE FROM answered_requests
+        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND answered_at < {_LONG_AGO} RETURNING 1
     )
     {_DELETED}
     """,  # noqa: S608 (constants)

@@ -23,6 +23,14 @@ _OTHERS = 4_000
 # up, the others wait for their next run. Everything is old, and most of it is to be kept.
 _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO conversations SELECT 'user ' || n, 'a', 'A title', false, NULL, now()
+    FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO answered_requests SELECT 'user ' || n, 'a', gen_random_uuid(), now() - n * interval '1 minute'
+    FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO link_codes SELECT 'user ' || n, sha256(n::text::bytea), now() - n * interval '1 minute'
+    FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO link_attempts SELECT '', 'telegram', n::text, 1, now() - n * interval '1 minute'
+    FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           ended_at, end_requested_at, message_count, consolidation_attempts, consolidation_due_at,
                           consolidation_given_up_at)
@@ -92,6 +100,9 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (sessions.LIST_OF_USER, {}, 110),
     (sessions.LIST_OF_USER, {"user_id": "user 7"}, 1),
     (sessions.LIST_OF_USER, {"user_id": "nobody"}, 0),
+    (sessions.LIST_OF_SCOPE, {}, 110),
+    (sessions.CONVERSATION, {"conversation": "a"}, 3),
+    (sessions.CONVERSATIONS, {"archived": False}, 3),
     (sessions.LIST_GIVEN_UP, {}, 110),
     (sessions.LIST_GIVEN_UP_OF_USER, {}, 110),
     (sessions.LIST_GIVEN_UP_OF_USER, {"user_id": "user 7"}, 0),

@@ -1,20 +1,28 @@
 """The CLI channel: the conversation of one user in a terminal.
 
-A terminal cannot withdraw printed text, so only committed text is passed to it.
+`stream` passes events on as they happen, provisional text included; `listen` passes committed messages only, for a
+pipe, which cannot withdraw text.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from perdure.access.tenants import user_key
 from perdure.channels import CLI
+from perdure.channels.http.stream.follow import Follower
+from perdure.channels.http.stream.hub import Hub
+from perdure.channels.http.threads import Threads
 from perdure.errors import Unavailable
+from perdure.events.event import Event, EventId, EventKind
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions.conversations import list_conversations
@@ -22,13 +30,16 @@ from perdure.sessions.ending import leave, request_end
 from perdure.sessions.reading import find_live, read_messages
 from perdure.sessions.routing import scope_of
 from perdure.turns.cancel import cancel
+from perdure.turns.committed import Committed, read_committed
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.reading import Delays, SettlementWatch, read_turn
+from perdure.turns.reading import DELAYED, Delays, SettlementWatch, read_turn
 
 _LOOK_S = 0.25
 _AGAIN_S = 1.0
 _MOST_LISTED = 20
+_PAUSE_S = 60.0
+_THREADS = 2
 
 Message = dict[str, Any]
 
@@ -67,6 +78,7 @@ class Conversation:
         self._session_id: UUID | None = None
         self._turn_id: UUID | None = None
         self._seen = 0
+        self._last: EventId | None = None
         self._listening = False
 
     @property
@@ -136,6 +148,7 @@ class Conversation:
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0
         self._turn_id = accepted.turn_id
+        self._last = None
         self._listening = True
 
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
@@ -157,6 +170,51 @@ class Conversation:
         turn: dict[str, Any] = self._insist(lambda: read_turn(self._runtime.database, turn_id))
         self._listening = False
         return turn
+
+    def stream(self, on_event: Callable[[Event], None]) -> dict[str, Any]:
+        """Pass the turn's events on as they happen; returns the settled turn.
+
+        Called again after an interruption, it continues after the last event that was passed on.
+        """
+        if self._turn_id is None:
+            raise LookupError("nothing was said yet")
+        turn = asyncio.run(self._stream(self._turn_id, on_event))
+        self._listening = False
+        return turn
+
+    async def _stream(self, turn_id: UUID, on_event: Callable[[Event], None]) -> dict[str, Any]:
+        threads = Threads(_THREADS)
+        hub = Hub(self._runtime, threads, lambda _: None)
+        hub.start()
+
+        async def read(turn_id: UUID, after: int) -> Committed:
+            return await threads.run(partial(read_committed, self._runtime.database, turn_id, after))
+
+        try:
+            while True:
+                try:
+                    async with aclosing(Follower(hub, read, turn_id, self._last).events(_PAUSE_S)) as events:
+                        async for event in events:
+                            if event is not None and (turn := self._pass_on(event, on_event)) is not None:
+                                return turn
+                except Unavailable as error:
+                    self._on_note(error.message)
+                    await asyncio.sleep(_AGAIN_S)
+        finally:
+            await hub.close()
+            threads.close()
+
+    def _pass_on(self, event: Event, on_event: Callable[[Event], None]) -> dict[str, Any] | None:
+        """Pass an event on; the settled turn if it is the last one."""
+        self._last = event.id
+        if event.kind is EventKind.DONE:
+            return dict(event.data)
+        if event.kind is EventKind.MESSAGE:
+            self._seen = event.data["seq"]
+        if event.kind is EventKind.STATE and event.data["status"] == "parked":
+            self._on_note(DELAYED)
+        on_event(event)
+        return None
 
     def cancel(self) -> bool:
         """Cancel the turn of the last message; returns False if there is none.

@@ -126,6 +126,7 @@ ROUTES = [
     ("GET", "/v1/turns/here"),
     ("GET", "/v1/turns/here/events"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/here"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/resp_1"),

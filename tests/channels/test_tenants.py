@@ -166,6 +166,7 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("POST", "/v1/sessions/{session_id}/end"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/end"),
     ("POST", "/v1/sessions/{session_id}/fork"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/fork"),
     ("GET", "/v1/models"): Everyone(),
+    ("GET", "/v1/models/{name}"): Everyone(),
     ("POST", "/v1/chat/completions"): Everyone(),  # see tests/openai_routes
     ("POST", "/v1/responses"): Everyone(),
     ("GET", "/v1/responses/{response_id}"): ById(lambda ana: f"/v1/responses/resp_{ana.turn_id.replace('-', '')}"),

@@ -190,14 +190,13 @@ def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: 
     assert json.loads(body)["code"] == "INVALID_REQUEST"
 
 
-def test_an_upgrade_to_a_websocket_is_no_route(served: Served) -> None:
-    """It is answered as the plain request that it also is."""
-    upgrade = b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    request = b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"Sec-WebSocket-Key: AAAA\r\n\r\n"
-    head, _, body = _rest(_connect(served, request)).partition(b"\r\n\r\n")
-
-    assert head.startswith(b"HTTP/1.1 404 ")
-    assert json.loads(body)["code"] == "NOT_FOUND"
+def test_an_upgrade_to_a_websocket_elsewhere_is_refused(served: Served) -> None:
+    """Only one route is a socket; an upgrade with a malformed key is refused there, too."""
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    for path, key, status in (("/v1/turns", "dGhlIHNhbXBsZSBub25jZQ==", 403), ("/v1/ws", "AAAA", 400)):
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{upgrade}Sec-WebSocket-Key: {key}\r\n\r\n"
+        answer = _rest(_connect(served, head.encode()))
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
 
 
 def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:

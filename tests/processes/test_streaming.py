@@ -17,6 +17,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from tests.cli.conftest import Perdure
+from tests.cli.test_terminal import Terminal
 from tests.models.server import Answer
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
@@ -179,3 +180,24 @@ def test_the_first_words_arrive_while_the_model_speaks(
                 break
     assert story(0).startswith(shown)
     assert len(shown) > len(story(0)) / 2
+
+
+def test_a_chat_prints_an_answer_as_it_is_written(
+    celery_setup: CeleryTestSetup, installation: Installation, perdure: Perdure
+) -> None:
+    """On a terminal the first words come while the turn runs, and each word comes once."""
+    installation.model_server.answers["tell"] = Answer(story(0), piece=7, interval_s=0.03)
+    terminal = Terminal(perdure, installation.environment)
+    try:
+        terminal.see(">")
+        terminal.type("tell\r")
+        shown = terminal.see("word-0-9 ")
+        [turn] = installation.query("SELECT status FROM turns")
+        assert turn.status == "running"
+        shown += terminal.see(f"word-0-{WORDS - 1}")
+        assert story(0) in shown
+        terminal.see(">")
+        terminal.type("\x04")
+        assert terminal.ends() == 0
+    finally:
+        terminal.close()

@@ -122,7 +122,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return _shaped(request, NotFound("There is no such route."))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"This route does not know the method {request.method}."
-        return problem(error.status_code, InvalidRequest.code, detail, {"Allow": ", ".join(_allowed_methods(request))})
+        refused = _shaped(request, InvalidRequest(detail))
+        if refused.media_type == MEDIA_TYPE:
+            refused = problem(error.status_code, InvalidRequest.code, detail)
+        refused.status_code = error.status_code
+        refused.headers["Allow"] = ", ".join(_allowed_methods(request))
+        return refused
     code = InvalidRequest.code if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else PerdureError.code
     return problem(error.status_code, code, str(error.detail), error.headers)
 

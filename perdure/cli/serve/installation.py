@@ -124,7 +124,8 @@ def welcome(data_dir: Path, host: str, port: int, pages: Pages | None, celery: t
         "",
         "[bold]perdure is up.[/bold] Ctrl-C stops it; its data stays in " + str(data_dir),
         "",
-        f"  gateway   http://{shown}:{port}        (its routes: /openapi.json)",
+        f"  chat      http://{shown}:{port}/",
+        f"  gateway   http://{shown}:{port}/v1     (its routes: /openapi.json; OpenAI clients: this base URL)",
     ]
     if pages is not None:
         lines.append(f"  Flower    {pages}")

@@ -1,8 +1,9 @@
-"""The conversation of `perdure chat`: reads messages, prints committed text.
+"""The conversation of `perdure chat`: reads messages, prints replies.
 
-On a terminal it also prints tool calls and progress; a pipe gets the replies only. Ctrl-C cancels the running
-turn, or exits if there is none. SIGHUP (a closed terminal) and SIGTERM leave the conversation as `/exit` does: it ends,
-unless another channel was used shortly before. Messages already sent are answered first.
+On a terminal it prints text as the model writes it, tool calls and progress; a pipe gets the committed replies only.
+Ctrl-C cancels the running turn, or exits if there is none. SIGHUP (a closed terminal) and SIGTERM leave the
+conversation as `/exit` does: it ends, unless another channel was used shortly before. Messages already sent are
+answered first.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from perdure.channels.cli import Conversation, Speaker
 from perdure.cli.display import printable, write_text
 from perdure.errors import PerdureError
+from perdure.events.event import Event, EventKind
 from perdure.runtime import Runtime
 
 _HELP = """/new      begin another conversation       /list      list your conversations
@@ -198,25 +201,67 @@ class Prompt:
 
     def _wait_for_reply(self) -> dict[str, Any]:
         if not self._at_terminal:
-            return self._conversation.listen(self._show)
+            return self._conversation.listen(_print_reply)
+        reply = _LiveReply(self._note, self._status)
         with self._status:
-            return self._conversation.listen(self._show)
-
-    def _show(self, message: dict[str, Any]) -> None:
-        if self._at_terminal:
-            self._status.stop()
-        if message["role"] == "assistant" and message["content"]:
-            write_text(message["content"])
-        for call in message.get("tool_calls", ()) if self._at_terminal else ():
-            arguments = json.dumps(call["arguments"], ensure_ascii=False)
-            self._note(f"  {call['name']} {arguments[:_LONGEST_CALL]}")
-        if self._at_terminal:
-            self._status.start()
+            return self._conversation.stream(reply.show)
 
     def _note(self, text: str) -> None:
         """Print a remark on stderr, apart from the conversation. A closed terminal is ignored."""
         with suppress(OSError):
             self._notes.print(Text(printable(text), style="dim"))
+
+
+def _print_reply(message: dict[str, Any]) -> None:
+    if message["role"] == "assistant" and message["content"]:
+        write_text(message["content"])
+
+
+class _LiveReply:
+    """A reply on a terminal, as it is written. Withdrawn text stays above a remark; the committed text follows."""
+
+    def __init__(self, note: Callable[[str], None], status: Status) -> None:
+        self._note = note
+        self._status = status
+        self._shown = ""
+
+    def show(self, event: Event) -> None:
+        """Print what an event adds."""
+        match event.kind:
+            case EventKind.DELTA:
+                self._write(event.data["text"])
+            case EventKind.REWIND:
+                self._withdraw()
+            case EventKind.MESSAGE if event.data["role"] == "assistant":
+                self._commit(event.data["content"])
+            case EventKind.TOOL_CALL:
+                arguments = json.dumps(event.data["arguments"], ensure_ascii=False)
+                self._note(f"  {event.data['name']} {arguments[:_LONGEST_CALL]}")
+            case EventKind.APPROVAL_REQUIRED:
+                tool, call_id = event.data["tool"], event.data["call_id"]
+                self._note(f"  {tool} waits for approval ({call_id}): perdure turns approve or deny")
+            case _:
+                pass
+
+    def _write(self, text: str) -> None:
+        self._status.stop()
+        self._shown += text
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+
+    def _commit(self, content: str) -> None:
+        if not content.startswith(self._shown):
+            self._withdraw()
+        if content:
+            self._write(content[len(self._shown) :] + "\n")
+        self._shown = ""
+        self._status.start()
+
+    def _withdraw(self) -> None:
+        if self._shown:
+            sys.stdout.write("\n")
+            self._note("The answer begins again:")
+        self._shown = ""
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

@@ -6,7 +6,7 @@ repeated message is not counted again.
 
 from __future__ import annotations
 
-from perdure.database.engine import Transaction
+from perdure.database.engine import Executor, Transaction
 from perdure.errors import RateLimited
 from perdure.settings import GuardSettings
 from perdure.turns.inbox import queries
@@ -25,7 +25,7 @@ def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> No
         transaction.run(queries.QUEUE_UP, {"user_id": user_id})
 
 
-def check(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
+def check(executor: Executor, guard: GuardSettings, user_id: str) -> None:
     """Check that one more message is within the limits.
 
     Raises:
@@ -34,7 +34,7 @@ def check(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
     if not is_on(guard):
         return
     rates = {"per_minute": guard.per_minute, "per_hour": guard.per_hour, "minute_s": _MINUTE_S, "hour_s": _HOUR_S}
-    [row] = transaction.run(queries.FULL_FOR, {"user_id": user_id, **rates})
+    [row] = executor.run(queries.FULL_FOR, {"user_id": user_id, **rates})
     if row.full_s is not None and row.full_s > 0:
         limits = [(guard.per_minute, "minute"), (guard.per_hour, "hour")]
         accepted = " and ".join(

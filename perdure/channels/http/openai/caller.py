@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
 from perdure.access.tenants import user_of
 from perdure.channels.http.auth import KeyKind
@@ -44,10 +45,25 @@ def place_of(request: Request, body: ChatRequest | ResponseRequest, users: Users
     caller, headers = users.caller, request.headers
     trusted = caller.kind is not KeyKind.USER
     own = user_of(caller.user) if caller.user is not None else None
-    named = headers.get(_USER) or body.safety_identifier or body.user or own
-    named = named or (headers.get(_WEBUI_USER) if trusted else None)
+    named = _header(headers, _USER) or body.safety_identifier or body.user or own
+    named = named or (_header(headers, _WEBUI_USER) if trusted else None)
     if not named:
         raise BadParameter(_NO_USER, "user")
-    conversation = headers.get(_CONVERSATION) or body.prompt_cache_key
-    conversation = conversation or (headers.get(_WEBUI_CHAT) if trusted else None)
+    conversation = _header(headers, _CONVERSATION) or body.prompt_cache_key
+    conversation = conversation or (_header(headers, _WEBUI_CHAT) if trusted else None)
     return Place(users.key(named), named, conversation or None)
+
+
+def _header(headers: Headers, name: str) -> str | None:
+    """A header's text; `None` if it is missing or blank.
+
+    Raises:
+        BadParameter: it is not UTF-8, or a template that a front end has not filled in: all its users would be one.
+    """
+    try:
+        text = headers.get(name, "").encode("latin-1").decode().strip()
+    except UnicodeDecodeError:
+        raise BadParameter(f"{name}: must be UTF-8.", name) from None
+    if "{{" in text:
+        raise BadParameter(f"{name}: is a template that was not filled in: {text[:80]!r}.", name)
+    return text or None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from perdure.channels.http.openai.answers import Ended, Idle, Part, Rewound, Text
-from perdure.channels.http.openai.errors import REWOUND, STOPPING, error_body, failure_body
+from perdure.channels.http.openai.errors import REWOUND, STOPPING, body_of, error_body, failure_body
 from perdure.channels.http.openai.wire import chat_usage, epoch_s
+from perdure.errors import PerdureError
 
 _HEARTBEAT = b": still running\n\n"
 _END = b"data: [DONE]\n\n"
@@ -56,7 +57,7 @@ async def stream(
     include_usage: bool,
     on_sent: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[bytes]:
-    """The chunks of a turn's answer as server-sent events. `on_sent` is called when the client has all of them."""
+    """The chunks of a turn's answer as server-sent events. `on_sent` is called before the last one."""
     yield encode(completion.chunk({"role": "assistant", "content": ""}))
     try:
         async for part in parts:
@@ -65,20 +66,27 @@ async def stream(
                     yield encode(completion.chunk({"reasoning_content" if progress else "content": text}))
                 case Idle():
                     yield _HEARTBEAT
-                case Ended(turn) if turn["error"] is not None:
-                    yield encode(failure_body(turn)[0])
-                    return
                 case Ended(turn):
-                    yield encode(completion.chunk({}, "stop"))
-                    if include_usage:
-                        yield encode(completion.usage_chunk(turn))
-                    yield _END
-                    await on_sent()
+                    await on_sent()  # before the end: the client may send the same words at once
+                    for chunk in _ending(completion, turn, include_usage=include_usage):
+                        yield chunk
                     return
+        yield encode(stopping())
     except Rewound:
         yield encode(rewound())
+    except PerdureError as error:
+        yield encode(body_of(error))
+
+
+def _ending(completion: Completion, turn: dict[str, Any], *, include_usage: bool) -> Iterator[bytes]:
+    """The last chunks of a settled turn, or its error."""
+    if turn["error"] is not None:
+        yield encode(failure_body(turn)[0])
         return
-    yield encode(stopping())
+    yield encode(completion.chunk({}, "stop"))
+    if include_usage:
+        yield encode(completion.usage_chunk(turn))
+    yield _END
 
 
 def rewound() -> dict[str, Any]:

@@ -28,6 +28,12 @@ class BadParameter(InvalidRequest):
         self.param = param
 
 
+class UnknownModel(BadParameter):
+    """`model` names no agent."""
+
+    http_status = 404
+
+
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
     """One error in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -36,7 +42,8 @@ def error_body(message: str, kind: str, code: str, param: str | None = None) -> 
 def body_of(error: PerdureError) -> dict[str, Any]:
     """The body for an error of the tree; its `code` is the error's own."""
     param = error.param if isinstance(error, BadParameter) else None
-    return error_body(error.message, _kind(error.http_status, error), error.code, param)
+    code = "model_not_found" if isinstance(error, UnknownModel) else error.code
+    return error_body(error.message, _kind(error.http_status, error), code, param)
 
 
 def response_of(error: PerdureError) -> Response:

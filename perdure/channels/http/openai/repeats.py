@@ -22,6 +22,7 @@ from perdure.runtime import Runtime
 from perdure.turns import queries
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.reading import SETTLED
 
 CHANNEL = "openai"
 FOUND_AGAIN_S = 600.0
@@ -60,7 +61,7 @@ def accept_once(runtime: Runtime, request: Request) -> Accepted:
     given = {"user_id": user, "fingerprint": fingerprint, "within_s": FOUND_AGAIN_S}
     rows = runtime.database.run(queries.ANSWERED, given)
     last = rows[0] if rows else None
-    if last is not None and last.recent and request.is_retry:
+    if last is not None and (last.status not in SETTLED or (last.recent and request.is_retry)):
         return Accepted(last.turn_id, last.session_id, last.seq, last.status, duplicate=True)
     base = "first" if last is None else last.turn_id.hex
     accepted = _accept(runtime, request.message, f"{fingerprint}-{base}")

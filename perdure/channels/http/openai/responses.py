@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 from perdure.channels.http.openai.answers import Ended, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.chat import rewound, stopping
+from perdure.channels.http.openai.errors import body_of
 from perdure.channels.http.openai.wire import epoch_s, response_id, response_usage
+from perdure.errors import PerdureError
 
 PIECE_CHARS = 24
 """The most characters of one delta."""
@@ -71,20 +73,29 @@ def status_of(turn: dict[str, Any]) -> str:
 
 
 async def stream(
-    response: Response, turn: dict[str, Any], parts: AsyncIterator[Part], starting_after: int | None
+    response: Response,
+    turn: dict[str, Any],
+    parts: AsyncIterator[Part],
+    starting_after: int | None,
+    on_sent: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """The events of a response after a sequence number, as server-sent events."""
+    """The events of a response after a sequence number, as server-sent events. `on_sent` is called before the last."""
     events = _Events(response, turn, starting_after)
     for event in events.begin():
         yield event
     try:
         async for part in parts:
+            if isinstance(part, Ended) and on_sent is not None:
+                await on_sent()
             for event in events.of(part):
                 yield event
             if isinstance(part, Ended):
                 return
     except Rewound:
         yield _encode("error", rewound())
+        return
+    except PerdureError as error:
+        yield _encode("error", body_of(error))
         return
     yield _encode("error", stopping())
 

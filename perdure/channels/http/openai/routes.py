@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
@@ -16,7 +16,7 @@ from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGat
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.openai import answers, chat, responses, side_requests
 from perdure.channels.http.openai.caller import Place, place_of
-from perdure.channels.http.openai.errors import BadParameter, respond, settled_failure
+from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
 from perdure.channels.http.openai.repeats import CHANNEL, accept_once, note_sent
 from perdure.channels.http.openai.repeats import Request as Repeat
 from perdure.channels.http.openai.wire import (
@@ -24,6 +24,7 @@ from perdure.channels.http.openai.wire import (
     ResponseRequest,
     newest_user_text,
     require_usable,
+    spoken,
     turn_of,
 )
 from perdure.channels.http.stream import sse
@@ -31,6 +32,7 @@ from perdure.errors import DeadlineExceeded, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
 from perdure.turns.committed import Committed, read_committed
+from perdure.turns.inbox import rate_limit
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.reading import TurnPlace, read_place
 
@@ -41,8 +43,6 @@ _WAIT_S = 600.0
 
 _CANCEL_S = 2.0
 """Seconds that a cancellation waits for its turn."""
-
-Note = Callable[[], Awaitable[None]]
 
 _ANY: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}, sse.MEDIA_TYPE: {}}}
 _ERROR: dict[str, Any] = {
@@ -56,10 +56,14 @@ _LATE = "The answer is not there yet. Send the request again: it finds the same 
 @router.get("/models", responses={200: _ANY, **_ERRORS}, response_description="The agents.")
 async def models(_caller: TheCaller, gateway: TheGateway) -> Response:
     """List the agents as models."""
-    data = [
-        {"id": agent.name, "object": "model", "created": 0, "owned_by": "perdure"} for agent in gateway.runtime.agents
-    ]
-    return respond({"object": "list", "data": data}, HTTPStatus.OK)
+    return respond({"object": "list", "data": [_model(agent.name) for agent in gateway.runtime.agents]}, HTTPStatus.OK)
+
+
+@router.get("/models/{name}", responses={200: _ANY, **_ERRORS}, response_description="The agent.")
+async def model(name: str, _caller: TheCaller, gateway: TheGateway) -> Response:
+    """Read an agent as a model."""
+    _require_model(gateway.runtime, name)
+    return respond(_model(name), HTTPStatus.OK)
 
 
 @router.post("/chat/completions", responses={200: _ANY, **_ERRORS}, response_description="The completion.")
@@ -68,17 +72,21 @@ async def completions(
 ) -> Response:
     """Answer the newest user message: a turn of the durable conversation, as a chat completion."""
     require_usable(body)
+    _require_model(gateway.runtime, body.model)
     text = newest_user_text(body.messages, "messages")
-    if side_requests.is_side_request(request.headers, text):
-        found = await gateway.side_requests.answer(text)
-        return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
     place = place_of(request, body, users)
+    if side_requests.is_side_request(request.headers, text):
+        guard = gateway.runtime.settings.guard
+        await gateway.in_thread(partial(rate_limit.check, gateway.runtime.database, guard, place.user))
+        found = await gateway.side_requests.answer(spoken(body.messages))
+        return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
     repeat = _repeat(request, place, body.model, text, body.messages)
     accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
     note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
     if not body.stream:
         settled = await _settled(gateway, request, accepted.turn_id)
         if settled.turn["error"] is not None:
+            await note()
             return settled_failure(settled.turn)
         completion = chat.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
         await note()  # before it is sent: the whole answer is one write
@@ -86,7 +94,7 @@ async def completions(
     turn = (await _read(gateway, accepted.turn_id)).turn
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     completion = chat.completion_of(turn, _agent_name(gateway.runtime, body.model))
-    parts = _parts(gateway, accepted.turn_id)
+    parts = await _begun(_parts(gateway, accepted.turn_id))
     return sse.response(chat.stream(completion, parts, include_usage=usage, on_sent=note))
 
 
@@ -96,6 +104,7 @@ async def create_response(
 ) -> Response:
     """Answer the newest user message: a turn of the durable conversation, as a response."""
     require_usable(body)
+    _require_model(gateway.runtime, body.model)
     items = body.items()
     text = newest_user_text(items, "input")
     place = await _response_place(gateway, request, body, users)
@@ -108,16 +117,16 @@ async def create_response(
     )
     if body.stream:
         turn = (await _read(gateway, accepted.turn_id)).turn
-        found = responses.stream(made, turn, _parts(gateway, accepted.turn_id), None)
-        return sse.response(_noted(found, note))
+        parts = await _begun(_parts(gateway, accepted.turn_id))
+        return sse.response(responses.stream(made, turn, parts, None, note))
     if body.background:
         turn = (await _read(gateway, accepted.turn_id)).turn
         await note()
         return respond(made.body(turn), HTTPStatus.OK)
     settled = await _settled(gateway, request, accepted.turn_id)
+    await note()
     if settled.turn["error"] is not None:
         return settled_failure(settled.turn)
-    await note()
     return respond(_whole(made, settled), HTTPStatus.OK)
 
 
@@ -136,7 +145,8 @@ async def read_response(
     made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
     if not stream:
         return respond(_whole(made, committed), HTTPStatus.OK)
-    return sse.response(responses.stream(made, committed.turn, _parts(gateway, turn_id), starting_after))
+    parts = await _begun(_parts(gateway, turn_id))
+    return sse.response(responses.stream(made, committed.turn, parts, starting_after))
 
 
 @router.post("/responses/{response_id}/cancel", responses={200: _ANY, **_ERRORS}, response_description="The response.")
@@ -148,6 +158,15 @@ async def cancel_response(response_id: str, gateway: TheGateway, caller: TheCall
     committed = await _read(gateway, turn_id)
     made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
     return respond(_whole(made, committed), HTTPStatus.OK)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "perdure"}
+
+
+def _require_model(runtime: Runtime, name: str) -> None:
+    if name and name not in {agent.name for agent in runtime.agents}:
+        raise UnknownModel(f"model: there is no agent {name[:100]!r}; GET /v1/models lists them.", "model")
 
 
 def _repeat(request: Request, place: Place, model: str, text: str, messages: list[Any]) -> Repeat:
@@ -212,13 +231,17 @@ async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]
             yield part
 
 
-async def _noted(events: AsyncIterator[bytes], note: Note) -> AsyncIterator[bytes]:
-    """The events of a response; when the client has the last one, its answer was sent."""
-    last = b""
-    async for last in events:
-        yield last
-    if last.startswith(b"event: response."):
-        await note()
+async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
+    """The same parts, with the first one fetched: an error before it has a status of its own."""
+    first = await anext(parts, None)
+
+    async def all_of_them() -> AsyncIterator[answers.Part]:
+        if first is not None:
+            yield first
+            async for part in parts:
+                yield part
+
+    return all_of_them()
 
 
 def _whole(made: responses.Response, committed: Committed) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
@@ -40,8 +40,8 @@ class SideRequests:
         self._running = 0
         self._threads = ThreadPoolExecutor(MOST, "side-request")
 
-    async def answer(self, text: str) -> dict[str, Any]:
-        """The completion of a side request.
+    async def answer(self, spoken: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """The completion of a side request with these messages: roles and texts.
 
         Raises:
             RateLimited: too many run.
@@ -51,7 +51,7 @@ class SideRequests:
             raise RateLimited(_TOO_MANY, retry_after_s=_RETRY_AFTER_S)
         self._running += 1
         try:
-            reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, text)
+            reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, spoken)
         finally:
             self._running -= 1
         turn = {"usage": reply.usage.record()}
@@ -61,11 +61,12 @@ class SideRequests:
         """End the threads; calls that run are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, text: str) -> ModelReply:
+    def _ask(self, spoken: Sequence[tuple[str, str]]) -> ModelReply:
         settings = self._runtime.settings
         model = self._runtime.models(settings.summary_model or settings.model)
         call = ModelCall(self._runtime.clock, settings.model_timeout_s)
-        return model.respond(ModelRequest((Message(Role.USER, text),)), call)
+        messages = tuple(Message(Role.SYSTEM if role == "developer" else Role(role), text) for role, text in spoken)
+        return model.respond(ModelRequest(messages), call)
 
 
 async def as_stream(completion: dict[str, Any]) -> AsyncIterator[bytes]:

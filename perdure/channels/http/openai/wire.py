@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 from perdure.channels.http.openai.errors import BadParameter
 from perdure.turns.inbox.incoming import Name, Text
 
+_ANSWERED = frozenset({"assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
@@ -114,18 +115,32 @@ def _require_text_format(wanted: object, param: str) -> None:
 
 
 def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
-    """The text of the newest user message; `param` is the name of the list.
+    """The text of the newest user message, which must be the last but for instructions; `param` names the list.
 
     Raises:
         BadParameter: there is none, or it has a part that is no text.
     """
     for position in range(len(messages) - 1, -1, -1):
-        if messages[position].get("role") == "user":
+        role = messages[position].get("role")
+        if role in _ANSWERED:
+            where = f"{param}[{position}].role"
+            raise BadParameter(f"{where}: the last message must be the user's, not of the role {role}.", where)
+        if role == "user":
             text = _text(messages[position].get("content"), f"{param}[{position}].content")
             if not text.strip():
                 raise BadParameter("The newest user message is empty.", f"{param}[{position}].content")
             return text
     raise BadParameter(f"{param}: has no message with the role user.", param)
+
+
+def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The role and the text of each message with text, for a model that is asked on the side."""
+    found = []
+    for position, message in enumerate(messages):
+        role = str(message.get("role"))
+        if role in {"system", "developer", "user", "assistant"} and message.get("content") is not None:
+            found.append((role, _text(message["content"], f"messages[{position}].content")))
+    return found
 
 
 def _text(content: object, param: str) -> str:

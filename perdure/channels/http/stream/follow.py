@@ -7,7 +7,7 @@ position is unknown because Redis lost the stream, the client receives a `rewind
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -30,7 +30,7 @@ class Follower:
         self._client = _Client(last or EventId(0))
         self._settled = False
 
-    async def events(self, pause_s: float) -> AsyncIterator[Event | None]:
+    async def events(self, pause_s: float) -> AsyncGenerator[Event | None, None]:
         """The events until the turn is settled or the gateway stops; `None` after every `pause_s` without one.
 
         Raises:
