@@ -7,8 +7,11 @@ from pathlib import Path
 import httpx2
 import pytest
 from pytest_celery import CeleryTestSetup
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
 
 from tests.browser.conftest import Page
+from tests.cli.conftest import Perdure
 from tests.models.server import Answer, Call
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
@@ -132,3 +135,35 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
         assert "innerHTML" not in found.text
     assert httpx2.get(f"{gateway.url}/chat/../routes.py").status_code == 404
     assert httpx2.get(f"{gateway.url}/chat/nothing.js").status_code == 404
+
+
+@pytest.mark.browser
+def test_with_keys_the_page_asks_for_a_token(
+    celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
+) -> None:
+    """A wrong one is refused with the reason; the right one speaks as its user, and is in no URL."""
+    keys = {
+        "PERDURE_API_KEYS": "a-service-key-of-these-tests",
+        "PERDURE_SECRET_KEY": "the-secret-of-these-tests-tokens",
+    }
+    gateway = GatewayProcess(Perdure({**installation.environment, **keys}, installation.directory))
+    gateway.start()
+    try:
+        page = Page(chromium, gateway.url)
+        page.size(1280, 800)
+        chromium.get(gateway.url)
+        page.see("#token").send_keys("nonsense" + Keys.ENTER)
+        page.until(lambda: "not a user token" in page.find("#sign-in-why").text, "the reason")
+        headers = {"Authorization": f"Bearer {keys['PERDURE_API_KEYS']}"}
+        body = {"user_id": "ana", "ttl_s": 600}
+        token = httpx2.post(f"{gateway.url}/v1/tokens", json=body, headers=headers).json()["token"]
+        page.see("#token").send_keys(token + Keys.ENTER)
+        page.see("#text")
+        assert page.find("#user").text == "ana"
+        page.say("hello")
+        page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+        assert token not in chromium.current_url
+        [row] = installation.query("SELECT user_id FROM users")
+        assert row.user_id == "ana"
+    finally:
+        gateway.kill()
