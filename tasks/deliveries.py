@@ -11,7 +11,7 @@ from celery import shared_task
 
 from perdure.network.queues import ReplyTask, reply_queue
 from perdure.tasks.task import PerdureTask
-from perdure.turns.outbox import DeliveryFailed, Undeliverable, deliver
+from perdure.turns.outbox import DeliveryFailed, NotDue, Undeliverable, deliver
 
 
 class Publisher(Protocol):
@@ -51,6 +51,8 @@ def send(self: PerdureTask, delivery_id: str) -> None:
     if not process.deliveries.acquire(blocking=False):
         return
     try:
-        deliver(process.runtime.database, process.carriers, UUID(delivery_id))
+        outcome = deliver(process.runtime.database, process.carriers, UUID(delivery_id))
+        if not isinstance(outcome, NotDue) and outcome.next_id is not None:
+            process.runtime.wake.delivery(outcome.next_id)
     finally:
         process.deliveries.release()

@@ -71,19 +71,22 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver has it."""
+    """The receiver has it. `next_id`: the session's next delivery to this receiver, which waited for it."""
+
+    next_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed; the next is in `retry_s` seconds. None: it was the last."""
+    """The attempt failed; the next is in `retry_s` seconds. None: it was the last; `next_id` as in `Delivered`."""
 
     retry_s: float | None
+    next_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """It was delivered, has failed, or another worker is attempting it."""
+    """It was delivered, has failed, waits for an earlier one, or another worker is attempting it."""
 
 
 Outcome = Delivered | Postponed | NotDue
@@ -113,8 +116,7 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
         return _postpone(database, delivery_id, MAX_ATTEMPTS, str(error))
     except DeliveryFailed as error:
         return _postpone(database, delivery_id, rows[0].attempts, str(error))
-    database.run(queries.DELIVERED, {"delivery_id": delivery_id})
-    return Delivered()
+    return Delivered(_next(database.run(queries.DELIVERED, {"delivery_id": delivery_id})))
 
 
 def retry_after(attempts: int) -> float | None:
@@ -192,8 +194,12 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         reason,
         "abandoned" if retry_s is None else f"again in {retry_s:g} s",
     )
-    database.run(
+    rows = database.run(
         queries.POSTPONE_DELIVERY,
         {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s, "forgiven": False},
     )
-    return Postponed(retry_s)
+    return Postponed(retry_s, _next(rows))
+
+
+def _next(rows: Sequence[Row[Any]]) -> UUID | None:
+    return rows[0].next_id if rows else None

@@ -170,35 +170,74 @@ CROWDED = Statement(
 # while the server's clock was wrong, and counts as past.
 _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s))"
 
+
+def _receiver(delivery: str) -> str:
+    """Who a delivery is for: deliveries of a session to one receiver are made in the order of their turns."""
+    target = f"{delivery}.target"
+    return f"""coalesce({target} ->> 'url', {target} ->> 'task',
+                     concat_ws(' ', {target} ->> 'channel', {target} #>> '{{place,chat}}'))"""
+
+
+# Only the turns right before or after are looked at: of more pending deliveries, each waits for the one before it.
+_NEIGHBOURS = 100
+
 TAKE_DELIVERY = Statement(
     "deliveries.take",
     f"""
-    UPDATE deliveries
+    UPDATE deliveries AS d
     SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s),
         wake_at = NULL, wakes = 0
     WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND {_DELIVERY_DUE}
+      AND NOT EXISTS (
+            SELECT FROM turns AS t
+            JOIN turns AS earlier ON earlier.session_id = t.session_id
+                                 AND earlier.seq BETWEEN t.seq - {_NEIGHBOURS} AND t.seq - 1
+            JOIN deliveries AS e ON e.turn_id = earlier.turn_id
+            WHERE t.turn_id = d.turn_id AND e.status = 'pending' AND {_receiver("e")} = {_receiver("d")})
     RETURNING turn_id, target, attempts, extract(epoch FROM perdure_now() - created_at)::float AS age_s
     """,
 )
 
+# The next delivery of the session to the same receiver, which waited for this one.
+_NEXT = f"""
+    SELECT (SELECT n.delivery_id FROM turns AS t
+            JOIN turns AS later ON later.session_id = t.session_id
+                               AND later.seq BETWEEN t.seq + 1 AND t.seq + {_NEIGHBOURS}
+            JOIN deliveries AS n ON n.turn_id = later.turn_id
+            WHERE t.turn_id = over.turn_id AND n.status = 'pending' AND n.due_at <= perdure_now()
+              AND {_receiver("n")} = {_receiver("over")}
+            ORDER BY later.seq LIMIT 1) AS next_id
+    FROM over
+"""
+
 DELIVERED = Statement(
     "deliveries.delivered",
-    """
-    UPDATE deliveries SET status = 'delivered', delivered_at = perdure_now(), last_error = NULL
-    WHERE delivery_id = %(delivery_id)s
+    f"""
+    WITH over AS (
+        UPDATE deliveries SET status = 'delivered', delivered_at = perdure_now(), last_error = NULL
+        WHERE delivery_id = %(delivery_id)s
+        RETURNING turn_id, target
+    )
+    {_NEXT}
     """,
 )
 
 # `forgiven`: no request was sent, and the attempt does not count.
 POSTPONE_DELIVERY = Statement(
     "deliveries.postpone",
-    """
-    UPDATE deliveries
-    SET last_error = %(error)s,
-        attempts = attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
-        status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
-        due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
-    WHERE delivery_id = %(delivery_id)s AND status = 'pending'
+    f"""
+    WITH postponed AS (
+        UPDATE deliveries
+        SET last_error = %(error)s,
+            attempts = attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
+            status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
+            due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
+        WHERE delivery_id = %(delivery_id)s AND status = 'pending'
+        RETURNING turn_id, target, status
+    ), over AS (
+        SELECT turn_id, target FROM postponed WHERE status = 'failed'
+    )
+    {_NEXT}
     """,
 )
 

@@ -100,17 +100,43 @@ def test_a_failure_is_tried_again_later(harness: Harness) -> None:
     assert _row(harness, delivery_id).last_error is None
 
 
-def test_a_reply_that_is_retried_holds_no_later_one_back(harness: Harness) -> None:
-    """Deliveries are independent; the turn's `seq` in the body orders those of a session."""
+def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
+    """One receiver gets a session's replies in order; what waited is published by whoever made room for it."""
     recipient = Recipient(failures=1)
-    first, second = _owed(harness), _owed(harness)
+    first, second, third = _owed(harness), _owed(harness), _owed(harness)
     assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
-    assert _deliver(harness, recipient, second) == Delivered()
+    assert _deliver(harness, recipient, third) == NotDue()
+    assert _deliver(harness, recipient, second) == NotDue()
     harness.move(FIRST_RETRY_S)
-    assert _deliver(harness, recipient, first) == Delivered()
+    assert _deliver(harness, recipient, first) == Delivered(second)
+    assert _deliver(harness, recipient, second) == Delivered(third)
+    assert _deliver(harness, recipient, third) == Delivered()
 
-    assert [body["seq"] for _, body in recipient.arrived] == [2, 1]
+    assert [body["seq"] for _, body in recipient.arrived] == [1, 2, 3]
     assert len({body["session_id"] for _, body in recipient.arrived}) == 1
+
+
+def test_a_dead_letter_makes_room(harness: Harness) -> None:
+    """A receiver that never takes one reply gets the others once that one is given up."""
+    recipient = Recipient(failures=MAX_ATTEMPTS)
+    first, second = _owed(harness), _owed(harness)
+    for _ in range(MAX_ATTEMPTS - 1):
+        assert isinstance(_deliver(harness, recipient, first), Postponed)
+        assert _deliver(harness, recipient, second) == NotDue()
+        harness.move(LONGEST_RETRY_S)
+    assert _deliver(harness, recipient, first) == Postponed(None, second)
+    assert _deliver(harness, recipient, second) == Delivered()
+
+
+def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> None:
+    """Another URL, a task, and another user's session with the same URL are on their own."""
+    recipient = Recipient(failures=1)
+    failing = _owed(harness)
+    assert _deliver(harness, recipient, failing) == Postponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, _owed(harness, url="https://b.example/hook")) == Delivered()
+    sent = harness.send(user_id="bea", reply_to={"url": "https://a.example/hook"})
+    harness.run(sent.session_id)
+    assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
 
 
 def test_a_pause_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> None:
