@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +34,7 @@ DELAYED = "The answer is delayed: no model is available at present. It is sent a
 
 _ROUND_S = 0.05
 _ROUND_IF_NOTIFIED_S = 0.5
+_ANNOUNCED = 100
 
 
 def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
@@ -196,11 +198,14 @@ class SettlementWatch:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._look_now = threading.Event()
+        self._announced: deque[UUID] = deque(maxlen=_ANNOUNCED)
+        """The newest announcements: one may come between a caller's read of a turn and its wait."""
         self.is_notified = False
         """Whether settled turns are announced, so that rounds may be rare."""
 
-    def notify(self, turn_ids: Iterable[UUID]) -> None:
-        """Some turns are settled: look at once if a caller waits for one of them."""
+    def notify(self, turn_ids: Sequence[UUID]) -> None:
+        """Some turns are settled: look at once if a caller waits for one of them, or begins to wait for it now."""
+        self._announced.extend(turn_ids)
         if any(turn_id in self._waiting for turn_id in turn_ids):
             self._look_now.set()
 
@@ -213,6 +218,8 @@ class SettlementWatch:
                 self._thread = threading.Thread(target=self._run, name="perdure-watch", daemon=True)
                 self._thread.start()
             self._changed.notify()
+        if turn_id in self._announced:
+            self._look_now.set()
         return future
 
     def close(self) -> None:

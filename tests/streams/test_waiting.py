@@ -1,0 +1,52 @@
+"""Waiting for a settled turn: an announcement ends the wait at once, whenever it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.turns.reading import SettlementWatch
+from tests.turns.harness import Harness
+
+SOON_S = 0.3
+"""Below the pause between two rounds while turns are announced."""
+
+
+@pytest.fixture
+def watch(harness: Harness) -> Iterator[SettlementWatch]:
+    """A gateway's watch, with announcements."""
+    made = SettlementWatch(harness.database)
+    made.is_notified = True
+    made.settled(harness.send("never").turn_id)  # so that it is between two rounds
+    yield made
+    made.close()
+
+
+def test_an_announcement_ends_a_wait(harness: Harness, watch: SettlementWatch) -> None:
+    """Not at the next round."""
+    sent = harness.send(user_id="bea")
+    settled = watch.settled(sent.turn_id)
+    harness.run(sent.session_id)
+    began = time.monotonic()
+    watch.notify([sent.turn_id])
+    settled.result(timeout=10)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_an_announcement_before_the_wait_counts(harness: Harness, watch: SettlementWatch) -> None:
+    """The turn settles between a request's first look and its wait."""
+    sent = harness.send(user_id="bea")
+    harness.run(sent.session_id)
+    watch.notify([sent.turn_id])
+    began = time.monotonic()
+    watch.settled(sent.turn_id).result(timeout=10)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_without_an_announcement_the_next_round_finds_it(harness: Harness, watch: SettlementWatch) -> None:
+    """No worker announces a turn that was cancelled before it began."""
+    sent = harness.send(user_id="bea")
+    harness.run(sent.session_id)
+    watch.settled(sent.turn_id).result(timeout=10)
