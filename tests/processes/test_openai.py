@@ -99,6 +99,7 @@ def test_the_sdk_talks_to_a_durable_agent(
     installation.check()
 
 
+@pytest.mark.long
 def test_only_the_newest_message_is_sent_and_the_rest_is_known(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_response_resumes_after_the_gateway_was_killed(
     assert again == texts
 
 
+@pytest.mark.long
 def test_cancelling_and_failing(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
@@ -186,6 +188,7 @@ def test_cancelling_and_failing(
     assert _turns(installation) == 2
 
 
+@pytest.mark.long
 def test_bad_requests_have_openais_shape(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
@@ -212,6 +215,7 @@ def test_bad_requests_have_openais_shape(
     assert _turns(installation) == 0
 
 
+@pytest.mark.long
 def test_a_title_is_no_turn(celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI) -> None:
     """What a front end asks on the side is answered, and the conversation does not know of it."""
     title = _ask(client, "### Task:\nGenerate a title.")
@@ -220,6 +224,7 @@ def test_a_title_is_no_turn(celery_setup: CeleryTestSetup, installation: Install
     assert _turns(installation) == 0
 
 
+@pytest.mark.long
 def test_a_stream_that_the_gateway_ends_is_no_whole_answer(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:

@@ -182,6 +182,7 @@ def test_the_first_words_arrive_while_the_model_speaks(
     assert len(shown) > len(story(0)) / 2
 
 
+@pytest.mark.long
 def test_a_chat_prints_an_answer_as_it_is_written(
     celery_setup: CeleryTestSetup, installation: Installation, perdure: Perdure
 ) -> None:
