@@ -28,6 +28,7 @@ from perdure.cli.display import printable, write_text
 from perdure.errors import PerdureError
 from perdure.events.event import Event, EventKind
 from perdure.runtime import Runtime
+from perdure.text.untrusted import is_storable
 
 _HELP = """/new      begin another conversation       /list      list your conversations
 /open KEY go on in one of them             /session   show the id of this session
@@ -38,6 +39,7 @@ _NO_SESSION = "There is no session yet."
 _NO_MESSAGE = "There is no message yet."
 _LEAVING = frozenset({"/exit", "/quit"})
 _LONGEST_CALL = 200
+_LONGEST_KEY = 200
 
 
 class _Left(Exception):
@@ -169,6 +171,9 @@ class Prompt:
         act()
 
     def _open(self, key: str) -> None:
+        if not is_storable(key) or len(key) > _LONGEST_KEY:
+            self._note(f"A conversation's key has at most {_LONGEST_KEY} characters, and no NUL.")
+            return
         messages = self._conversation.switch(key)
         begun = f"Continuing the conversation {key}, of {messages} messages." if messages else f"Conversation {key}."
         self._note(begun)

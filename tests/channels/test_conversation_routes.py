@@ -1,0 +1,23 @@
+"""Conversations over HTTP: a key is one segment of the path, whatever characters it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+
+@pytest.mark.parametrize("key", ["trip", "a/b", "/", "50%", "ключ", "a b"])
+def test_any_key_is_found_by_its_path(client: TestClient, say: Callable[..., dict[str, Any]], key: str) -> None:
+    """Titles, archiving and the filter of sessions reach the conversation that the message named."""
+    say("Plan the trip.", conversation=key)
+    where = f"/v1/conversations/{quote(key, safe='')}?user_id=ann"
+    changed = client.patch(where, json={"title": "Rome", "archived": True})
+    assert (changed.status_code, changed.json()["title"], changed.json()["archived"]) == (200, "Rome", True)
+    [listed] = client.get("/v1/conversations?user_id=ann&archived=true").json()
+    assert (listed["conversation"], listed["title"]) == (key, "Rome")
+    [session] = client.get("/v1/sessions", params={"user_id": "ann", "conversation": key}).json()
+    assert (session["conversation"], session["title"]) == (key, "Rome")
