@@ -130,3 +130,17 @@ def test_invalid_frames_are_answered(client: TestClient, monkeypatch: pytest.Mon
         assert _ask(socket, "send", user_id="ann", text="two")["code"] == "CONFLICT"
         assert _ask(socket, "unfollow", turn_id=first["turn_id"])["type"] == "ok"
         assert _ask(socket, "cancel", turn_id=first["turn_id"])["type"] == "ok"
+
+
+def test_a_binary_frame_is_an_invalid_one(client: TestClient, guarded: TestClient) -> None:
+    """It closes a connection that has not authenticated, and is answered on one that has."""
+    with guarded.websocket_connect(SOCKET) as socket:
+        socket.send_bytes(b"{}")
+        with pytest.raises(WebSocketDisconnect) as closed:
+            socket.receive_json()
+    assert closed.value.code == websocket.UNAUTHORIZED
+    with client.websocket_connect(SOCKET) as socket:
+        socket.send_json({"type": "auth"})
+        socket.receive_json()
+        socket.send_bytes(b"{}")
+        assert socket.receive_json()["code"] == "INVALID_REQUEST"

@@ -75,7 +75,7 @@ async def _authenticated(connection: WebSocket, gateway: Gateway) -> Caller | No
     """The caller; `None` if the connection is closed, since the first frame is late or has no valid token."""
     try:
         async with asyncio.timeout(AUTH_S):
-            frame = _parsed(await connection.receive_text())
+            frame = _parsed(await _received(connection))
         if frame.type != "auth":
             raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
         caller = gateway.keys.caller(_request(connection, getattr(frame, "token", None)))
@@ -116,7 +116,7 @@ class _Client:
         stopping = asyncio.ensure_future(self._gateway.stopped())
         try:
             while True:
-                receiving = asyncio.ensure_future(self._connection.receive_text())
+                receiving = asyncio.ensure_future(_received(self._connection))
                 await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if stopping.done():
                     receiving.cancel()
@@ -143,6 +143,7 @@ class _Client:
     async def _send(self, frame: _Frame) -> dict[str, Any]:
         """Accept a message, and follow its turn."""
         self._gateway.admit()
+        self._require_room()  # before the message is accepted: it would run although the client gets an error
         given = {name: value for name, value in _members(frame).items() if name in _MESSAGE}
         own = None if self._caller.user is None else user_of(self._caller.user)
         given["user_id"] = _members(frame).get("user_id", own or "local")
@@ -195,11 +196,14 @@ class _Client:
         former = self._followed.pop(turn_id, None)
         if former is not None:
             former.cancel()
-        if len(self._followed) >= MOST_FOLLOWED:
-            raise Conflict(f"This connection follows {MOST_FOLLOWED} turns; unfollow one.")
+        self._require_room()
         task = asyncio.ensure_future(self._pass_on(turn_id, last))
         self._followed[turn_id] = task
         task.add_done_callback(partial(self._forget, turn_id))
+
+    def _require_room(self) -> None:
+        if len(self._followed) >= MOST_FOLLOWED:
+            raise Conflict(f"This connection follows {MOST_FOLLOWED} turns; unfollow one.")
 
     def _forget(self, turn_id: UUID, task: asyncio.Task[None]) -> None:
         if self._followed.get(turn_id) is task:
@@ -221,6 +225,18 @@ class _Client:
     async def _write(self, frame: dict[str, Any]) -> None:
         async with self._sending:
             await self._connection.send_text(json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
+
+
+async def _received(connection: WebSocket) -> str:
+    """The next frame's text; empty for a binary frame, which no action accepts.
+
+    Raises:
+        WebSocketDisconnect: the client has left.
+    """
+    message = await connection.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", status.WS_1000_NORMAL_CLOSURE), message.get("reason"))
+    return message.get("text") or ""
 
 
 def _parsed(text: str) -> _Frame:
