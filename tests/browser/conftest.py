@@ -115,9 +115,14 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def press(self, text: str) -> None:
-        """Press the button with this text."""
-        self.until(lambda: [each for each in self.all("button") if each.text == text], f"the button {text!r}")
-        next(each for each in self.all("button") if each.text == text).click()
+        """Press the button with this text. In one script: the page may make the list of buttons anew at any time."""
+        script = """
+            const all = [...document.querySelectorAll("button")];
+            const found = all.find(each => each.textContent.trim() === arguments[0]);
+            found?.click();
+            return found !== undefined;
+        """
+        self.until(lambda: self.driver.execute_script(script, text), f"the button {text!r}")
 
     def see(self, selector: str) -> WebElement:
         """Wait until the element is visible."""

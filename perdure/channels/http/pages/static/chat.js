@@ -300,11 +300,14 @@ async function refresh() {
 const change = (changes) =>
   api.insist("PATCH", `/v1/conversations/${encodeURIComponent(open.key)}?user_id=${encodeURIComponent(api.user)}`, changes);
 
+/** Do something; whether it worked. An error is shown. */
 async function attempt(work) {
   try {
     await work();
+    return true;
   } catch (error) {
     trouble(error.message);
+    return false;
   }
 }
 

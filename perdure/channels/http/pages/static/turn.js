@@ -46,7 +46,7 @@ function addCall(log, call) {
 export class LiveTurn {
   /**
    * @param {HTMLElement} log
-   * @param {{ decide: (callId: string, decision: string) => Promise<void> }} actions
+   * @param {{ decide: (callId: string, decision: string) => Promise<boolean> }} actions
    */
   constructor(log, actions) {
     this.log = log;
@@ -99,8 +99,8 @@ export class LiveTurn {
     if ([...this.log.querySelectorAll(".approval")].some((each) => each.dataset.call === call.call_id)) return;
     const decide = async (decision) => {
       for (const button of card.querySelectorAll("button")) button.disabled = true;
-      await this.actions.decide(call.call_id, decision);
-      card.remove();
+      if (await this.actions.decide(call.call_id, decision)) card.remove();
+      else for (const button of card.querySelectorAll("button")) button.disabled = false;
     };
     const card = element("section", { className: "approval", "data-call": call.call_id, "aria-label": "Approval" },
       element("h2", {}, `May the agent use ${call.tool}?`),
