@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -138,7 +139,8 @@ class Page:
 
     def until(self, condition: object, what: str) -> None:
         """Wait until `condition` is true."""
-        waiting = WebDriverWait(self.driver, PATIENCE_S, 0.05)
+        # The page may replace an element between finding and reading it.
+        waiting = WebDriverWait(self.driver, PATIENCE_S, 0.05, [StaleElementReferenceException])
         assert callable(condition)
         waiting.until(lambda _driver: condition(), f"waited for {what}; the page has {self.texts()}")
 

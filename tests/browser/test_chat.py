@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
-from tests.models.server import Answer, Call
+from tests.models.server import Answer
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to
@@ -79,7 +79,6 @@ def test_the_whole_story(
     page.until(lambda: "The answer was stopped." in page.texts(".empty"), "the answer is stopped")
 
     installation.model_server.answers["hostile"] = Answer(HOSTILE)
-    installation.model_server.answers["call"] = Answer(calls=[Call("pure", '{"note": "<b>x</b>"}')])
     page.say("hostile")
     page.until(lambda: any("onerror" in each for each in page.texts()), "the text is text")
     assert page.all("#log img, #log script, #log a[href^='javascript']") == []
@@ -96,6 +95,44 @@ def test_the_whole_story(
     page.find("#open-side").click()
     page.see("#conversations")
     page.picture(tmp_path / "390-list.png")
+
+
+@pytest.mark.browser
+def test_a_message_sent_while_an_answer_streams_waits_for_it(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """The first answer is shown to its end, before the second message; a reload shows the same."""
+    installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
+    page.say("tell")
+    page.until(lambda: "word3 " in page.texts()[-1], "the first words")
+    page.say("and you?")
+    wanted = ["tell", STORY, "and you?", answer_to("and you?")]
+    page.until(lambda: page.texts() == wanted, "both answers, each after its message")
+    page.until(lambda: not page.all(".queued, .streaming"), "nothing waits")
+    page.driver.refresh()
+    page.until(lambda: page.texts() == wanted, "the same conversation")
+
+
+@pytest.mark.browser
+def test_each_tool_call_is_shown_and_its_result_is_text(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """Two turns whose calls have the same id; HTML in arguments and results makes no elements."""
+
+    def calls() -> list[str]:
+        return page.texts("details.tool pre")
+
+    page.say("pure: <b>one</b>")
+    page.until(lambda: len(calls()) == 2, "the first call and its result")
+    page.say("pure: <i>two</i>")
+    page.until(lambda: len(calls()) == 4, "the second call and its result")
+    assert all("<b>one</b>" in each for each in calls()[:2])
+    assert all("<i>two</i>" in each for each in calls()[2:])
+    assert page.all("#log b, #log i") == []
+    page.until(lambda: len(page.texts()) == 4, "both answers")
+    shown = calls()
+    page.driver.refresh()
+    page.until(lambda: calls() == shown, "the same calls")
 
 
 @pytest.mark.browser

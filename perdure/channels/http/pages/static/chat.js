@@ -2,7 +2,7 @@
 
 import { Api, Refused } from "./api.js";
 import { byId, element } from "./elements.js";
-import { LiveTurn, show, userMessage } from "./turn.js";
+import { LiveTurn, place, show, userMessage } from "./turn.js";
 
 const CHANNEL = "web";
 const MOST_SESSIONS = 5;
@@ -81,6 +81,7 @@ function mark() {
 
 async function go(conversation) {
   following?.abort();
+  following = null;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
   history.replaceState(null, "", `#${encodeURIComponent(open.key)}`);
   app.classList.remove("listing");
@@ -96,13 +97,11 @@ async function go(conversation) {
   text.focus();
 }
 
-/** Show the transcript, and go on with the turn that runs, behind the messages that are shown. */
+/** Show the transcript, and go on with the turns that are not settled, behind the messages that are shown. */
 async function loadAndFollow() {
-  const messages = await load();
-  const turnId = remembered()[open.key];
-  if (turnId === undefined) return;
-  const own = messages.filter((each) => each.turn_id === turnId).length;
-  follow(turnId, own ? `${own}-0` : null);
+  const shown = {};
+  for (const message of await load()) shown[message.turn_id] = (shown[message.turn_id] ?? 0) + 1;
+  followTurns(shown);
 }
 
 /** Show the transcript of the conversation's newest sessions; its messages. */
@@ -126,13 +125,16 @@ async function load() {
 
 // --- messages --------------------------------------------------------------------------
 
-/** The turns that run, by conversation: all tabs of this browser know them. */
-const remembered = () => JSON.parse(localStorage.getItem(`${RUNNING}:${api.user}`) ?? "{}");
+/** The conversation's turns that are not known to be settled, oldest first: all tabs of this browser share them. */
+const remembered = (key) => [JSON.parse(localStorage.getItem(`${RUNNING}:${api.user}`) ?? "{}")[key] ?? []].flat();
 
-function remember(key, turnId) {
-  const turns = remembered();
-  if (turnId === null) delete turns[key];
-  else turns[key] = turnId;
+const remember = (key, turnId) => keep(key, [...remembered(key).filter((each) => each !== turnId), turnId]);
+const forget = (key, turnId) => keep(key, remembered(key).filter((each) => each !== turnId));
+
+function keep(key, turnIds) {
+  const turns = JSON.parse(localStorage.getItem(`${RUNNING}:${api.user}`) ?? "{}");
+  if (turnIds.length) turns[key] = turnIds;
+  else delete turns[key];
   localStorage.setItem(`${RUNNING}:${api.user}`, JSON.stringify(turns));
 }
 
@@ -156,6 +158,7 @@ async function deliver(message) {
   log.querySelector(".empty")?.remove();
   const shown = userMessage(message.text);
   shown.classList.add("unsent");
+  shown.classList.toggle("queued", following !== null);
   log.append(shown);
   log.scrollTop = log.scrollHeight;
   try {
@@ -164,7 +167,7 @@ async function deliver(message) {
     shown.dataset.turn = accepted.turn_id;
     remember(message.conversation, accepted.turn_id);
     open.session_id = accepted.session_id;
-    if (open.key === message.conversation) follow(accepted.turn_id, null);
+    if (open.key === message.conversation) followTurns();
     if (open.title === null) showTitle(await list());
   } catch (error) {
     shown.remove();
@@ -184,12 +187,25 @@ function showTitle(conversations) {
   byId("menu").hidden = false;
 }
 
-/** Show the events of a turn after the event `last`. */
-async function follow(turnId, last) {
-  following?.abort();
+/** Follow the conversation's turns one after another. `shown`: how many messages of each the page has. */
+async function followTurns(shown = {}) {
+  if (following !== null) return; // the loop that runs goes on with the next turn
   const mine = following = new AbortController(), key = open.key;
+  for (let [turnId] = remembered(key); turnId !== undefined && !mine.signal.aborted; [turnId] = remembered(key)) {
+    await follow(key, turnId, shown[turnId] ? `${shown[turnId]}-0` : null, mine.signal);
+  }
+  if (following !== mine) return;
+  following = null;
+  running(null);
+}
+
+/** Show the events of a turn after the event `last`. */
+async function follow(key, turnId, last, signal) {
   running(turnId);
-  const live = new LiveTurn(log, {
+  for (const each of log.querySelectorAll(".user.queued")) {
+    if (each.dataset.turn === turnId) each.classList.remove("queued");
+  }
+  const live = new LiveTurn(log, turnId, {
     decide: (callId, decision) => attempt(() => api.insist("POST", `/v1/turns/${turnId}/approval`, { call_id: callId, decision })),
   });
   try {
@@ -197,28 +213,23 @@ async function follow(turnId, last) {
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
       live.apply(event);
       if (event.kind === "state") status.textContent = words(event.data.status);
-      if (event.kind === "done") settled(key, turnId, event.data);
+      if (event.kind === "done") settled(turnId, event.data);
       if (atEnd) log.scrollTop = log.scrollHeight;
-    }, mine.signal);
+    }, signal);
   } catch (error) {
     trouble(error.message);
-    remember(key, null);
   }
-  if (following === mine) {
-    remember(key, null);
-    running(null);
-  }
+  if (!signal.aborted) forget(key, turnId);
 }
 
 const words = (state) => ({
   accepted: "Waiting for a worker…", running: "Thinking…", waiting_approval: "Waits for your decision", parked: "The answer is delayed",
 }[state] ?? "");
 
-function settled(key, turnId, turn) {
-  remember(key, null);
+function settled(turnId, turn) {
   const last = [...log.querySelectorAll(".assistant")].at(-1);
   if (turn.status === "done" && last) last.append(rating(turnId));
-  if (turn.status === "cancelled") log.append(element("p", { className: "empty" }, "The answer was stopped."));
+  if (turn.status === "cancelled") place(log, element("p", { className: "empty" }, "The answer was stopped."));
   status.textContent = turn.error === null ? "" : `${turn.error.message} (${turn.error.code})`;
   list();
 }

@@ -16,44 +16,51 @@ export function agentMessage(text) {
   return made;
 }
 
-/** A tool call, closed; its result is added later. */
-export function toolCall(call) {
-  const shown = typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
-  return element("details", { className: "tool", "data-call": call.id },
-    element("summary", {}, `Uses ${call.name}`), element("pre", {}, shown));
-}
-
-/** Add a call's result to what `toolCall` made. */
-export function addResult(log, callId, content) {
-  const made = [...log.querySelectorAll("details.tool")].findLast((each) => each.dataset.call === callId);
-  if (made && made.querySelectorAll("pre").length === 1) made.append(element("pre", {}, content));
+/** Add a node to the end of the log, before the messages of the user that wait for an earlier answer. */
+export function place(log, node) {
+  log.insertBefore(node, log.querySelector(".user.queued"));
 }
 
 /** Show a committed message of a transcript. */
 export function show(log, message) {
-  for (const call of message.tool_calls ?? []) addCall(log, call);
-  if (message.role === "user") log.append(userMessage(message.content, message.turn_id));
-  if (message.role === "tool") addResult(log, message.tool_call_id, message.content);
-  if (message.role === "assistant" && message.content.trim()) log.append(agentMessage(message.content));
+  for (const call of message.tool_calls ?? []) addCall(log, message.turn_id, call);
+  if (message.role === "user") place(log, userMessage(message.content, message.turn_id));
+  if (message.role === "tool") addResult(log, message.turn_id, message.tool_call_id, message.content);
+  if (message.role === "assistant" && message.content.trim()) place(log, agentMessage(message.content));
 }
 
-function addCall(log, call) {
-  const known = [...log.querySelectorAll("details.tool")].some((each) => each.dataset.call === call.id && !each.dataset.old);
-  if (!known) log.append(toolCall(call));
+/** The element of a tool call. The ids of calls are distinct within a turn only. */
+function findCall(log, turnId, callId) {
+  return [...log.querySelectorAll("details.tool")].find((each) => each.dataset.call === `${turnId}:${callId}`);
+}
+
+/** Show a tool call, closed, unless it is shown. */
+function addCall(log, turnId, call) {
+  if (findCall(log, turnId, call.id)) return;
+  const shown = typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
+  place(log, element("details", { className: "tool", "data-call": `${turnId}:${call.id}` },
+    element("summary", {}, `Uses ${call.name}`), element("pre", {}, shown)));
+}
+
+/** Add its result to a tool call, once. */
+function addResult(log, turnId, callId, content) {
+  const made = findCall(log, turnId, callId);
+  if (made && made.querySelectorAll("pre").length === 1) made.append(element("pre", {}, content));
 }
 
 /** The events of one turn, applied to the page: provisional text is replaced by the message that commits it. */
 export class LiveTurn {
   /**
    * @param {HTMLElement} log
+   * @param {string} turnId
    * @param {{ decide: (callId: string, decision: string) => Promise<boolean> }} actions
    */
-  constructor(log, actions) {
+  constructor(log, turnId, actions) {
     this.log = log;
+    this.turnId = turnId;
     this.actions = actions;
     this.provisional = null;
     this.text = "";
-    for (const each of log.querySelectorAll("details.tool")) each.dataset.old = "true";
   }
 
   apply({ kind, data }) {
@@ -62,10 +69,10 @@ export class LiveTurn {
       case "rewind": this.#discard(); break;
       case "message":
         this.#discard();
-        if (data.role !== "user" || !this.#shows(data.turn_id)) show(this.log, data);
+        if (data.role !== "user" || !this.#showsUser()) show(this.log, data);
         break;
-      case "tool_call": addCall(this.log, data); break;
-      case "tool_result": addResult(this.log, data.id, data.content); break;
+      case "tool_call": addCall(this.log, this.turnId, data); break;
+      case "tool_result": addResult(this.log, this.turnId, data.id, data.content); break;
       case "approval_required": this.#ask(data); break;
       case "done": this.#end(data); break;
       default: break;
@@ -73,8 +80,8 @@ export class LiveTurn {
   }
 
   /** Whether the page has the user's message already: it was sent here. */
-  #shows(turnId) {
-    return [...this.log.querySelectorAll(".user")].some((each) => each.dataset.turn === turnId);
+  #showsUser() {
+    return [...this.log.querySelectorAll(".user")].some((each) => each.dataset.turn === this.turnId);
   }
 
   #grow(text) {
@@ -82,7 +89,7 @@ export class LiveTurn {
     if (this.provisional === null) {
       this.provisional = agentMessage("");
       this.provisional.setAttribute("aria-busy", "true");
-      this.log.append(this.provisional);
+      place(this.log, this.provisional);
     }
     const shown = this.provisional.querySelector(".text");
     shown.classList.add("streaming");
@@ -108,7 +115,7 @@ export class LiveTurn {
       element("div", { className: "buttons" },
         element("button", { className: "quiet", type: "button", onclick: () => decide("deny") }, "Deny"),
         element("button", { type: "button", onclick: () => decide("approve") }, "Approve")));
-    this.log.append(card);
+    place(this.log, card);
   }
 
   #end(turn) {
