@@ -57,14 +57,14 @@ def change_conversation(
     """
     named = {"user_id": user, "conversation": conversation}
     changes = {"title": None if title is None else first_line(title, MAX_TITLE_CHARS), "archived": archived}
+    requested = None
     with database.transaction("conversations.change") as transaction:
-        if not transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes}):
-            raise NotFound("There is no such conversation.")
+        live = read_conversation(transaction, user, conversation)["session_id"]
+        if archived and live is not None:
+            # First the session, then the conversation: accepting locks them in this order.
+            requested = request_end(transaction, UUID(live), _ARCHIVED)
+        transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
         found = read_conversation(transaction, user, conversation)
-        requested = None
-        if archived and found["session_id"] is not None:
-            requested = request_end(transaction, UUID(found["session_id"]), _ARCHIVED)
-            found["session_id"] = None
     if requested is not None:
         requested.wake(wake)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from perdure.access.tenants import user_key
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.stream import websocket
+from perdure.clock import MovedClock
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.turns.run.runner import Runner
@@ -144,3 +146,21 @@ def test_a_binary_frame_is_an_invalid_one(client: TestClient, guarded: TestClien
         socket.receive_json()
         socket.send_bytes(b"{}")
         assert socket.receive_json()["code"] == "INVALID_REQUEST"
+
+
+def _events_to_the_end(socket: WebSocketTestSession) -> None:
+    while True:
+        assert socket.receive_json()["type"] == "event"
+
+
+def test_an_expired_token_ends_the_connection(guarded: TestClient, runtime: Runtime, clock: MovedClock) -> None:
+    """A connection gives no access beyond its token's time: the next frame is not answered."""
+    with guarded.websocket_connect(SOCKET) as socket:
+        socket.send_json({"type": "auth", "token": _token(runtime, "ann")})
+        assert socket.receive_json()["type"] == "ready"
+        assert _ask(socket, "send", text="hello")["type"] == "ok"
+        clock.advance(timedelta(seconds=61))
+        socket.send_json({"type": "send", "text": "hello again"})
+        with pytest.raises(WebSocketDisconnect) as closed:
+            _events_to_the_end(socket)
+    assert closed.value.code == websocket.UNAUTHORIZED

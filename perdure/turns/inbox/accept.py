@@ -132,7 +132,7 @@ def _parameters(runtime: Runtime, message: Incoming, target: Mapping[str, Any] |
         "text": message.text,
         "session_id": message.session_id,
         "conversation": message.conversation,
-        "title": title_of(message.text),
+        "title": None if message.conversation is None else title_of(message.text),
         "scope": scope_of(runtime.settings.session.scope, message.channel, message.conversation),
         "idle_s": runtime.settings.session.idle_timeout_s,
         "agent": message.agent,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Response
 
-from perdure.channels.http.errors import headers_of
+from perdure.channels.http.errors import CODES, headers_of
 from perdure.errors import Conflict, InvalidRequest, PerdureError, RateLimited, Unauthorized
 
 PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
@@ -61,20 +61,14 @@ def settled_failure(turn: dict[str, Any]) -> Response:
 def failure_body(turn: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """The error of a failed turn, and its HTTP status."""
     code, message = turn["error"]["code"], turn["error"]["message"]
-    status = next((each.http_status for each in _tree() if each.code == code), HTTPStatus.INTERNAL_SERVER_ERROR)
+    statuses = [status for status, codes in CODES.items() if code in codes]
+    status = min(statuses, default=HTTPStatus.INTERNAL_SERVER_ERROR)  # INVALID_REQUEST has 400 and 408
     return error_body(message, _kind(status), code), status
 
 
 def respond(body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
     """A JSON response."""
     return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, "application/json")
-
-
-def _tree() -> list[type[PerdureError]]:
-    tree: list[type[PerdureError]] = [PerdureError]
-    for error in tree:
-        tree += error.__subclasses__()
-    return tree
 
 
 def _kind(status: int, error: PerdureError | None = None) -> str:

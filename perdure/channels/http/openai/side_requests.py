@@ -7,7 +7,6 @@ headers `X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -55,7 +54,8 @@ class SideRequests:
         finally:
             self._running -= 1
         turn = {"usage": reply.usage.record()}
-        return Completion(uuid4().hex, reply.model, int(time.time())).whole(turn, reply.content)
+        now = int(self._runtime.clock.now().timestamp())
+        return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
 
     def close(self) -> None:
         """End the threads; calls that run are abandoned."""

@@ -1,9 +1,9 @@
 """The socket `GET /v1/ws`: messages in, and the events of any number of turns out, over one connection.
 
 The first frame must authenticate the client within `AUTH_S` seconds: a browser cannot send a header with the upgrade,
-and a token in the URL would be logged. A page of another origin is refused. Frames are JSON objects; the server answers
-each with a frame that repeats its `ref`, and sends events as they come. uvicorn bounds a frame's size, sends pings, and
-closes a connection that does not answer them.
+and a token in the URL would be logged. The key or token is checked again with each frame. A page of another origin is
+refused. Frames are JSON objects; the server answers each with a frame that repeats its `ref`, and sends events as they
+come. uvicorn bounds a frame's size, sends pings, and closes a connection that does not answer them.
 """
 
 from __future__ import annotations
@@ -65,20 +65,24 @@ async def socket(connection: WebSocket) -> None:
         await connection.close(status.WS_1008_POLICY_VIOLATION, "another origin")
         return
     await connection.accept()
-    caller = await _authenticated(connection, gateway)
-    if caller is not None:
+    signed_in = await _authenticated(connection, gateway)
+    if signed_in is not None:
         with suppress(WebSocketDisconnect):
-            await _Client(connection, gateway, caller).serve()
+            await _Client(connection, gateway, *signed_in).serve()
 
 
-async def _authenticated(connection: WebSocket, gateway: Gateway) -> Caller | None:
-    """The caller; `None` if the connection is closed, since the first frame is late or has no valid token."""
+async def _authenticated(connection: WebSocket, gateway: Gateway) -> tuple[Caller, Request] | None:
+    """The caller, with the request that has its key or token.
+
+    `None`: the connection is closed, since the first frame is late or has no valid token.
+    """
     try:
         async with asyncio.timeout(AUTH_S):
             frame = _parsed(await _received(connection))
         if frame.type != "auth":
             raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
-        caller = gateway.keys.caller(_request(connection, getattr(frame, "token", None)))
+        request = _request(connection, getattr(frame, "token", None))
+        caller = gateway.keys.caller(request)
     except TimeoutError:
         await connection.close(LATE, f"no auth frame within {AUTH_S:g} s")
     except WebSocketDisconnect:
@@ -88,17 +92,18 @@ async def _authenticated(connection: WebSocket, gateway: Gateway) -> Caller | No
     else:
         user = None if caller.user is None else user_of(caller.user)
         await connection.send_text(json.dumps({"type": "ready", "user_id": user}))
-        return caller
+        return caller, request
     return None
 
 
 class _Client:
     """One authenticated connection."""
 
-    def __init__(self, connection: WebSocket, gateway: Gateway, caller: Caller) -> None:
+    def __init__(self, connection: WebSocket, gateway: Gateway, caller: Caller, signed: Request) -> None:
         self._connection = connection
         self._gateway = gateway
         self._caller = caller
+        self._signed = signed
         self._users = Users(caller, caller.tenant, all_users=caller.is_operator)
         self._sending = asyncio.Lock()
         self._followed: dict[UUID, asyncio.Task[None]] = {}
@@ -122,7 +127,13 @@ class _Client:
                     receiving.cancel()
                     await self._connection.close(STOPPING, "the gateway is shutting down")
                     return
-                await self._answer(receiving.result())
+                text = receiving.result()
+                try:
+                    self._gateway.keys.caller(self._signed)  # the token has not expired, the key is still listed
+                except PerdureError as error:
+                    await self._connection.close(UNAUTHORIZED, error.message[:100])
+                    return
+                await self._answer(text)
         finally:
             stopping.cancel()
             for task in self._followed.values():

@@ -1,0 +1,85 @@
+"""Whose conversation a request of an OpenAI client goes on in: headers, the body, a token, a front end's headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from perdure.access.tenants import user_key
+from perdure.channels.http.app import create_app
+from perdure.channels.http.auth import Keys
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from tests.channels.conftest import BASE_URL, SERVICE_KEY
+
+SETTINGS: dict[str, Any] = {"api_keys": SERVICE_KEY, "secret_key": "the secret of these tests' tokens"}
+OWN = {"X-Perdure-User": "bea", "X-Perdure-Conversation": "own"}
+WEBUI = {"X-OpenWebUI-User-Id": "cleo", "X-OpenWebUI-Chat-Id": "chat-1"}
+
+
+@pytest.fixture
+def client(runtime: Runtime) -> Iterator[TestClient]:
+    """A gateway with a service key."""
+    settings = Settings(_env_file=None, **SETTINGS)
+    with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as made:
+        yield made
+
+
+def _post(client: TestClient, key: str, headers: Mapping[str, str], **body: Any) -> Any:
+    """A response in the background: it needs no worker."""
+    sent = {"model": "assistant", "input": "hello", "background": True, **body}
+    return client.post("/v1/responses", json=sent, headers={"Authorization": f"Bearer {key}", **headers})
+
+
+def _where(client: TestClient, user: str) -> list[str | None]:
+    answer = client.get(f"/v1/sessions?user_id={user}", headers={"Authorization": f"Bearer {SERVICE_KEY}"})
+    return [each["conversation"] for each in answer.json()]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "user", "conversation"),
+    [
+        ({**OWN, **WEBUI}, {"user": "ann", "prompt_cache_key": "cached"}, "bea", "own"),
+        (WEBUI, {"user": "ann", "prompt_cache_key": "cached"}, "ann", "cached"),
+        (WEBUI, {"safety_identifier": "dora", "user": "ann"}, "dora", "chat-1"),
+        (WEBUI, {}, "cleo", "chat-1"),
+        (WEBUI, {"conversation": "named"}, "cleo", "named"),
+        ({}, {"user": "ann"}, "ann", None),
+        ({"X-Perdure-User": " "}, {"user": "ann"}, "ann", None),
+    ],
+)
+def test_the_first_name_counts(
+    client: TestClient, headers: dict[str, str], body: dict[str, Any], user: str, conversation: str | None
+) -> None:
+    """The headers of perdure, then the body, then the headers that Open WebUI forwards with a service's key."""
+    assert _post(client, SERVICE_KEY, headers, **body).status_code == 200
+    assert _where(client, user) == [conversation]
+
+
+def test_a_header_is_utf_8(client: TestClient) -> None:
+    """A name with other letters is that name, not the bytes of it."""
+    headers = [(b"Authorization", f"Bearer {SERVICE_KEY}".encode()), (b"X-Perdure-User", "ä".encode())]
+    body = {"model": "assistant", "input": "hello", "background": True}
+    answer = client.post("/v1/responses", json=body, headers=headers)
+    assert answer.status_code == 200
+    assert _where(client, "ä") == [None]
+
+
+def test_a_template_that_was_not_filled_in_is_refused(client: TestClient) -> None:
+    """Else all users of a misconfigured front end would be one."""
+    answer = _post(client, SERVICE_KEY, {"X-Perdure-User": "{{LIBRECHAT_USER_ID}}"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-perdure-user")
+
+
+def test_a_token_is_its_user_whatever_a_front_end_forwards(client: TestClient, runtime: Runtime) -> None:
+    """A browser's headers are its own claims: they name no user and no conversation."""
+    settings = Settings(_env_file=None, **SETTINGS)
+    token = Keys(settings, runtime.clock).tokens.mint(user_key(None, "ann"), 60)[0]
+    assert _post(client, token, WEBUI).status_code == 200
+    assert (_where(client, "ann"), _where(client, "cleo")) == ([None], [])
+    assert _post(client, token, {"X-Perdure-User": "bea"}).status_code == 404
+    assert _where(client, "bea") == []
