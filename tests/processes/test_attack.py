@@ -31,7 +31,7 @@ from tests.processes.receiver import SilentReceiver
 KEY = "the key of the tests' own service"
 USERS = 20
 MOST = 3.0
-"""Bound on the 99th percentile under attack over the one in quiet. Measured on two cores: 1.2 to 2.3; the goal: 2."""
+"""Bound on the 99th percentile under attack over the one in quiet. Measured on two cores: 1.2, 1.3, 2.0; the goal: 2."""
 
 NICENESS = "10"
 
@@ -128,7 +128,7 @@ def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iter
     ("seconds", "most"),
     [
         pytest.param(10, None, id="brief", marks=[pytest.mark.long, pytest.mark.timeout(240)]),
-        pytest.param(60, MOST, id="a minute", marks=[pytest.mark.chaos]),
+        pytest.param(60, MOST, id="a minute", marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
     ],
 )
 def test_ordinary_users_hardly_notice_an_attack(
@@ -143,7 +143,7 @@ def test_ordinary_users_hardly_notice_an_attack(
     with serving(Perdure(environment, installation.directory)) as url:
         calm, ordinary = Ordinary(url, "calm"), Ordinary(url, "ordinary")
         with calm:
-            threading.Event().wait(seconds / 2)
+            threading.Event().wait(seconds)
         with attacked(url, installation.redis.url, silence.url, seconds) as report, ordinary:
             threading.Event().wait(seconds)
         print(  # noqa: T201 (the run's figures)
