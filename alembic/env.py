@@ -11,6 +11,7 @@ from typing import Any
 from alembic import context
 from sqlalchemy import create_engine, text
 
+from perdure.database.schema import quoted
 from perdure.database.tables import metadata
 
 _LOCK_TIMEOUT = "5s"
@@ -35,11 +36,14 @@ def run() -> None:
     connection = context.config.attributes.get("connection")
     if connection is None:
         connection = create_engine(context.config.attributes["database_url"]).connect()
+    schema = context.config.attributes["schema"]
     connection.execute(text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
+    connection.execute(text(f"SET search_path = {quoted(schema)}"))
     connection.commit()
     context.configure(
         connection=connection,
         target_metadata=metadata,
+        version_table_schema=schema,
         transaction_per_migration=True,
         compare_server_default=True,
         on_version_apply=declare,

@@ -204,7 +204,7 @@ def _fill(database: Database, memories: int, owners: dict[str, int]) -> int:
             connection.exec_driver_sql(
                 """
                 INSERT INTO memory_vectors (memory_id, embedder_id, user_id, vector)
-                SELECT id, %s, owner, made::vector
+                SELECT id, %s, owner, made::public.vector
                 FROM unnest(%s::uuid[], %s::text[], %s::text[]) AS m (id, owner, made)
                 """,
                 (embedder_id, ids, portion, [vector_literal(each) for each in _EMBEDDER.embed(contents)]),

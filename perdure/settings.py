@@ -35,6 +35,9 @@ from perdure.text.patterns import compiled
 
 log = logging.getLogger(__name__)
 
+SCHEMA = "perdure"
+"""The default of `PERDURE_DATABASE_SCHEMA`, the schema of all tables."""
+
 REDIS_PREFIX = "perdure:"
 """The default of `PERDURE_REDIS_PREFIX`, the prefix of all of perdure's keys."""
 
@@ -42,6 +45,9 @@ VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 """Prefixes of the variables in `.env` that other libraries read from the process's environment."""
 
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
+
+_LONGEST_NAME = 63
+"""Bytes of a name in PostgreSQL."""
 
 _BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -355,6 +361,9 @@ class Settings(BaseSettings):
     )
 
     database_url: SecretStr | None = None
+    database_schema: str = SCHEMA
+    database_prepare: bool = True
+    migrate_url: SecretStr | None = None
     redis_url: SecretStr | None = None
     broker_url: SecretStr | None = None
     redis_prefix: str = REDIS_PREFIX
@@ -415,7 +424,18 @@ class Settings(BaseSettings):
             raise ValueError("accepted: a name of the IANA time zone database, such as Europe/Paris") from error
         return value
 
-    @field_validator("database_url")
+    @field_validator("database_schema")
+    @classmethod
+    def _can_be_created(cls, value: str) -> str:
+        own = value.startswith("pg_") or value == "information_schema"
+        if not 1 <= len(value.encode()) <= _LONGEST_NAME or own or not value.isprintable() or "%" in value:
+            raise ValueError(
+                "accepted: the name of a schema, 1 to 63 bytes without % and control characters, such as perdure; the "
+                "names that begin with pg_ and information_schema are PostgreSQL's own"
+            )
+        return value
+
+    @field_validator("database_url", "migrate_url")
     @classmethod
     def _postgresql(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None:

@@ -24,8 +24,8 @@ from typing import Any
 import psycopg2
 from psycopg2.errors import ObjectInUse
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, by its name)
-from sqlalchemy import event
-from sqlalchemy.engine import URL
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import QueuePool
 
 from perdure.database.engine import Database
@@ -222,7 +222,8 @@ def _emptied(connection: Connection) -> bool:
 
 
 def _connected(url: URL) -> Connection:
-    connection = psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
+    dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    connection = psycopg2.connect(dsn, options="-c search_path=perdure")
     connection.autocommit = True
     return connection
 
@@ -232,3 +233,10 @@ def _run(connection: Connection, statement: str, *parameters: Any) -> Any:
         cursor.execute(statement, parameters)
         row = cursor.fetchone() if cursor.description else None
         return None if row is None else row[0] if len(row) == 1 else row
+
+
+def engine_of(url: URL | str, schema: str = "perdure", **options: Any) -> Engine:
+    """Connections of a test's own, whose statements find perdure's tables."""
+    return create_engine(
+        make_url(url).update_query_dict({"options": f"-c search_path={schema},public"}, append=True), **options
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from perdure.database.engine import Database, Statement
+from perdure.database.schema import Names
 
 
 def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -30,8 +31,10 @@ def plans(database: Database, statement: Statement, parameters: Mapping[str, Any
 
 def _explained(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     connection.exec_driver_sql("DEALLOCATE ALL")
+    shared = connection.info["perdure"]
     connection.info.clear()
-    connection.exec_driver_sql(statement.prepare)
+    connection.info["perdure"] = shared
+    connection.exec_driver_sql(Names("perdure", "public").render(statement.prepare))
     connection.exec_driver_sql("BEGIN")
     try:
         result = connection.exec_driver_sql(

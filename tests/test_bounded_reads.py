@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine
 
 from perdure import retention
 from perdure.database.engine import Database, Statement
@@ -14,6 +13,7 @@ from perdure.memory import import_export_queries as exchange
 from perdure.memory.consolidation import queries as consolidation
 from perdure.sessions import queries as sessions
 from perdure.turns.inbox import queries as turns
+from tests.databases import engine_of
 from tests.plans import outline, plans, rows_read
 
 _MANY = 20_000
@@ -76,7 +76,7 @@ _LIVE = UUID(f"01900000-0000-7000-8000-0000000{_MANY}")
 @pytest.fixture
 def large(database: Database) -> Database:
     """A database in which one user has a long history."""
-    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.exec_driver_sql(_FILL.replace("%", "%%"))
         connection.exec_driver_sql("ANALYZE")

@@ -7,6 +7,7 @@ This module opens a process's connections and passes them on; nothing is opened 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +85,28 @@ def database_address(settings: Settings) -> str:
     return found.url
 
 
+def migration_address(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
+    """`PERDURE_MIGRATE_URL`, or the database's address, which `environment` may have.
+
+    Raises:
+        Unavailable: no address is set and no embedded PostgreSQL runs.
+    """
+    if settings.migrate_url is not None:
+        return settings.migrate_url.get_secret_value()
+    given = (environment or {}).get("PERDURE_DATABASE_URL")
+    return given or database_address(settings)
+
+
+def open_database(settings: Settings, database_url: str) -> Database:
+    """The database at `database_url`, as the settings say that its connections are to be used."""
+    return Database(
+        database_url,
+        schema=settings.database_schema,
+        prepare=settings.database_prepare,
+        lease_s=settings.turn.lease_s,
+    )
+
+
 def redis_address(settings: Settings) -> str:
     """`PERDURE_REDIS_URL`, or the running embedded Redis's.
 
@@ -121,7 +144,7 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     resolve(settings.snapshots, settings, Database(_NO_DATABASE), _NO_REDIS).close()
 
 
-def require_database(database_url: str) -> None:
+def require_database(settings: Settings, database_url: str) -> None:
     """Check that this release can use the database; warn if the server's log quotes users' texts.
 
     If the database cannot be reached, this logs a warning: the program starts, and connects later.
@@ -129,7 +152,7 @@ def require_database(database_url: str) -> None:
     Raises:
         IncompatibleDatabase: PostgreSQL, pgvector or the schema is too old, or the schema is too new.
     """
-    database = Database(database_url)
+    database = open_database(settings, database_url)
     try:
         compatibility.require(database)
         if (why := serverlog.quoting(database)) is not None:
@@ -157,7 +180,7 @@ def assemble(
     servers = _servers(agents)
     check_servers(servers, settings.mcp)
     clock = SystemClock()
-    database = Database(database_url, lease_s=settings.turn.lease_s)
+    database = open_database(settings, database_url)
     breakers = resolve_breakers(settings, clock, redis_url or _redis_if_found(settings), partial(recall, database))
     models = Models(settings, clock, breakers)
     _check_models(models, settings, agents, called=turns)

@@ -34,7 +34,7 @@ def _make() -> Celery:
     where = addresses(settings, database=(command or flower.STARTED.get()) != "flower")
     made = make_app(settings, where)
     follow(made, settings, where)
-    beat.follow(settings.shutdown, where.database_url)
+    beat.follow(settings, where.database_url)
     configure_beat(made, settings)
     flower.follow(made, settings)
     return made

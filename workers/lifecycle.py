@@ -88,7 +88,7 @@ class Lifecycle:
 
     def check(self) -> None:
         """Check that this release can use the database; see `require_database`."""
-        require_database(self._where.database_url)
+        require_database(self._settings, self._where.database_url)
 
     def start(self) -> None:
         """Assemble the parts, and start the threads that sweep, embed, watch children and run the shutdown."""

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from perdure.database.schema import create_extension
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -20,7 +22,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Go up."""
-    op.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    create_extension(op.get_bind())
     op.execute(
         """
         CREATE FUNCTION perdure_now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
-from pgvector.sqlalchemy import VECTOR
 from sqlalchemy.dialects import postgresql
+
+from perdure.database.schema import vector_type
 
 revision = "0008"
 down_revision = "0007"
@@ -151,7 +152,12 @@ def _create_what_is_searched() -> None:
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("embedder_id", sa.SmallInteger(), nullable=False),
         sa.Column("user_id", sa.Text(), nullable=False),
-        sa.Column("vector", VECTOR(), nullable=True, comment="of length 1; NULL: the embedder refuses the text"),
+        sa.Column(
+            "vector",
+            vector_type(op.get_bind()),
+            nullable=True,
+            comment="of length 1; NULL: the embedder refuses the text",
+        ),
         sa.ForeignKeyConstraint(
             ["session_id", "seq"],
             ["message_words.session_id", "message_words.seq"],
@@ -233,7 +239,12 @@ def _create_memories() -> None:
         sa.Column("memory_id", sa.Uuid(), nullable=False),
         sa.Column("embedder_id", sa.SmallInteger(), nullable=False),
         sa.Column("user_id", sa.Text(), nullable=False),
-        sa.Column("vector", VECTOR(), nullable=True, comment="of length 1; NULL: the embedder refuses the text"),
+        sa.Column(
+            "vector",
+            vector_type(op.get_bind()),
+            nullable=True,
+            comment="of length 1; NULL: the embedder refuses the text",
+        ),
         sa.ForeignKeyConstraint(
             ["memory_id"], ["memories.memory_id"], name=op.f("memory_vectors_memory_id_fkey"), ondelete="CASCADE"
         ),

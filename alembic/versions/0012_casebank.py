@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
-from pgvector.sqlalchemy import Vector
 from sqlalchemy.dialects import postgresql
+
+from perdure.database.schema import vector_type
 
 revision = "0012"
 down_revision = "0011"
@@ -72,7 +73,7 @@ def upgrade() -> None:
         sa.Column("query", sa.Text(), nullable=False),
         sa.Column("response_text", sa.Text(), nullable=False),
         sa.Column("category_path", sa.Text(), nullable=True),
-        sa.Column("query_vector", Vector(), nullable=True),
+        sa.Column("query_vector", vector_type(op.get_bind()), nullable=True),
         sa.Column("embedder", sa.Text(), nullable=True),
         sa.Column("usage_count", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("success_rate", sa.Double(), nullable=True, comment="percent; NULL while unknown"),
@@ -118,7 +119,7 @@ def upgrade() -> None:
         sa.Column("query", sa.Text(), nullable=False),
         sa.Column("response_text", sa.Text(), nullable=False),
         sa.Column("category_path", sa.Text(), nullable=True),
-        sa.Column("query_vector", Vector(), nullable=True),
+        sa.Column("query_vector", vector_type(op.get_bind()), nullable=True),
         sa.Column("embedder", sa.Text(), nullable=True),
         sa.Column("usage_count", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("success_rate", sa.Double(), nullable=True, comment="percent; NULL while unknown"),

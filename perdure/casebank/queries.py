@@ -31,7 +31,8 @@ ADD = Statement(
     WITH added AS (
         INSERT INTO cases (case_id, query, response_text, category_path, query_vector, embedder, usage_count,
                            success_rate, last_accessed_at, created_at, user_id, turn_id, status, bank, shared_at)
-        VALUES (%(case_id)s, %(query)s, %(response_text)s, %(category_path)s, %(query_vector)s::vector, %(embedder)s,
+        VALUES (%(case_id)s, %(query)s, %(response_text)s, %(category_path)s, %(query_vector)s::@vector.vector,
+                %(embedder)s,
                 %(usage_count)s, %(success_rate)s, %(last_accessed_at)s, coalesce(%(created_at)s, perdure_now()),
                 %(user_id)s, %(turn_id)s::uuid, %(status)s, %(bank)s, %(shared_at)s)
         ON CONFLICT DO NOTHING
@@ -107,7 +108,7 @@ WITHOUT_VECTOR = Statement(
 GIVE_VECTOR = Statement(
     "casebank.give_vector",
     """
-    UPDATE cases SET query_vector = %(query_vector)s::vector, embedder = %(embedder)s
+    UPDATE cases SET query_vector = %(query_vector)s::@vector.vector, embedder = %(embedder)s
     WHERE case_id = %(case_id)s AND status = 'active' AND query = %(query)s
     RETURNING case_id
     """,
@@ -118,7 +119,7 @@ _INDEXED = {"shared": "user_id IS NULL", "learnt": "user_id IS NOT NULL"}
 SIZES = Statement(
     "casebank.sizes",
     """
-    SELECT vector_dims(query_vector) AS size, count(*) FILTER (WHERE user_id IS NULL) AS shared,
+    SELECT @vector.vector_dims(query_vector) AS size, count(*) FILTER (WHERE user_id IS NULL) AS shared,
            count(*) FILTER (WHERE user_id IS NOT NULL) AS learnt
     FROM cases WHERE status = 'active' AND query_vector IS NOT NULL GROUP BY 1 ORDER BY 1
     """,
@@ -135,36 +136,30 @@ def index(size: int, part: str) -> str:
     """The SQL that builds that index without blocking readers and writers."""
     return f"""
         CREATE INDEX CONCURRENTLY IF NOT EXISTS {index_name(size, part)}
-        ON cases USING hnsw ((query_vector::vector({size:d})) vector_cosine_ops)
-        WHERE status = 'active' AND vector_dims(query_vector) = {size:d} AND {_INDEXED[part]}
+        ON @schema.cases USING hnsw ((query_vector::@vector.vector({size:d})) @vector.vector_cosine_ops)
+        WHERE status = 'active' AND @vector.vector_dims(query_vector) = {size:d} AND {_INDEXED[part]}
     """
 
 
-def index_is_broken(size: int, part: str) -> str:
-    """The SQL that tells whether that index is incomplete: its build was interrupted, or another process builds it."""
-    return f"""
-        SELECT EXISTS (SELECT FROM pg_index
-                       WHERE indexrelid = to_regclass('{index_name(size, part)}') AND NOT indisvalid)
-    """  # noqa: S608 (a number and a constant)
+# Whether an index is incomplete: its build was interrupted, or another process builds it.
+INDEX_IS_BROKEN = Statement(
+    "casebank.index_is_broken",
+    """
+    SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass(%(name)s::text) AND NOT indisvalid) AS broken
+    """,
+    writes=False,
+)
 
 
 def drop_index_of_all(size: int) -> str:
     """The SQL that drops the index over all cases, which releases before revision 0018 used."""
-    return f"DROP INDEX CONCURRENTLY IF EXISTS cases_nearest_{size}_idx"
+    return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.cases_nearest_{size}_idx"
 
 
 def drop_index(size: int, part: str) -> str:
     """The SQL that drops that index without blocking readers and writers."""
-    return f"DROP INDEX CONCURRENTLY IF EXISTS {index_name(size, part)}"
+    return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.{index_name(size, part)}"
 
-
-# One process at a time builds indexes: PostgreSQL shows an index under construction and an interrupted one alike.
-# The lock ends with the connection.
-_BUILDING = "hashtextextended('perdure casebank indexes', 0)"
-
-TAKE_BUILDING = f"SELECT pg_try_advisory_lock({_BUILDING})"
-
-END_BUILDING = f"SELECT pg_advisory_unlock({_BUILDING})"
 
 # A CTE for the statement that settles a turn, after the CTE `fenced`: one row for each case that was in the turn's
 # prompt. It reads and locks no case, so a concurrent archiving or erasure of a case does not block it.

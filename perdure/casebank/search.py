@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 
 from perdure.access.tenants import author_of, everybodys, tenant_of
 from perdure.casebank import COMMON, queries, search_queries, vectors
@@ -29,6 +29,8 @@ FEW_OF_BANK = 2_000
 banks finds some of this bank among the 20,000 rows that it reads."""
 
 MOST_INDEXED_DIMENSIONS = 2_000
+
+_BUILDING = "perdure casebank indexes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +161,22 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
     ]
     if not wanted:
         return []
-    with database.engine.connect() as connection:
-        if not connection.exec_driver_sql(queries.TAKE_BUILDING).scalar_one():
+    # One process at a time builds: PostgreSQL shows an index under construction and an interrupted one alike.
+    with database.lock(_BUILDING) as alone:
+        if not alone:
             return []
-        try:
-            for size, part in wanted:
-                _build(connection, size, part)
-        finally:
-            connection.exec_driver_sql(queries.END_BUILDING)
+        for size, part in wanted:
+            _build(database, size, part)
     return [queries.index_name(size, part) for size, part in wanted]
 
 
-def _build(connection: Connection, size: int, part: str) -> None:
+def _build(database: Database, size: int, part: str) -> None:
     """Build an index unless it exists. Drops an incomplete one first."""
-    if connection.exec_driver_sql(queries.index_is_broken(size, part)).scalar_one():
-        connection.exec_driver_sql(queries.drop_index(size, part))
-    connection.exec_driver_sql(queries.index(size, part))
+    if database.run(queries.INDEX_IS_BROKEN, {"name": queries.index_name(size, part)})[0].broken:
+        database.define(queries.drop_index(size, part))
+    database.define(queries.index(size, part))
     # During a rolling deployment, a worker of the previous release may have rebuilt its index over all cases.
-    connection.exec_driver_sql(queries.drop_index_of_all(size))
+    database.define(queries.drop_index_of_all(size))
 
 
 @lru_cache

@@ -40,10 +40,12 @@ _NEAREST = """
 
 _ARM = """
     {name} AS MATERIALIZED (
-        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        SELECT c.case_id,
+               c.query_vector::@vector.vector({size}) OPERATOR(@vector.<=>) %(vector)s::@vector.vector({size})
+                   AS distance
         FROM cases AS c
-        WHERE {condition} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
-        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
+        WHERE {condition} AND @vector.vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+        ORDER BY c.query_vector::@vector.vector({size}) OPERATOR(@vector.<=>) %(vector)s::@vector.vector({size})
         LIMIT %(k)s
     )
 """
@@ -55,10 +57,12 @@ _MANY = """
 # OFFSET 0 keeps the planner from using the vector index, which would read all other users' cases.
 _FEW = """
     {name}_few AS MATERIALIZED (
-        SELECT found.case_id, found.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        SELECT found.case_id,
+               found.query_vector::@vector.vector({size}) OPERATOR(@vector.<=>) %(vector)s::@vector.vector({size})
+                   AS distance
         FROM (
             SELECT c.case_id, c.query_vector FROM cases AS c
-            WHERE {condition} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+            WHERE {condition} AND @vector.vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
             OFFSET 0
         ) AS found
         ORDER BY distance LIMIT %(k)s

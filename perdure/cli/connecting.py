@@ -62,13 +62,12 @@ def opened() -> Iterator[tuple[Settings, Database]]:
     Raises:
         Unavailable: no database URL is set, and no embedded PostgreSQL runs.
     """
-    from perdure.database.engine import Database
     from perdure.settings import Settings
-    from perdure.workers.assembly import database_address
+    from perdure.workers.assembly import database_address, open_database
 
     settings = Settings.load()
     logs.configure(logging.WARNING)
-    made = Database(database_address(settings))
+    made = open_database(settings, database_address(settings))
     try:
         yield settings, made
     finally:

@@ -39,7 +39,13 @@ SERVER = Statement(
             (SELECT default_version FROM pg_available_extensions WHERE name = 'vector')
         ) AS pgvector,
         to_regclass('alembic_version') IS NOT NULL AS migrated,
-        to_regclass('schema_compatibility') IS NOT NULL AS declared
+        to_regclass('schema_compatibility') IS NOT NULL AS declared,
+        (SELECT count(*) FROM (VALUES (to_regclass('sessions'), 'routable'), (to_regclass('turns'), 'session_id'),
+            (to_regclass('deliveries'), 'target')) AS known (relation, name)
+         JOIN pg_attribute AS a ON a.attrelid = known.relation AND a.attname = known.name) = 3 AS recognised,
+        (SELECT count(*) FROM pg_attribute
+         WHERE (attrelid, attname) IN ((to_regclass('public.sessions'), 'routable'),
+            (to_regclass('public.turns'), 'session_id'), (to_regclass('public.deliveries'), 'target'))) = 3 AS in_public
     """,
     writes=False,
 )
@@ -54,10 +60,14 @@ Query = Callable[[Statement], Sequence[Row[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A database's revision (`None`: no migration has run), and the oldest release that can use it."""
+    """A database's revision (`None`: no migration has run), and the oldest release that can use it.
+
+    `elsewhere`: the tables are in the schema `public`, where earlier releases kept them.
+    """
 
     revision: str | None
     readable_from: str | None
+    elsewhere: bool = False
 
     @property
     def is_newer(self) -> bool:
@@ -73,6 +83,11 @@ class Schema:
         own = revisions()[-1]
         if self.revision == own:
             return
+        if self.elsewhere:
+            raise IncompatibleDatabase(
+                "The tables of perdure are in the schema `public`: stop its processes and run `perdure migrate`, which "
+                "moves them to PERDURE_DATABASE_SCHEMA."
+            )
         if self.revision is None:
             raise IncompatibleDatabase(f"The database has no tables of perdure: run `perdure migrate` (to {own}).")
         if not self.is_newer:
@@ -108,18 +123,34 @@ def inspect(query: Query) -> Schema:
     """
     found = query(SERVER)[0]
     _require_server(found)
+    if found.migrated and not found.recognised and (versions := query(REVISION)):
+        raise _not_ours(versions[0].version_num)
     versions = query(REVISION) if found.migrated else ()
     declared = query(READABLE_FROM) if found.declared else ()
     schema = Schema(
         revision=versions[0].version_num if versions else None,
         readable_from=declared[0].readable_from if declared else None,
+        elsewhere=found.in_public and not found.migrated,
     )
     if schema.is_newer and schema.readable_from is None:
-        raise IncompatibleDatabase(
-            f"The database of PERDURE_DATABASE_URL is at revision {schema.revision!r}, which is not one of perdure's: "
-            "set PERDURE_DATABASE_URL to perdure's database."
-        )
+        raise _not_ours(schema.revision)
     return schema
+
+
+def require_server(query: Query) -> None:
+    """Check the versions of the server and of pgvector.
+
+    Raises:
+        IncompatibleDatabase: one of them is too old or missing.
+    """
+    _require_server(query(SERVER)[0])
+
+
+def _not_ours(revision: str | None) -> IncompatibleDatabase:
+    return IncompatibleDatabase(
+        f"The database is at revision {revision!r}, which is not one of perdure's: set PERDURE_DATABASE_SCHEMA to a "
+        "schema of perdure's own, or PERDURE_DATABASE_URL to perdure's database."
+    )
 
 
 def _require_server(found: Row[Any]) -> None:

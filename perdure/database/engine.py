@@ -8,6 +8,11 @@ server ends it if the client stops responding.
 The driver's errors are mapped here: a database that cannot be reached is `Unavailable`. Such an error is ambiguous (the
 commit may have happened), so callers do not repeat a write: they read the current state and continue from it.
 
+Each connection has perdure's schema as its only `search_path`, with the limits on its waits: as startup options, or,
+behind a pooler in transaction mode (`prepare=False`), by `SET LOCAL` in front of each statement, in the same round
+trip. There, statements are sent in full: a prepared one belongs to a server connection that the next transaction may
+not get.
+
 A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
 under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement runs
 again on a new connection: the server refused it, so nothing was written. A transaction is `Unavailable`.
@@ -33,7 +38,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from perdure.database.hiding import hide_values
+from perdure.database.schema import EXTENSION_SCHEMA, Names, quoted
 from perdure.errors import IllegalTransition, Unavailable
+from perdure.settings import SCHEMA
 from perdure.text.untrusted import first_line
 
 log = logging.getLogger(__name__)
@@ -53,6 +60,9 @@ _CHANGED = ("0A000", "42")
 """Codes, or their prefixes, of a statement that does not match the tables. If the connection ran it before, the tables
 have changed since, and preparing it again helps.
 """
+
+_SESSION = "perdure"
+"""The key of a pooled connection's `_Session` in its `info`."""
 
 _TRIES = 3
 
@@ -93,7 +103,7 @@ class Statement:
 
     @cached_property
     def prepare(self) -> str:
-        """The SQL that prepares the statement on a connection."""
+        """The SQL that prepares the statement on a connection, with the markers of `schema.Names`."""
         numbers = {name: f"${number}" for number, name in enumerate(self.parameters, start=1)}
         return f'PREPARE "{self.name}" AS {_PARAMETER.sub(lambda found: numbers[found[1]], self.sql)}'
 
@@ -103,6 +113,11 @@ class Statement:
         given = f"({', '.join(['%s'] * len(self.parameters))})" if self.parameters else ""
         return f'EXECUTE "{self.name}"{given}'
 
+
+_STAY_IDLE = Statement("database.stay_idle", "SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
+_LOCK = Statement(
+    "database.lock", "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s::text, 0)) AS locked", writes=False
+)
 
 Moment = Literal["before", "after"]
 Observer = Callable[[Moment, str], None]
@@ -121,10 +136,12 @@ class Transaction:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._begun = False
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
         """Run a statement and return its rows."""
-        return _rows(self._connection, statement, parameters)
+        first, self._begun = not self._begun, True
+        return _rows(self._connection, statement, parameters, first=first)
 
 
 class Database:
@@ -134,9 +151,20 @@ class Database:
     the process at each of these points.
     """
 
-    def __init__(self, url: str | URL, *, lease_s: float = 30, observe: Observer | None = None) -> None:
+    def __init__(
+        self,
+        url: str | URL,
+        *,
+        schema: str = SCHEMA,
+        prepare: bool = True,
+        lease_s: float = 30,
+        observe: Observer | None = None,
+    ) -> None:
         self.url = with_driver(url)
+        self.names = Names(schema)
+        self.prepares = prepare
         self.observe = observe
+        limits = _limits(schema, lease_s)
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
@@ -145,11 +173,13 @@ class Database:
             max_overflow=0,  # a connection beyond the pool would be opened and prepared for one statement
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
-            connect_args=_connect_arguments(self.url, lease_s),
+            connect_args=_connect_arguments(self.url, limits if prepare else {}),
             hide_parameters=True,  # users' texts, which an error's text would carry into the log
         )
         event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
+        session = _Session(self.names, None if prepare else _local(limits))
+        event.listen(self.engine, "connect", lambda _, record: record.info.update({_SESSION: session}))
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _SET_ASIDE)
 
@@ -187,14 +217,30 @@ class Database:
         self._notify("after", name)
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """One connection whose statements commit by themselves, for locks that a connection holds.
+    def lock(self, name: str) -> Iterator[bool]:
+        """A block during which no other process holds the lock `name`; yields whether it was free.
+
+        An advisory lock of a transaction that is idle during the block: it blocks no other statement and no vacuum. It
+        is lost with its connection, without notice.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        with mapped_errors(), self._room(), self._transactional.begin() as connection:
+            transaction = Transaction(connection)
+            transaction.run(_STAY_IDLE, {})
+            yield bool(transaction.run(_LOCK, {"name": name})[0].locked)
+
+    def define(self, sql: str) -> None:
+        """Run a statement that may be in no transaction, such as `CREATE INDEX CONCURRENTLY`.
+
+        Names in `sql` have the markers `@schema.` and `@vector.` of `perdure.database.schema`.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
         with mapped_errors(), self._room(), self.engine.connect() as connection:
-            yield connection
+            connection.exec_driver_sql(_rendered(connection, sql))
 
     def close(self) -> None:
         """Close the idle connections; those in use close when they are returned to the pool."""
@@ -241,14 +287,38 @@ def as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
 
 
-def _rows(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What the connections of one `Database` share. `local`: the `SET LOCAL` of each transaction behind a pooler."""
+
+    names: Names
+    local: str | None
+
+
+def _rows(
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any], *, first: bool = True
+) -> Sequence[Row[Any]]:
+    """Run `statement`. `first`: it begins a transaction."""
     info = connection.info  # of the pooled connection: discarded with it
+    session: _Session = info[_SESSION]
+    if session.local is not None:
+        local = session.local if first else ""
+        result = connection.exec_driver_sql(local + _rendered(connection, statement.sql), parameters or None)
+        return result.fetchall() if result.returns_rows else ()
     if statement.name not in info:
-        connection.exec_driver_sql(statement.prepare)
+        connection.exec_driver_sql(_rendered(connection, statement.prepare))
         info[statement.name] = True
     result = connection.exec_driver_sql(statement.execute, tuple(parameters[name] for name in statement.parameters))
     info[statement.execute] = True  # it matches the tables; see `_drop_if_useless`
     return result.fetchall() if result.returns_rows else ()
+
+
+def _rendered(connection: Connection, sql: str) -> str:
+    """`sql` with the schemas' names, which are read once for each `Database`."""
+    names: Names = connection.info[_SESSION].names
+    if names.needs_vector(sql):
+        names.vector = connection.exec_driver_sql(EXTENSION_SCHEMA).scalar()
+    return names.render(sql)
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
@@ -267,14 +337,29 @@ def _code(error: BaseException | None) -> str | None:
     return error.pgcode if isinstance(error, psycopg2.Error) else None
 
 
-def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
-    """Limits on every wait: the server releases the locks of a paused or lost client within a third of the lease."""
-    idle_ms = int(min(lease_s / 3, 10) * 1000)
-    given = url.query.get("options", "")
-    own = f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={_LOCK_TIMEOUT_S * 1000}"
-    own += f" -c hnsw.iterative_scan=relaxed_order -c hnsw.ef_search={_SEARCH_WIDTH}"
+def _limits(schema: str, lease_s: float) -> dict[str, str]:
+    """The settings of each connection: the server releases the locks of a paused client within a third of the lease."""
     return {
-        "options": f"{own} {given if isinstance(given, str) else ' '.join(given)}".strip(),
+        "search_path": quoted(schema),
+        "idle_in_transaction_session_timeout": str(int(min(lease_s / 3, 10) * 1000)),
+        "lock_timeout": str(_LOCK_TIMEOUT_S * 1000),
+        "hnsw.iterative_scan": "relaxed_order",
+        "hnsw.ef_search": str(_SEARCH_WIDTH),
+    }
+
+
+def _local(limits: Mapping[str, str]) -> str:
+    """SQL that sets `limits` until the end of a transaction, to be followed by the transaction's first statement."""
+    return "".join(f"SET LOCAL {name} = {value}; " for name, value in limits.items())
+
+
+def _connect_arguments(url: URL, limits: Mapping[str, str]) -> dict[str, Any]:
+    """The driver's arguments: `limits` as startup options, followed by the URL's own."""
+    given = url.query.get("options", ())
+    own = [f"-c {name}={_escaped(value)}" for name, value in limits.items()]
+    options = " ".join([*own, given] if isinstance(given, str) else [*own, *given])
+    return {
+        **({"options": options} if options else {}),
         "application_name": "perdure",
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "keepalives": 1,
@@ -283,6 +368,11 @@ def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
         "keepalives_count": 3,
         "tcp_user_timeout": 20_000,
     }
+
+
+def _escaped(value: str) -> str:
+    """`value` for the startup options, whose words end at spaces."""
+    return re.sub(r"([\\\s])", r"\\\1", value)
 
 
 @contextmanager

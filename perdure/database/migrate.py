@@ -1,4 +1,4 @@
-"""Migrates a database to the tables of this release.
+"""Migrates a database to the tables of this release, in a schema of perdure's own.
 
 The migrations are in `alembic/` in a checkout, and in the package (`perdure/migrations`) once installed.
 """
@@ -16,9 +16,11 @@ from sqlalchemy import Connection, Row, create_engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError
 
-from perdure.database import compatibility
+from perdure.database import compatibility, moving
 from perdure.database.engine import Statement, with_driver
+from perdure.database.schema import PUBLIC, quoted
 from perdure.errors import Unavailable
+from perdure.settings import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -28,29 +30,40 @@ _ONE_AT_A_TIME = 0x7065726475726500
 _POLL_S = 0.1
 
 
-def config(database_url: str | URL) -> Config:
-    """Alembic's configuration for the database at `database_url`."""
+def config(database_url: str | URL, schema: str = SCHEMA) -> Config:
+    """Alembic's configuration for the tables in `schema` of the database at `database_url`."""
     made = Config()
     made.set_main_option("script_location", str(compatibility.scripts()).replace("%", "%%"))
     made.attributes["database_url"] = with_driver(database_url)
+    made.attributes["schema"] = schema
     return made
 
 
-def migrate(database_url: str | URL, revision: str = "head") -> None:
-    """Upgrade the database to `revision`, unless a newer release has migrated it.
+def migrate(
+    database_url: str | URL,
+    revision: str = "head",
+    *,
+    schema: str = SCHEMA,
+    source: str | None = None,
+    although_leased: bool = False,
+) -> None:
+    """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
-    Concurrent calls migrate one after another.
+    If the tables are in the schema `source` (default: in `public`, where earlier releases kept them), they are moved to
+    `schema` first; see `perdure.database.moving`. Concurrent calls migrate one after another.
 
     Raises:
-        IncompatibleDatabase: PostgreSQL or pgvector is too old, or the revision is not one of perdure's.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role may not
+            create the schema, another application's tables are in it, or the tables cannot be moved now.
         Unavailable: the database cannot be reached.
     """
     engine = create_engine(with_driver(database_url))
     try:
         with engine.connect() as connection:
             _wait_for_turn(connection)
+            _prepare_schema(connection, schema, source, although_leased=although_leased)
             if not _is_newer(connection):
-                made = config(database_url)
+                made = config(database_url, schema)
                 made.attributes["connection"] = connection
                 command.upgrade(made, revision)
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _ONE_AT_A_TIME})
@@ -71,20 +84,40 @@ def _wait_for_turn(connection: Connection) -> None:
     connection.commit()
 
 
+def _prepare_schema(connection: Connection, schema: str, source: str | None, *, although_leased: bool) -> None:
+    """Create `schema`, or move the tables there, and make it the connection's `search_path`."""
+    connection.execute(text(f"SET search_path = {quoted(schema)}"))
+    connection.commit()
+    compatibility.require_server(_query(connection))
+    if moving.find_revision(connection, schema) is None:
+        revisions = compatibility.revisions()
+        if source is None and schema != PUBLIC and moving.find_revision(connection, PUBLIC) is not None:
+            source = PUBLIC
+        if source is None:
+            moving.require_free(connection, schema, revisions)
+            moving.create_schema(connection, schema)
+        else:
+            moving.move(connection, source, schema, revisions, although_leased=although_leased)
+    connection.commit()
+
+
 def _is_newer(connection: Connection) -> bool:
-    """Whether a newer release has migrated the database.
+    """Whether a newer release has migrated the tables.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, or the revision is not one of perdure's.
     """
+    found = compatibility.inspect(_query(connection))
+    connection.rollback()
+    if found.is_newer:
+        own = compatibility.revisions()[-1]
+        nothing = "nothing is changed (this release ends at %s)"
+        log.warning("a newer release has migrated the database to revision %s: " + nothing, found.revision, own)
+    return found.is_newer
 
+
+def _query(connection: Connection) -> compatibility.Query:
     def query(statement: Statement) -> Sequence[Row[Any]]:
         return connection.exec_driver_sql(statement.sql).fetchall()
 
-    schema = compatibility.inspect(query)
-    connection.rollback()
-    if schema.is_newer:
-        own = compatibility.revisions()[-1]
-        told = "a newer release has migrated the database to revision %s: nothing is changed (this release ends at %s)"
-        log.warning(told, schema.revision, own)
-    return schema.is_newer
+    return query

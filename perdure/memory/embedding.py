@@ -150,16 +150,15 @@ def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -
         return False
     names = {f"{table}_{registered.embedder_id}_idx": table for table in _TABLES}
     found = {row.name: row.valid for row in database.run(queries.INDEX_STATES, {"names": list(names)})}
-    with database.engine.connect() as connection:
-        for name, table in names.items():
-            if found.get(name):
-                continue
-            connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
-            connection.exec_driver_sql(
-                f"CREATE INDEX CONCURRENTLY {name} ON {table} "
-                f"USING hnsw ((vector::halfvec({registered.dimensions})) halfvec_cosine_ops) "
-                f"WHERE embedder_id = {registered.embedder_id} AND vector IS NOT NULL"
-            )
+    for name, table in names.items():
+        if found.get(name):
+            continue
+        database.define(f"DROP INDEX CONCURRENTLY IF EXISTS @schema.{name}")
+        database.define(
+            f"CREATE INDEX CONCURRENTLY {name} ON @schema.{table} "
+            f"USING hnsw ((vector::@vector.halfvec({registered.dimensions})) @vector.halfvec_cosine_ops) "
+            f"WHERE embedder_id = {registered.embedder_id} AND vector IS NOT NULL"
+        )
     database.run(queries.MARK_INDEXED, parameters)
     return True
 

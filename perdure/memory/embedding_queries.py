@@ -72,11 +72,11 @@ STORE = Statement(
         SELECT * FROM unnest(%(kinds)s::text[], %(ids)s::uuid[], %(seqs)s::bigint[], %(vectors)s::text[])
             AS made (kind, id, seq, vector)
     ), said AS MATERIALIZED (
-        SELECT w.session_id, w.seq, w.user_id, made.vector::vector AS vector
+        SELECT w.session_id, w.seq, w.user_id, made.vector::@vector.vector AS vector
         FROM made JOIN message_words AS w ON made.kind = 'message' AND w.session_id = made.id AND w.seq = made.seq
         FOR KEY SHARE OF w
     ), known AS MATERIALIZED (
-        SELECT m.memory_id, m.user_id, made.vector::vector AS vector
+        SELECT m.memory_id, m.user_id, made.vector::@vector.vector AS vector
         FROM made JOIN memories AS m ON made.kind = 'memory' AND m.memory_id = made.id
         FOR KEY SHARE OF m
     ), of_messages AS (
@@ -202,7 +202,7 @@ INDEX_STATES = Statement(
     "embedding.index_states",
     """
     SELECT c.relname AS name, i.indisvalid AS valid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
-    WHERE c.relname = ANY (%(names)s::text[]) AND c.relnamespace = current_schema()::regnamespace
+    WHERE c.relname = ANY (%(names)s::text[]) AND c.relnamespace = quote_ident(current_schema())::regnamespace
     """,
     writes=False,
 )

@@ -6,7 +6,7 @@ table, until a fifth of its rows have changed. Called by the second pass of an e
 
 from __future__ import annotations
 
-from perdure.database.engine import Database, Statement, mapped_errors
+from perdure.database.engine import Database, Statement
 from perdure.users.tables import USER_TABLES
 
 _CAN_CLEAR = 180_000
@@ -30,6 +30,20 @@ CLEAR_EMPTY = Statement(
 )
 
 
+_EMPTY = Statement(
+    "erasure.empty_tables",
+    " UNION ALL ".join(
+        f"SELECT '{each.table}' AS name WHERE NOT EXISTS (SELECT FROM {each.table})"  # noqa: S608 (constants)
+        for each in USER_TABLES
+    ),
+    writes=False,
+)
+
+_VERSION = Statement(
+    "erasure.server_version", "SELECT current_setting('server_version_num')::int AS number", writes=False
+)
+
+
 def forget_samples(database: Database) -> None:
     """Analyze the tables with users' data, one commit each. Reads 30,000 rows of a large table and blocks no writer.
 
@@ -38,13 +52,8 @@ def forget_samples(database: Database) -> None:
     Raises:
         Unavailable: the database cannot be reached.
     """
-    tables = [user_table.table for user_table in USER_TABLES]
-    with mapped_errors(), database.engine.connect() as connection:
-        empty = []
-        for table in tables:
-            connection.exec_driver_sql(f"ANALYZE {table}")
-            if connection.exec_driver_sql(f"SELECT NOT EXISTS (SELECT FROM {table})").scalar_one():  # noqa: S608 (ours)
-                empty.append(table)
-        info = connection.connection.dbapi_connection
-    if empty and getattr(info, "server_version", 0) >= _CAN_CLEAR:
+    for each in USER_TABLES:
+        database.define(f"ANALYZE @schema.{each.table}")
+    empty = [row.name for row in database.run(_EMPTY, {})]
+    if empty and database.run(_VERSION, {})[0].number >= _CAN_CLEAR:
         database.run(CLEAR_EMPTY, {"tables": empty})

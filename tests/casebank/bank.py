@@ -72,7 +72,7 @@ def put(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, usage_count, success_rate,"
                 " last_accessed_at, created_at, user_id, bank, shared_at)"
-                " VALUES (:id, :query, 'like this', CAST(:vector AS vector), :embedder, :usage, :rate,"
+                " VALUES (:id, :query, 'like this', CAST(:vector AS public.vector), :embedder, :usage, :rate,"
                 " perdure_now() - make_interval(secs => :idle),"
                 " perdure_now() - make_interval(secs => :age), :user_id, :bank,"
                 " CASE WHEN :shared THEN perdure_now() END)"

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from perdure.casebank import archive, cases, queries, search
+from perdure.casebank import archive, cases, search
 from perdure.casebank.runs import prune
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -22,7 +22,7 @@ from tests.casebank.bank import TABLES, bank, column, put, statuses
 
 INDEX = "cases_shared_nearest_16_idx"
 
-ROW = "SELECT cases::text || encode(vector_send(query_vector), 'hex') FROM cases WHERE case_id = :id"
+ROW = "SELECT cases::text || encode(public.vector_send(query_vector), 'hex') FROM cases WHERE case_id = :id"
 STORABLE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=40)
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -56,7 +56,7 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
             text(
                 "INSERT INTO cases (case_id, query, response_text, category_path, query_vector, embedder, usage_count,"
                 " success_rate, last_accessed_at, created_at, user_id, turn_id, review) VALUES ('c', :query, :query,"
-                " :category, CAST(:vector AS vector), 'hash', :usage, :rate,"
+                " :category, CAST(:vector AS public.vector), 'hash', :usage, :rate,"
                 " perdure_now() - make_interval(days => :idle),"
                 " perdure_now() - interval '91 days 1 second', 'ana', :turn, '{\"errors\": [1.50]}')"
             ),
@@ -155,7 +155,7 @@ def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
         connection.execute(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, created_at, status)"
-                " VALUES (:id, 'q', 'a', CAST(:vector AS vector), :embedder, now(), :status)"
+                " VALUES (:id, 'q', 'a', CAST(:vector AS public.vector), :embedder, now(), :status)"
             ),
             [
                 {
@@ -174,18 +174,17 @@ def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
     scanned = search.search(database, vectors[7].tolist(), "hash:16", 4)
     assert [each.case_id for each in scanned] == nearest
     assert search.build_indexes(database, index_from=900) == []
-    with database.engine.connect() as another:
-        another.exec_driver_sql(queries.TAKE_BUILDING)
+    with database.lock("perdure casebank indexes"):
         assert search.build_indexes(database, index_from=500) == [], "another process builds"
-        another.exec_driver_sql(queries.END_BUILDING)
     assert search.build_indexes(database, index_from=500) == [INDEX]
     assert search.build_indexes(database, index_from=500) == [INDEX], "again changes nothing"
     with database.engine.connect() as connection:
         connection.exec_driver_sql("SET enable_seqscan = off")
         plan = connection.exec_driver_sql(
-            "EXPLAIN SELECT case_id FROM cases WHERE status = 'active' AND vector_dims(query_vector) = 16"
+            "EXPLAIN SELECT case_id FROM cases WHERE status = 'active' AND public.vector_dims(query_vector) = 16"
             " AND user_id IS NULL"
-            " ORDER BY query_vector::vector(16) <=> '[1,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]'::vector(16) LIMIT 4"
+            " ORDER BY query_vector::public.vector(16) OPERATOR(public.<=>)"
+            " '[1,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]'::public.vector(16) LIMIT 4"
         )
         assert INDEX in str(plan.fetchall())
     indexed = search.search(database, vectors[7].tolist(), "hash:16", 4)

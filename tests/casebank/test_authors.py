@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import numpy as np
 import pytest
 from alembic import command
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from perdure.casebank import executions, search, search_queries, transfer
 from perdure.casebank.cases import NewCase, add
@@ -17,9 +17,10 @@ from perdure.casebank.runs import prune, state
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.database.migrate import config, migrate
+from perdure.database.schema import Names
 from perdure.settings import CaseScope
 from tests.casebank.bank import Post, bank, column, put, statuses, use
-from tests.databases import Databases
+from tests.databases import Databases, engine_of
 
 NEAR = [1.0, 0.0, 0.0, 0.0]
 
@@ -62,7 +63,7 @@ def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
         connection.execute(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, created_at, user_id)"
-                " VALUES (:id, 'q', 'a', CAST(:vector AS vector), 'hash:16', now(), :user_id)"
+                " VALUES (:id, 'q', 'a', CAST(:vector AS public.vector), 'hash:16', now(), :user_id)"
             ),
             rows,
         )
@@ -107,7 +108,7 @@ def _plan(database: Database, statement: Statement, mode: str, **given: Any) -> 
     values = {"vector": str([0.1] * 16), "embedder": "hash:16", "banks": ["common"], "tenant": None, **given}
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
-        connection.exec_driver_sql(statement.prepare)
+        connection.exec_driver_sql(Names("perdure", "public").render(statement.prepare))
         parameters = tuple(values[name] for name in statement.parameters)
         lines = connection.exec_driver_sql(f"EXPLAIN {statement.execute}", parameters).scalars().all()
         connection.exec_driver_sql(f'DEALLOCATE "{statement.name}"')
@@ -202,7 +203,7 @@ def test_cases_from_before_get_their_authors_and_counts(databases: Databases) ->
     """Up: the author comes from the turn, else it is unknown. Down: uses are counted, then the column is dropped."""
     with databases.empty() as url:
         migrate(url, "0013")
-        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        engine = engine_of(url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.exec_driver_sql(
                 """
@@ -220,8 +221,9 @@ def test_cases_from_before_get_their_authors_and_counts(databases: Databases) ->
                        ('imported', 'q', 'a', now(), NULL, NULL, NULL, NULL);
                 INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at)
                 VALUES ('learnt', gen_random_uuid(), true, now());
-                CREATE INDEX cases_nearest_2_idx ON cases USING hnsw ((query_vector::vector(2)) vector_cosine_ops)
-                WHERE status = 'active' AND vector_dims(query_vector) = 2;
+                CREATE INDEX cases_nearest_2_idx ON cases
+                USING hnsw ((query_vector::public.vector(2)) public.vector_cosine_ops)
+                WHERE status = 'active' AND public.vector_dims(query_vector) = 2;
                 """
             )
         migrate(url, "0018")

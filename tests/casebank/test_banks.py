@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 from alembic import command
-from sqlalchemy import create_engine
 
 from perdure.casebank import archive, cases, search, search_queries, sharing, transfer
 from perdure.casebank.cases import NewCase, add
@@ -19,7 +18,7 @@ from perdure.database.migrate import config, migrate
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.settings import CaseScope
 from tests.casebank.bank import Post, bank, column, put, statuses
-from tests.databases import Databases
+from tests.databases import Databases, engine_of
 
 NEAR = [1.0, 0.0, 0.0, 0.0]
 
@@ -174,7 +173,7 @@ def test_cases_from_before_are_in_the_common_bank(databases: Databases) -> None:
     """Up: none is shared. Down: what an administrator shared is its author's alone again."""
     with databases.empty() as url:
         migrate(url, "0018")
-        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        engine = engine_of(url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.exec_driver_sql(
                 "INSERT INTO cases (case_id, query, response_text, created_at, user_id)"

@@ -78,7 +78,7 @@ def test_searches_of_a_tenant_go_by_its_index(database: Database) -> None:
         connection.execute(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, created_at, user_id)"
-                " SELECT n, 'q', 'a', CAST('[1,0]' AS vector), 'hash:2', now(),"
+                " SELECT n, 'q', 'a', CAST('[1,0]' AS public.vector), 'hash:2', now(),"
                 " CASE WHEN n % 500 = 0 THEN 'acme' ELSE 'bolt' END || chr(31) || n FROM generate_series(1, 5000) AS n"
             )
         )

@@ -7,11 +7,12 @@ from pathlib import Path
 import httpx2
 import pytest
 from alembic import command
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from perdure.database.compatibility import revisions
 from perdure.database.migrate import config
 from tests.cli.conftest import Perdure
+from tests.databases import engine_of
 from tests.processes.gateway import serving
 from tests.releases import HEAD, next_release
 
@@ -56,7 +57,7 @@ def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> Non
 
 def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, database_url: str) -> None:
     """The message names the version found, the version needed and the setting."""
-    engine = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         found = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))
         change = text("UPDATE pg_extension SET extversion = :version WHERE extname = 'vector'")

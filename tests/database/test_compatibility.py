@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.engine import URL, Engine
 
 from perdure.database import compatibility
@@ -16,7 +16,7 @@ from perdure.database.compatibility import require, revisions
 from perdure.database.engine import Database
 from perdure.database.migrate import config, migrate
 from perdure.errors import IncompatibleDatabase, Unavailable
-from tests.databases import Databases
+from tests.databases import Databases, engine_of
 from tests.releases import next_release
 
 HEAD = revisions()[-1]
@@ -32,7 +32,7 @@ def empty(databases: Databases) -> Iterator[URL]:
 @pytest.fixture
 def engine(empty: URL) -> Iterator[Engine]:
     """An administrator's connections to it."""
-    made = create_engine(empty, isolation_level="AUTOCOMMIT")
+    made = engine_of(empty, isolation_level="AUTOCOMMIT")
     yield made
     made.dispose()
 
@@ -103,18 +103,19 @@ def test_a_release_does_not_use_a_schema_that_excludes_it(
 def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, release: Database) -> None:
     """Another application's `alembic_version` is neither migrated nor taken for a newer release of this one."""
     with engine.connect() as connection:
+        connection.execute(text("CREATE SCHEMA perdure"))
         connection.execute(text("CREATE TABLE alembic_version (version_num text)"))
-        connection.execute(text("INSERT INTO alembic_version VALUES ('4f2a')"))
-    with pytest.raises(IncompatibleDatabase, match="'4f2a', which is not one of perdure's: set PERDURE_DATABASE"):
+        connection.execute(text("INSERT INTO alembic_version VALUES ('0012')"))
+    with pytest.raises(IncompatibleDatabase, match="'0012', which is not one of perdure's: set PERDURE_DATABASE_S"):
         require(release)
-    with pytest.raises(IncompatibleDatabase, match="'4f2a', which is not one of perdure's: set PERDURE_DATABASE"):
+    with pytest.raises(IncompatibleDatabase, match="a table 'alembic_version' that is not perdure's: set PERDURE_D"):
         migrate(empty)
 
 
 def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the version found, the version needed, the setting and what to do. Nothing is migrated."""
     monkeypatch.setattr(compatibility, "OLDEST_POSTGRESQL", 99)
-    said = r"PERDURE_DATABASE_URL is PostgreSQL \d\d\.\d.*; perdure needs 99 or newer. Upgrade it, or set PERDURE_DATAB"
+    said = r"PERDURE_DATABASE_URL is PostgreSQL \d\d\.\d.*; perdure needs 99 or newer. Upgrade it, or set PERDURE_D"
     with pytest.raises(IncompatibleDatabase, match=said):
         require(release)
     with pytest.raises(IncompatibleDatabase, match=said):

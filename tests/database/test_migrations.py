@@ -13,7 +13,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.engine import URL, Engine
 
 from perdure.database.compatibility import require
@@ -21,7 +21,7 @@ from perdure.database.engine import Database
 from perdure.database.migrate import config, migrate
 from perdure.database.tables import metadata
 from perdure.errors import Unavailable
-from tests.databases import Databases
+from tests.databases import Databases, engine_of
 
 
 @pytest.fixture
@@ -34,23 +34,23 @@ def empty(databases: Databases) -> Iterator[URL]:
 @pytest.fixture
 def engine(empty: URL) -> Iterator[Engine]:
     """Connections to the empty database."""
-    made = create_engine(empty)
+    made = engine_of(empty)
     yield made
     made.dispose()
 
 
 _CATALOGUE = """
     SELECT 'column', table_name, column_name, data_type, is_nullable, column_default
-    FROM information_schema.columns WHERE table_schema = 'public'
-    UNION ALL SELECT 'index', tablename, indexname, indexdef, NULL, NULL FROM pg_indexes WHERE schemaname = 'public'
+    FROM information_schema.columns WHERE table_schema = 'perdure'
+    UNION ALL SELECT 'index', tablename, indexname, indexdef, NULL, NULL FROM pg_indexes WHERE schemaname = 'perdure'
     UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid), NULL, NULL
-    FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+    FROM pg_constraint WHERE connamespace = to_regnamespace('perdure')
     UNION ALL SELECT 'option', relname, array_to_string(reloptions, ','), NULL, NULL, NULL
-    FROM pg_class WHERE relnamespace = 'public'::regnamespace AND reloptions IS NOT NULL
+    FROM pg_class WHERE relnamespace = to_regnamespace('perdure') AND reloptions IS NOT NULL
     UNION ALL SELECT 'trigger', tgrelid::regclass::text, tgname, pg_get_triggerdef(oid), NULL, NULL
     FROM pg_trigger WHERE NOT tgisinternal
     UNION ALL SELECT 'function', proname, NULL, NULL, NULL, NULL
-    FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'perdure%'
+    FROM pg_proc WHERE pronamespace = to_regnamespace('perdure') AND proname LIKE 'perdure%'
     ORDER BY 1, 2, 3
 """
 

@@ -8,13 +8,14 @@ import pytest
 
 from perdure.database.engine import Database
 from perdure.database.serverlog import quoting
+from perdure.settings import Settings
 from perdure.workers.assembly import require_database
 
 
 def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is started so: neither statements nor DETAIL lines are in it."""
     with caplog.at_level(logging.WARNING):
-        require_database(database_url)
+        require_database(Settings(_env_file=None), database_url)
     assert caplog.text == ""
 
 
@@ -35,7 +36,7 @@ def test_another_servers_log_is_reported(
     with server.engine.connect() as connection:
         connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")
     server.close()
-    require_database(database_url)
+    require_database(Settings(_env_file=None), database_url)
     assert f"PostgreSQL's log quotes what users wrote ({setting} is " in caplog.text
     again = Database(database_url)
     assert (quoting(again) or "").startswith(f"{setting} is ")

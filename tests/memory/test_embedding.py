@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -18,6 +18,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
+from tests.databases import engine_of
 from tests.memory.corpus import import_conversation
 from tests.turns.harness import side_by_side
 
@@ -56,7 +57,7 @@ class Fickle:
 @pytest.fixture
 def connection(database: Database) -> Iterator[Connection]:
     """A connection for the test's own statements."""
-    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as made:
         yield made
     engine.dispose()
@@ -67,7 +68,7 @@ def _count(connection: Connection, table: str, condition: str = "true") -> Any:
 
 
 def _vectors(connection: Connection, dimensions: int) -> Any:
-    return _count(connection, "message_vectors", f"vector_dims(vector) = {dimensions}")
+    return _count(connection, "message_vectors", f"public.vector_dims(vector) = {dimensions}")
 
 
 def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:

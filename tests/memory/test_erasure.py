@@ -379,11 +379,11 @@ class _Intruder:
         """Runs statements as the engine does, and starts the work before the caller's statement of this number."""
         rows, caller, counted = engine._rows, threading.get_ident(), itertools.count()
 
-        def run(*given: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
             if threading.get_ident() == caller and next(counted) == number:
                 self.thread.start()
                 self._until_done_or_waiting()
-            return rows(*given)
+            return rows(*given, **named)
 
         return run
 

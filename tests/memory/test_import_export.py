@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Row, create_engine
+from sqlalchemy import Row
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -18,6 +18,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.sessions.forking import fork
 from perdure.sessions.reading import read_messages
 from perdure.settings import MemorySettings
+from tests.databases import engine_of
 from tests.memory.conftest import harness as harness  # noqa: PLC0414 (a fixture)
 from tests.memory.corpus import BEGIN, import_conversation, imported, line
 from tests.turns.harness import Harness, side_by_side
@@ -27,7 +28,7 @@ _TALK = ["I keep bees.", "How many hives?", "Four, beside the orchard.", "Do the
 
 
 def _rows(database: Database, sql: str) -> Sequence[Row[Any]]:
-    engine = create_engine(database.url)
+    engine = engine_of(database.url)
     with engine.connect() as connection:
         found = connection.exec_driver_sql(sql).fetchall()
     engine.dispose()

@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -22,6 +21,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
+from tests.databases import engine_of
 from tests.memory.corpus import BEGIN, import_conversation, imported, line
 
 _EMBEDDER = HashEmbedder(128)
@@ -62,7 +62,7 @@ def _contents(found: Sequence[Recalled]) -> list[str]:
 
 def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
     """Store a memory with its vector."""
-    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     memory_id = other.pop("memory_id", None) or new_id(MovedClock())
     given = {
         "memory_id": memory_id,
@@ -178,7 +178,7 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
     """A memory names its sources by the senders' message ids."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
-    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.exec_driver_sql(
             "INSERT INTO memory_sources SELECT %s, session_id, seq FROM messages WHERE seq IN (3, 5)", (memory_id,)
@@ -281,7 +281,7 @@ def test_reading_is_recorded(database: Database, clock: MovedClock, recall: Reca
     recall.search("ana", "peanuts", record=False)
     recall.search("ana", "peanuts")
     recall.search("ana", "peanuts")
-    engine = create_engine(database.url)
+    engine = engine_of(database.url)
     with engine.connect() as connection:
         row = connection.exec_driver_sql("SELECT access_count, last_accessed_at FROM memories").one()
         accesses = connection.exec_driver_sql("SELECT memory_id FROM memory_accesses").scalars().all()

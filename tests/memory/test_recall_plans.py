@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection
 
 from perdure.database.engine import Database, Statement
+from perdure.database.schema import Names
 from perdure.memory.embedding import build_index, register, vector_literal
 from perdure.memory.recall import queries
 from perdure.models.embedders.hashing import HashEmbedder
+from tests.databases import engine_of
 
 _ROWS = 6_000
 _DIMENSIONS = 64
@@ -22,7 +24,7 @@ _EMBEDDER = HashEmbedder(_DIMENSIONS)
 def filled(database: Database) -> Iterator[Connection]:
     """Memories and messages of two hundred users, half of them of one user, with random, indexed vectors."""
     registered = register(database, _EMBEDDER.name, _DIMENSIONS)
-    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.exec_driver_sql("SELECT setseed(0.5)")
         connection.exec_driver_sql(_FILL.replace(":rows", str(_ROWS)).replace(":dimensions", str(_DIMENSIONS)))
@@ -37,7 +39,7 @@ _FILL = """
     CREATE TEMP TABLE owned AS
     SELECT n, gen_random_uuid() AS id, CASE WHEN n %% 2 = 0 THEN 'half' ELSE 'user ' || n %% 100 END AS user_id,
            'word' || (n * 7919 %% 500) || ' word' || (n * 104729 %% 700) || ' thing' AS content,
-           ARRAY(SELECT random() - 0.5 + 0 * n FROM generate_series(1, :dimensions))::vector AS vector
+           ARRAY(SELECT random() - 0.5 + 0 * n FROM generate_series(1, :dimensions))::public.vector AS vector
     FROM generate_series(1, :rows) AS n;
     INSERT INTO users SELECT DISTINCT user_id, now() FROM owned;
     INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
@@ -70,7 +72,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
         **given,
     }
     connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
-    connection.exec_driver_sql(statement.prepare)
+    connection.exec_driver_sql(Names("perdure", "public").render(statement.prepare))
     values = tuple(parameters[name] for name in statement.parameters)
     lines = connection.exec_driver_sql(f"EXPLAIN {statement.execute}", values).scalars().all()
     connection.exec_driver_sql(f'DEALLOCATE "{statement.name}"')

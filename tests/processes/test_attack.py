@@ -31,7 +31,7 @@ from tests.processes.receiver import SilentReceiver
 KEY = "the key of the tests' own service"
 USERS = 20
 MOST = 3.0
-"""Bound on the 99th percentile under attack over the one in quiet. Measured on two cores: 1.2, 1.3, 2.0; the goal: 2."""
+"""Bound on the 99th percentile under attack over the one in quiet. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
 
 NICENESS = "10"
 

@@ -263,7 +263,7 @@ def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
             UserData(client, installation, user, word).by_http(f"pure: {word} again")
         installation.database.engine.connect().exec_driver_sql("ANALYZE")
         before = in_tables(installation, SECRET)
-        assert {"public.messages", "public.cases", "public.memories", "pg_catalog.pg_statistic"} <= before.keys()
+        assert {"perdure.messages", "perdure.cases", "perdure.memories", "pg_catalog.pg_statistic"} <= before.keys()
         assert in_redis(installation.redis.url, SECRET)
         assert in_files(data, SECRET), "it is in the file of Redis"
 
@@ -275,7 +275,7 @@ def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
         assert in_files(data, SECRET) == []
     installation.workers[0].container.kill("SIGTERM")
     assert in_files(tmp_path, SECRET, tuple(f"data/{each}" for each in EXCLUDED)) == []
-    assert "public.messages" in in_tables(installation, KEPT)
+    assert "perdure.messages" in in_tables(installation, KEPT)
     assert in_redis(installation.redis.url, KEPT)
     _erased_for_good(installation, data)
 

@@ -9,10 +9,11 @@ import time
 import psutil
 import pytest
 from pytest_celery import CeleryTestSetup
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import NullPool
 
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from tests.databases import engine_of
 from tests.processes.faults import Place, done, wait_until
 from tests.processes.installation import DRAIN_S, Installation
 from tests.processes.model_server import answer_to
@@ -184,7 +185,7 @@ def test_a_database_that_hangs_holds_no_exit_up(installation: Installation) -> N
     wait_until(lambda: installation.faults.effects("stuck: now"), "the tool is called")
 
     # A connection without the timeouts of the engine's own.
-    engine = create_engine(installation.environment["PERDURE_DATABASE_URL"], poolclass=NullPool)
+    engine = engine_of(installation.environment["PERDURE_DATABASE_URL"], poolclass=NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT FROM sessions FOR UPDATE")
         began = time.monotonic()

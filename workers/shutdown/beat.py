@@ -16,7 +16,7 @@ from typing import Any
 
 from celery.signals import after_task_publish, beat_init
 
-from perdure.settings import ShutdownSettings
+from perdure.settings import Settings, ShutdownSettings
 from perdure.workers.assembly import require_database
 from perdure.workers.lifecycle import or_exit
 from perdure.workers.shutdown.hard_limit import HardLimit
@@ -58,11 +58,11 @@ class BeatShutdown:
             )  # fmt: skip
 
 
-def follow(budget: ShutdownSettings, database_url: str) -> None:
+def follow(settings: Settings, database_url: str) -> None:
     """When beat starts in this process, check the database and install the shutdown."""
 
     def begin(**_: Any) -> None:
-        or_exit(partial(require_database, database_url))
-        BeatShutdown(budget).install()
+        or_exit(partial(require_database, settings, database_url))
+        BeatShutdown(settings.shutdown).install()
 
     beat_init.connect(begin, weak=False)

@@ -22,7 +22,8 @@ class CaseRow(Protocol):
 CANDIDATES = Statement(
     "casebank.candidates",
     f"""
-    SELECT c.case_id, c.query, c.user_id, c.bank, c.shared_at, c.embedder, vector_send(c.query_vector) AS vector,
+    SELECT c.case_id, c.query, c.user_id, c.bank, c.shared_at, c.embedder,
+           @vector.vector_send(c.query_vector) AS vector,
            {USAGE}, c.success_rate, c.created_at, {RESTORED_AT}
     FROM cases AS c {FRESH}
     WHERE c.status = 'active' AND c.case_id > %(after)s

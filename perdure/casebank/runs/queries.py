@@ -203,7 +203,7 @@ LOCKED_CASES = Statement(
     f"""
     SELECT c.case_id, c.status, c.query, c.user_id, c.bank, c.shared_at, c.embedder, c.usage_count, c.success_rate,
            c.last_accessed_at, c.created_at,
-           CASE WHEN c.case_id = ANY (%(compared)s::text[]) THEN vector_send(c.query_vector) END AS vector,
+           CASE WHEN c.case_id = ANY (%(compared)s::text[]) THEN @vector.vector_send(c.query_vector) END AS vector,
            {RESTORED_AT}
     FROM cases AS c WHERE c.case_id = ANY (%(case_ids)s::text[])
     """,  # noqa: S608 (constants)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from perdure.channels.chat import queries
 from perdure.channels.chat.ingress import Ingress
 from perdure.channels.chat.protocol import Channel, Update
-from perdure.database.engine import Database, Transaction
+from perdure.database.engine import Database
 from perdure.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ class Listening:
         pause_s = _AGAIN_S
         while not self._stop.is_set():
             try:
-                with self._alone(channel.name) as mine:
+                with self._database.lock(f"perdure channel {channel.name}") as mine:
                     if mine:
                         pause_s = _AGAIN_S
                         log.info("listening on %s", channel.name)
@@ -90,15 +88,3 @@ class Listening:
                 log.warning("an update waits: %s", error.message)
                 if self._stop.wait(_AGAIN_S):
                     raise
-
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[bool]:
-        """Whether this process has the channel's lock, which is released at the end."""
-        with self._database.connection() as connection:
-            executor, named = Transaction(connection), {"name": name}
-            mine = bool(executor.run(queries.LOCK, named)[0].locked)
-            try:
-                yield mine
-            finally:
-                if mine:
-                    executor.run(queries.UNLOCK, named)

@@ -52,14 +52,3 @@ UNSETTLED = Statement(
     """,
     writes=False,
 )
-
-# A lock of the connection: held until UNLOCK or the connection's end.
-LOCK = Statement(
-    "chats.lock",
-    "SELECT pg_try_advisory_lock(hashtextextended('perdure channel ' || %(name)s::text, 0)) AS locked",
-)
-
-UNLOCK = Statement(
-    "chats.unlock",
-    "SELECT pg_advisory_unlock(hashtextextended('perdure channel ' || %(name)s::text, 0)) AS unlocked",
-)

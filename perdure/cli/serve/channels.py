@@ -34,7 +34,7 @@ def channels() -> None:
     check(settings, asks_models=False)
     logs.configure()
     where = addresses(settings)
-    require_database(where.database_url)
+    require_database(settings, where.database_url)
     waker = BackgroundWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
     made = configured.channels(settings, runtime.clock)

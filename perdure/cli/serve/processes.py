@@ -17,16 +17,30 @@ if TYPE_CHECKING:
 _FLOWER_PORT = 5555
 
 
-def migrate() -> None:
-    """Bring the database to the tables of this release."""
+def migrate(
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SCHEMA", help="Move the tables from this schema; default: public, if there."),
+    ] = None,
+    *,
+    although_leased: Annotated[
+        bool, typer.Option("--move", help="Move the tables although a worker may be running a turn.")
+    ] = False,
+) -> None:
+    """Bring the database to the tables of this release, in PERDURE_DATABASE_SCHEMA."""
     from perdure.database.migrate import migrate as migrate_database
     from perdure.settings import Settings
     from perdure.workers import logs
-    from perdure.workers.assembly import database_address
+    from perdure.workers.assembly import migration_address
 
     settings = Settings.load()
     logs.configure()
-    migrate_database(database_address(settings))
+    migrate_database(
+        migration_address(settings),
+        schema=settings.database_schema,
+        source=source,
+        although_leased=although_leased,
+    )
 
 
 def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
@@ -47,7 +61,7 @@ def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     check(settings, asks_models=False)
     logs.configure()
     where = addresses(settings)
-    require_database(where.database_url)
+    require_database(settings, where.database_url)
     waker = BackgroundWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
     kills = Kills(where.redis_url, settings.redis_prefix)

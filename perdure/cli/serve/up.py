@@ -39,7 +39,7 @@ def up(
     from perdure.embedded import supervisor
     from perdure.settings import Settings
     from perdure.workers import logs
-    from perdure.workers.assembly import check, require_database
+    from perdure.workers.assembly import check, migration_address, require_database
     from perdure.workers.flower import settings as flowering
 
     settings = Settings.load()
@@ -55,8 +55,10 @@ def up(
     status = 0
     with _interruptible(), ExitStack() as stack:
         environment, keepers = start_servers(settings, data_dir, stack)
-        migrate(environment["PERDURE_DATABASE_URL"])
-        require_database(environment["PERDURE_DATABASE_URL"])  # fails if a newer release has migrated it
+        # An embedded server has just started: a lease on it is of a process that is gone.
+        embedded = settings.database_url is None
+        migrate(migration_address(settings, environment), schema=settings.database_schema, although_leased=embedded)
+        require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if a newer release has migrated it
         settings.signing_key()
         settings.webhook_keys()
         pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())

@@ -203,7 +203,8 @@ SIMILAR = Statement(
     FROM memories AS m
     LEFT JOIN memory_vectors AS v ON v.memory_id = m.memory_id AND v.embedder_id = %(embedder_id)s
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN m.content = %(content)s THEN 1 ELSE 1 - (v.vector <=> %(vector)s::vector) END AS similarity
+        SELECT CASE WHEN m.content = %(content)s THEN 1
+               ELSE 1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) END AS similarity
     ) AS near
     WHERE m.user_id = %(user_id)s AND (m.valid_to IS NULL OR m.valid_to >= %(said_at)s::timestamptz)
       AND m.archived_at IS NULL AND near.similarity > %(threshold)s
@@ -225,7 +226,7 @@ STORE = Statement(
         RETURNING memory_id
     )
     INSERT INTO memory_vectors (memory_id, embedder_id, user_id, vector)
-    SELECT memory_id, %(embedder_id)s, %(user_id)s, %(vector)s::vector FROM stored
+    SELECT memory_id, %(embedder_id)s, %(user_id)s, %(vector)s::@vector.vector FROM stored
     """,
 )
 

@@ -142,7 +142,7 @@ FEW_MEMORIES = _few("memory_vectors")
 MESSAGES_NEAR = Statement(
     "recall.messages_near",
     f"""
-    SELECT w.session_id::text, w.seq, 1 - (w.vector <=> %(vector)s::vector) AS similarity
+    SELECT w.session_id::text, w.seq, 1 - (w.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
     FROM message_vectors AS w
     WHERE w.user_id = %(user_id)s AND w.embedder_id = %(embedder_id)s AND w.vector IS NOT NULL AND {_UNSEEN_OR_NONE}
     ORDER BY similarity DESC, w.session_id, w.seq LIMIT %(most)s
@@ -155,7 +155,7 @@ MEMORIES_NEAR = Statement(
     "recall.memories_near",
     """
     SELECT near.memory_id, near.similarity
-    FROM (SELECT v.memory_id, 1 - (v.vector <=> %(vector)s::vector) AS similarity
+    FROM (SELECT v.memory_id, 1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
           FROM memory_vectors AS v
           WHERE v.user_id = %(user_id)s AND v.embedder_id = %(embedder_id)s AND v.vector IS NOT NULL
           ORDER BY similarity DESC, v.memory_id OFFSET 0) AS near
@@ -175,10 +175,11 @@ _NEAR_BY_INDEX = """
         SELECT {columns}, w.vector FROM {table} AS w
         WHERE w.embedder_id = {embedder_id} AND w.vector IS NOT NULL
           AND CASE WHEN w.user_id = %(user_id)s THEN {condition} ELSE false END
-        ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::vector::halfvec({dimensions})
+        ORDER BY w.vector::@vector.halfvec({dimensions})
+                 OPERATOR(@vector.<=>) %(vector)s::@vector.vector::@vector.halfvec({dimensions})
         LIMIT %(most)s * 4 / 3
     )
-    SELECT {shown}, 1 - (w.vector <=> %(vector)s::vector) AS similarity
+    SELECT {shown}, 1 - (w.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
     FROM near AS w
     ORDER BY similarity DESC, {columns} LIMIT %(most)s
 """
@@ -245,7 +246,7 @@ AROUND = Statement(
     "recall.around",
     f"""
     SELECT w.session_id::text, w.seq, found.stretch, w.occurred_at,
-           1 - (v.vector <=> %(vector)s::vector) AS similarity
+           1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
     FROM unnest(%(session_ids)s::text[]::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[])
       WITH ORDINALITY AS found (session_id, first, last, stretch)
     JOIN message_words AS w ON w.session_id = found.session_id AND w.seq BETWEEN found.first AND found.last
@@ -272,7 +273,7 @@ MEMORIES = Statement(
     "recall.memories",
     """
     SELECT w.memory_id, w.kind, w.content, w.valid_from, w.valid_to, w.value,
-           1 - (v.vector <=> %(vector)s::vector) AS similarity,
+           1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity,
            ARRAY(SELECT coalesce(m.message_id, m.session_id || ':' || m.seq)
                  FROM memory_sources AS s JOIN messages AS m USING (session_id, seq)
                  WHERE s.memory_id = w.memory_id ORDER BY m.created_at, m.session_id, m.seq) AS message_ids

@@ -1,0 +1,226 @@
+"""A schema of perdure's own: beside another application's tables, moved there and back, whatever it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import URL
+
+from perdure.casebank import search
+from perdure.database import compatibility, moving
+from perdure.database.compatibility import require, revisions
+from perdure.database.engine import Database, Statement
+from perdure.database.migrate import migrate
+from perdure.errors import IncompatibleDatabase
+from tests.databases import Databases, engine_of
+
+ODD = 'The "agents" of \\ café; '
+"""A name that must be quoted, in SQL and among the startup options."""
+
+THEIRS = """
+    CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);
+    INSERT INTO alembic_version VALUES ('0012');
+    CREATE TABLE users (id serial PRIMARY KEY, email text);
+    INSERT INTO users (email) VALUES ('ana@example.com');
+    CREATE TABLE sessions (session_id uuid PRIMARY KEY, state text);
+    CREATE TABLE messages (id serial PRIMARY KEY, content text);
+    CREATE FUNCTION perdure_now() RETURNS text LANGUAGE sql AS $$ SELECT 'theirs' $$;
+"""
+
+SHAPE = """
+    SELECT 'column', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), col_description(c.oid, a.attnum)
+    FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE c.relnamespace = to_regnamespace(:schema) AND c.relkind IN ('r', 'S', 'i')
+    UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, contype::text, NULL FROM pg_constraint
+    WHERE connamespace = to_regnamespace(:schema)
+    UNION ALL SELECT 'function', proname, prosrc, NULL, NULL FROM pg_proc WHERE pronamespace = to_regnamespace(:schema)
+    ORDER BY 1, 2, 3, 4, 5
+"""
+
+ADD_USER = Statement("test.add_user", "INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now())")
+USERS = Statement("test.users", "SELECT user_id FROM users ORDER BY 1", writes=False)
+
+
+@pytest.fixture
+def url(databases: Databases) -> Iterator[URL]:
+    """A database with nothing in it."""
+    with databases.empty() as made:
+        yield made
+
+
+@pytest.fixture
+def engine(url: URL) -> Iterator[Engine]:
+    """Connections of its owner."""
+    made = engine_of(url, "public", isolation_level="AUTOCOMMIT")
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    """Opens databases, which are closed in the end."""
+    made: list[Database] = []
+
+    def open_one(url: URL, **options: Any) -> Database:
+        made.append(Database(url, **options))
+        return made[-1]
+
+    yield open_one
+    for each in made:
+        each.close()
+
+
+def run(engine: Engine, sql: str, **parameters: Any) -> Any:
+    """The rows of a statement of the owner's."""
+    with engine.connect() as connection:
+        result = connection.execute(text(sql), parameters)
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def shape(engine: Engine, schema: str) -> Any:
+    """Tables, constraints and functions of a schema, without its name."""
+    found = run(engine, SHAPE, schema=f'"{schema}"')
+    return [(row[0], row[1].removeprefix(f"{schema}."), *row[2:]) for row in found]
+
+
+def test_another_applications_tables_are_left_alone(url: URL, engine: Engine, opened: Any) -> None:
+    """Its `users`, `sessions`, `messages`, and an `alembic_version` at one of perdure's revisions, stay."""
+    run(engine, THEIRS)
+    before = shape(engine, "public")
+    migrate(url)
+    migrate(url)
+    require(opened(url))
+    assert [row for row in shape(engine, "public") if row in before] == before
+    assert run(engine, "SELECT email FROM public.users") == [("ana@example.com",)]
+    assert run(engine, "SELECT version_num FROM public.alembic_version") == [("0012",)]
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_statements_do_not_depend_on_the_roles_search_path(
+    url: URL, engine: Engine, opened: Any, *, prepare: bool
+) -> None:
+    """A role whose `search_path` names the application's schema still reads and writes perdure's tables."""
+    run(engine, THEIRS)
+    run(engine, f"ALTER DATABASE \"{url.database}\" SET search_path = 'public'")
+    migrate(url)
+    database = opened(url, prepare=prepare)
+    database.run(ADD_USER, {"user_id": "ana"})
+    assert [row.user_id for row in database.run(USERS, {})] == ["ana"]
+    assert run(engine, "SELECT user_id FROM perdure.users") == [("ana",)]
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
+    """Quotation marks, spaces, backslashes and capitals reach the server as they are."""
+    migrate(url, schema=ODD)
+    database = opened(url, schema=ODD, prepare=prepare)
+    require(database)
+    database.run(ADD_USER, {"user_id": "ana"})
+    assert search.build_indexes(database) == []
+    database.define("ANALYZE @schema.users")
+    assert run(engine, "SELECT nspname FROM pg_namespace WHERE nspname = :name", name=ODD) == [(ODD,)]
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
+    """Types, operators and operator classes are named with it, so vectors are stored, compared and indexed."""
+    run(engine, 'CREATE SCHEMA "Shared extensions"')
+    run(engine, 'CREATE EXTENSION vector SCHEMA "Shared extensions"')
+    migrate(url)
+    database = opened(url, prepare=prepare)
+    run(
+        engine,
+        "INSERT INTO perdure.cases (case_id, query, response_text, query_vector, embedder, created_at) "
+        "SELECT n, 'q', 'a', ('[1,' || n || ']')::\"Shared extensions\".vector, 'hash:2', now() "
+        "FROM generate_series(1, 20) AS n",
+    )
+    assert [each.case_id for each in search.search(database, [1, 7], "hash:2", 1)] == ["7"]
+    assert search.build_indexes(database, index_from=10) == ["cases_shared_nearest_2_idx"]
+    assert [each.case_id for each in search.search(database, [1, 7], "hash:2", 1)] == ["7"]
+
+
+@pytest.mark.long
+def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Engine, opened: Any) -> None:
+    """Rows, constraints and functions arrive unchanged, and the way down leads to what there was."""
+    migrate(url, schema="public")
+    opened(url, schema="public").run(ADD_USER, {"user_id": "ana"})
+    before = shape(engine, "public")
+    with pytest.raises(IncompatibleDatabase, match=r"are in the schema `public`: .* run `perdure migrate`"):
+        require(opened(url))
+    migrate(url)
+    require(opened(url))
+    assert [row.user_id for row in opened(url).run(USERS, {})] == ["ana"]
+    assert [row for row in shape(engine, "perdure") if row[0] != "function"] == [
+        row for row in before if row[0] != "function"
+    ]
+    assert set(shape(engine, "perdure")) <= set(before)
+    migrate(url, schema="public", source="perdure")
+    require(opened(url, schema="public"))
+    assert shape(engine, "public") == before
+    assert run(engine, "SELECT count(*) FROM pg_class WHERE relnamespace = 'perdure'::regnamespace") == [(0,)]
+
+
+@pytest.mark.long
+def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, opened: Any) -> None:
+    """A table that a later revision would create, and that the application has in `public`, is the application's."""
+    migrate(url, "0022", schema="public")
+    run(engine, "CREATE TABLE public.conversations (id int)")
+    migrate(url)
+    require(opened(url))
+    assert run(engine, "SELECT count(*) FROM public.conversations") == [(0,)]
+    assert run(engine, "SELECT count(*) FROM perdure.conversations") == [(0,)]
+
+
+def test_a_move_waits_for_the_leases_of_workers(url: URL, engine: Engine, opened: Any) -> None:
+    """A worker of the earlier release would lose its tables in the middle of a turn."""
+    migrate(url, schema="public")
+    run(engine, "INSERT INTO schedule_entries (entry, since, lease_until) VALUES ('x', now(), now() + interval '9 s')")
+    before = shape(engine, "public")
+    with pytest.raises(IncompatibleDatabase, match=r"stop all of perdure's processes, wait for their leases .*--move"):
+        migrate(url)
+    assert shape(engine, "public") == before
+    migrate(url, although_leased=True)
+    require(opened(url))
+
+
+def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
+    """The error has the statement that an administrator runs; after that the role migrates."""
+    run(engine, "CREATE EXTENSION vector")
+    run(engine, "DROP ROLE IF EXISTS plain_migrator")
+    run(engine, "CREATE ROLE plain_migrator LOGIN")
+    try:
+        theirs = url.update_query_dict({"options": "-c role=plain_migrator"})
+        with pytest.raises(IncompatibleDatabase) as caught:
+            migrate(theirs)
+        statement = 'CREATE SCHEMA "perdure" AUTHORIZATION "plain_migrator"'
+        assert f"`{statement}`" in caught.value.message
+        run(engine, statement)
+        migrate(theirs)
+        assert run(engine, "SELECT tableowner FROM pg_tables WHERE schemaname = 'perdure' AND tablename = 'users'") == [
+            ("plain_migrator",)
+        ]
+    finally:
+        run(engine, "DROP OWNED BY plain_migrator CASCADE")
+        run(engine, "DROP ROLE plain_migrator")
+
+
+def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: Engine) -> None:
+    """Before a table is created, the error names the table and the setting."""
+    run(engine, "CREATE TABLE public.users (id int)")
+    with pytest.raises(IncompatibleDatabase, match=r"'public' .* has a table 'users' that is not perdure's: set PERD"):
+        migrate(url, schema="public")
+    with pytest.raises(IncompatibleDatabase, match="'public' of the database has no tables of perdure to move"):
+        migrate(url, source="public")
+
+
+@pytest.mark.long
+def test_each_revisions_tables_are_known(url: URL, engine: Engine) -> None:
+    """A migration that creates a table adds it to the tables that a move takes along."""
+    for revision in revisions():
+        migrate(url, revision)
+        there = {row[0] for row in run(engine, "SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'")}
+        dropped_later = {"alembic_version"}
+        assert there - dropped_later == moving.tables_at(revision, compatibility.revisions())
