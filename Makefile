@@ -13,6 +13,8 @@ ARGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 TEST_PROCESSES ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 PYTEST_ARGS ?=
+# What `make check` runs again with statements as behind a pooler.
+UNPREPARED := tests/turns tests/sessions tests/memory tests/casebank tests/users tests/schedules
 # Bytecode is kept whatever the environment says: else each test process compiles everything again.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) \
 	--dist loadfile --no-loadscope-reorder
@@ -35,6 +37,7 @@ test: .venv/test.installed ## the tests, on throw-away servers of their own; the
 
 check: .venv/dev.installed lint types imports dead-code ## what continuous integration checks: all of these, and every test
 	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
 
 check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 

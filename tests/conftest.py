@@ -46,6 +46,11 @@ hypothesis.settings.register_profile("brief", deadline=None, max_examples=15)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--unprepared`: statements as behind a pooler in transaction mode."""
+    parser.addoption("--unprepared", action="store_true", help="run with PERDURE_DATABASE_PREPARE=false")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Have a directory for what the test processes share; `make test` has fewer examples than `make check`."""
     given = getattr(config, "workerinput", {}).get("shared")
@@ -67,6 +72,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if postgres.find(left) is not None:
         postgres.start(left).stop()
     shutil.rmtree(config.stash[_shared])
+
+
+def shared_directory(config: pytest.Config) -> Path:
+    """What the test processes share: the suite's PostgreSQL is in it."""
+    return config.stash[_shared]
 
 
 class RecordingWaker:
@@ -119,7 +129,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def databases(pytestconfig: pytest.Config) -> Iterator[Databases]:
     """Databases on the suite's PostgreSQL."""
     with postgres.start(pytestconfig.stash[_shared] / "postgres") as server:
-        made = Databases(make_url(server.url))
+        made = Databases(make_url(server.url), prepare=not pytestconfig.getoption("unprepared"))
         made.make_template()
         yield made
         made.close()
@@ -191,6 +201,13 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
         databases.keep(copy, made)
     else:
         made.close()
+
+
+@pytest.fixture
+def prepared(pytestconfig: pytest.Config) -> None:
+    """For tests that recognise statements by the names under which they are prepared."""
+    if pytestconfig.getoption("unprepared"):
+        pytest.skip("statements have no names")
 
 
 @pytest.fixture

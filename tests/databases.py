@@ -82,7 +82,8 @@ class Copy:
 class Databases:
     """Copies of the template on one server. Several processes may use the same template."""
 
-    def __init__(self, server: URL) -> None:
+    def __init__(self, server: URL, *, prepare: bool = True) -> None:
+        self._prepare = prepare
         self._server = server.set(database="postgres")
         self._administrator = _connected(self._server)
         self._numbers = itertools.count(1)
@@ -122,7 +123,7 @@ class Databases:
         """The copy's `Database`: what was handed on with it, or a new one."""
         made, copy.kept = copy.kept, None
         if made is None:
-            made = Database(self._server.set(database=copy.name))
+            made = Database(self._server.set(database=copy.name), prepare=self._prepare)
 
             @event.listens_for(made.engine, "connect")
             def _note(connection: Any, record: Any) -> None:

@@ -162,7 +162,6 @@ class Database:
     ) -> None:
         self.url = with_driver(url)
         self.names = Names(schema)
-        self.prepares = prepare
         self.observe = observe
         limits = _limits(schema, lease_s)
         self.engine: Engine = create_engine(

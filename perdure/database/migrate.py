@@ -111,8 +111,10 @@ def _is_newer(connection: Connection) -> bool:
     connection.rollback()
     if found.is_newer:
         own = compatibility.revisions()[-1]
-        nothing = "nothing is changed (this release ends at %s)"
-        log.warning("a newer release has migrated the database to revision %s: " + nothing, found.revision, own)
+        log.warning(
+            "a newer release has migrated the database to revision %s: nothing is changed (this release ends at %s)",
+            found.revision, own,
+        )  # fmt: skip
     return found.is_newer
 
 

@@ -69,7 +69,10 @@ class Installation:
         model_server: ModelServer,
         directory: Path,
         broker_url: str | None = None,
+        *,
+        pooled_url: str | None = None,
     ) -> None:
+        self._pooled: Database | None = None
         self.redis = redis
         self.model_server = model_server
         self.directory = directory
@@ -86,11 +89,14 @@ class Installation:
             SCENE: str(directory),
         }
         settings = _settings(self.environment)
-        self.database = Database(database_url, lease_s=LEASE_S)
+        self.database = accepting = Database(database_url, lease_s=LEASE_S)
+        if pooled_url is not None:
+            self.environment |= {"PERDURE_DATABASE_URL": pooled_url, "PERDURE_DATABASE_PREPARE": "false"}
+            accepting = self._pooled = Database(pooled_url, prepare=False, lease_s=LEASE_S)
         self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, broker_url or redis.url))
         agents = Agents([Agent("tester", "Runs in the workers only.")])
-        snapshots = PostgresSnapshots(self.database)
-        self.runtime = Runtime(settings, SystemClock(), self.database, agents, _no_model, self._waker, snapshots)
+        snapshots = PostgresSnapshots(accepting)
+        self.runtime = Runtime(settings, SystemClock(), accepting, agents, _no_model, self._waker, snapshots)
         self.watch = SettlementWatch(self.database)
         self.workers: list[Worker] = []
 
@@ -181,6 +187,8 @@ class Installation:
         self.watch.close()
         self._waker.close()
         self.database.close()
+        if self._pooled is not None:
+            self._pooled.close()
 
     def _rows(self, table: str, *but: str) -> list[Any]:
         columns = self.query(

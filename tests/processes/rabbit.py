@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from celery import Celery
 from kombu import Connection
 
 from tests.processes.faults import wait_until
@@ -46,6 +47,14 @@ def running(directory: Path) -> Iterator[str]:
         for process in (server, names):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
+
+
+def empty_queues(app: Celery, url: str) -> None:
+    """Purge the queues of `app`: what one test left is not the next one's."""
+    with app.connection_for_write(url) as connection:
+        for name in app.amqp.queues:
+            with suppress(*connection.channel_errors), connection.channel() as channel:
+                channel.queue_purge(name)
 
 
 def _environment(directory: Path, port: int, names_port: int) -> dict[str, str]:

@@ -55,13 +55,7 @@ def installation(
     yield made
     made.close()
     if broker_url is not None:
-        _empty_queues(made, broker_url)
-
-
-def _empty_queues(installation: Installation, broker_url: str) -> None:
-    with installation.waker.app.connection_for_write(broker_url) as connection:
-        for name in installation.waker.app.amqp.queues:
-            connection.default_channel.queue_purge(name)
+        rabbit.empty_queues(made.waker.app, broker_url)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ BROKER = {"PERDURE_REDIS_URL", "PERDURE_BROKER_URL", "PERDURE_REDIS_PREFIX"}
 GETS = {
     "POSTGRES_PASSWORD": {"postgres", "migrate", "gateway", "worker", "beat", "channels"},
     "PERDURE_DATABASE_URL": {"migrate", "gateway", "worker", "beat", "channels"},
+    "PERDURE_MIGRATE_URL": {"migrate"},
     "PERDURE_REDIS_URL": {"gateway", "worker", "beat", "channels", "flower"},
     "PERDURE_BROKER_URL": {"gateway", "worker", "beat", "channels", "flower"},
     "PERDURE_API_KEYS": {"gateway"},

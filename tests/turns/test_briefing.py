@@ -86,6 +86,7 @@ def test_while_the_embedder_is_away_words_are_enough(knowing: Harness) -> None:
     assert FACT in _system(knowing)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_a_user_without_a_past_costs_one_statement_and_no_vector(harness: Harness) -> None:
     """Nothing is searched, and nothing embedded, where nothing is to be found."""
     harness.embedder = _Broken()

@@ -72,6 +72,7 @@ def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(harness: Harn
     assert ("router", False, None, "PROVIDER_ERROR") in _executions(harness)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_without_cases_a_turn_costs_no_statement_more(harness: Harness) -> None:
     """And with some one: the search. The statement that settles the turn records their use, too."""
     for _ in range(2):
@@ -226,6 +227,7 @@ def test_a_bank_that_cannot_be_named_stops_the_start(casebank: Any) -> None:
         Agent("a", "You help.", casebank=casebank)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_cases_of_others_cost_a_turn_nothing(harness: Harness) -> None:
     """A user who may see none of the bank's cases pays no search; with the scope `all` they do."""
     harness.script(says(ANSWER))

@@ -27,7 +27,7 @@ def migrate(
         bool, typer.Option("--move", help="Move the tables although a worker may be running a turn.")
     ] = False,
 ) -> None:
-    """Bring the database to the tables of this release, in PERDURE_DATABASE_SCHEMA."""
+    """Bring the database to the tables of this release."""
     from perdure.database.migrate import migrate as migrate_database
     from perdure.settings import Settings
     from perdure.workers import logs

@@ -1,0 +1,108 @@
+"""A PgBouncer of the tests' own, in transaction mode, on loopback.
+
+The program comes from the system (Debian: `pgbouncer`). Without it the tests that need it are skipped, in continuous
+integration (`CI=true`) they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg2
+import pytest
+from sqlalchemy.engine import URL, make_url
+
+from tests.processes.faults import wait_until
+
+_START_S = 20.0
+
+_CONFIGURATION = """
+[databases]
+* = host={host} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 10
+max_client_conn = 500
+server_reset_query =
+logfile = {directory}/pgbouncer.log
+pidfile =
+"""
+
+
+@contextmanager
+def running(database_url: str, access: Path) -> Iterator[str]:
+    """The URL of the database behind a pooler, which runs until the block ends.
+
+    `access` has the server's `pg_ident.conf`, which then lets the pooler's account in.
+    """
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("pgbouncer is not installed")
+        pytest.skip("pgbouncer is not installed")
+    direct = make_url(database_url)
+    _let_in(direct, access)
+    port = _free_port()
+    directory = Path(tempfile.mkdtemp(prefix="perdure-"))
+    file = directory / "pgbouncer.ini"
+    host = str(direct.query["host"])
+    file.write_text(_CONFIGURATION.format(host=host, user=direct.username, port=port, directory=directory))
+    as_account = []
+    if os.geteuid() == 0:
+        account = pwd.getpwuid(Path(host).stat().st_uid)  # the server's: nobody else may enter its directory
+        os.chown(directory, account.pw_uid, -1)
+        file.chmod(0o644)
+        access.parents[1].chmod(0o711)
+        as_account = ["-u", account.pw_name]
+    with (directory / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [program, *as_account, str(file)], stdout=out, stderr=out, start_new_session=True, cwd="/"
+        )
+    pooled = URL.create("postgresql", "anyone", host="127.0.0.1", port=port, database=direct.database)
+    try:
+        wait_until(lambda: _answers(pooled, process, directory / "out"), "PgBouncer answers", _START_S)
+        yield pooled.render_as_string(hide_password=False)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+        shutil.rmtree(directory)
+
+
+def _let_in(direct: URL, access: Path) -> None:
+    ident, account = access / "pg_ident.conf", pwd.getpwuid(Path(str(direct.query["host"])).stat().st_uid).pw_name
+    line = f'{direct.username} "{account}" {direct.username}\n'
+    if line not in ident.read_text():
+        ident.write_text(ident.read_text() + line)
+    with psycopg2.connect(direct.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
+        connection.cursor().execute("SELECT pg_reload_conf()")
+    connection.close()
+
+
+def _answers(url: URL, process: subprocess.Popen[bytes], out: Path) -> bool:
+    assert process.poll() is None, f"PgBouncer ended with status {process.returncode}: {out.read_text()}"
+    try:
+        psycopg2.connect(url.render_as_string(hide_password=False)).close()
+    except psycopg2.OperationalError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
