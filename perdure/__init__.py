@@ -1,6 +1,7 @@
 """perdure: durable LLM agents on Celery, Redis and PostgreSQL.
 
-The public API for authors of agents. Names are imported on first use, so that `perdure --help` starts fast.
+The public API for authors of agents, and for applications that have perdure next to them. Names are imported on first
+use, so that `perdure --help` starts fast.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
+    from perdure.application.results import result
+    from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.mcp.server import McpServer
@@ -31,7 +34,11 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "Sent": "perdure.application.sending",
     "required": "perdure.hooks",
+    "result": "perdure.application.results",
+    "send": "perdure.application.sending",
+    "send_async": "perdure.application.sending",
     "tool": "perdure.tools.registry",
 }
 
@@ -44,6 +51,7 @@ __all__ = [
     "Happened",
     "McpServer",
     "OutcomeUnknown",
+    "Sent",
     "ToolCalled",
     "ToolCalling",
     "ToolContext",
@@ -52,6 +60,9 @@ __all__ = [
     "TurnStarted",
     "Unknown",
     "required",
+    "result",
+    "send",
+    "send_async",
     "tool",
 ]
 

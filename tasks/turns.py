@@ -13,6 +13,7 @@ from perdure.errors import InvalidRequest
 from perdure.tasks.task import PerdureTask
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.inbox.route import route_user
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone
@@ -41,6 +42,14 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
         "session_id": str(accepted.session_id),
         "duplicate": accepted.duplicate,
     }
+
+
+@shared_task(name="turns.route", bind=True, base=PerdureTask)
+def route(self: PerdureTask, user: str) -> None:
+    """Route the messages that an application inserted for a user, by the user's key."""
+    if not isinstance(user, str):
+        raise InvalidRequest("user: must be text.")
+    route_user(self.process.runtime, user)
 
 
 @shared_task(name="turns.run", bind=True, base=PerdureTask)

@@ -35,6 +35,7 @@ _CREATED_IN = {
     "0023": "conversations",
     "0024": "link_codes link_attempts",
     "0025": "answered_requests",
+    "0026": "unrouted",
 }
 """The tables that each revision creates."""
 

@@ -202,8 +202,7 @@ async def _turn_id(gateway: Gateway, caller: TheCaller, response_id: str) -> UUI
     turn_id = turn_of(response_id)
     if turn_id is None:
         raise NotFound("There is no such response.")
-    await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
-    return turn_id
+    return await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
 
 
 async def _read(gateway: Gateway, turn_id: UUID) -> Committed:

@@ -199,8 +199,7 @@ class _Client:
             turn_id = UUID(str(_members(frame).get("turn_id")))
         except ValueError:
             raise NotFound("There is no such turn.") from None
-        await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
-        return turn_id
+        return await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
 
     async def _begin(self, turn_id: UUID, last: EventId | None) -> None:
         """Follow a turn from a position on; a turn that is followed already is followed from there anew."""
