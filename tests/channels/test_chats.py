@@ -22,9 +22,9 @@ from starlette.testclient import TestClient
 from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.channels.chat import configured
-from perdure.channels.chat import discord as discord_module
 from perdure.channels.chat import slack as slack_module
 from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.chat.discord import channel as discord_module
 from perdure.channels.chat.ingress import Ingress
 from perdure.channels.chat.listening import Listening
 from perdure.channels.chat.protocol import Channel, Place, Said
@@ -40,6 +40,7 @@ from perdure.settings import BreakerSettings, Settings
 from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read
 from perdure.tools.registry import Tool
+from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, deliver
 from perdure.turns.restore_snapshot import restore
@@ -93,12 +94,15 @@ class Installation:
         self.runtime = runtime
         self.channels = configured.channels(runtime.settings, runtime.clock)
         self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_key()))}
+        self._ingresses: list[Ingress] = []
         self._waker = waker
         self._runner = Runner(runtime, owner="test")
 
     def ingress(self, name: str) -> Ingress:
         """What handles a channel's updates."""
-        return Ingress(self.runtime, self.channels[name])
+        made = Ingress(self.runtime, self.channels[name])
+        self._ingresses.append(made)
+        return made
 
     def use(self, model: Model, *tools: Tool) -> None:
         """Give the installation an agent with these tools, and this model."""
@@ -126,6 +130,8 @@ class Installation:
     def close(self) -> None:
         """Close the channels."""
         self._runner.close()
+        for ingress in self._ingresses:
+            ingress.close()
         for channel in self.channels.values():
             channel.close()
 
@@ -221,6 +227,19 @@ def test_discord_is_answered(installation: Installation, discord: DiscordServer)
     assert "89" in sent["content"]
     assert discord.typing == ["21"]
     assert (sent["channel"], sent["allowed_mentions"], sent["enforce_nonce"]) == ("21", {"parse": []}, True)
+
+
+def test_discord_shows_typing_until_the_turn_is_settled(
+    installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discord shows it for ten seconds, a turn may take minutes; after the reply it would be wrong."""
+    monkeypatch.setattr(discord_module.Discord, "typing_s", 0.05)
+    installation.ingress("discord").take(said("what is 12*7+5?"))
+    discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
+    [row] = installation.sql("SELECT turn_id FROM turns")
+    cancel(installation.runtime, row.turn_id)
+    until(lambda: not any(each.name == "typing on discord" for each in threading.enumerate()), "it stops")
+    assert set(discord.typing) == {"21"}
 
 
 def test_slack_is_answered(installation: Installation, slack: SlackServer) -> None:

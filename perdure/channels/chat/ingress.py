@@ -18,8 +18,10 @@ from typing import Any, assert_never
 from uuid import UUID
 
 from perdure.access.tenants import user_key, user_of
+from perdure.channels.activity import AGENT, TYPING, note_activity
 from perdure.channels.chat import queries
 from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.chat.indicators import TypingIndicators
 from perdure.channels.chat.protocol import (
     Channel,
     Commanded,
@@ -30,6 +32,7 @@ from perdure.channels.chat.protocol import (
     Pressed,
     Said,
     Sender,
+    Typed,
     Unsupported,
     Update,
 )
@@ -75,6 +78,11 @@ class Ingress:
         self._channel = channel
         self._tenant = tenant
         self._buttons = Buttons(runtime.settings.signing_key())
+        self._indicators = TypingIndicators(runtime, channel)
+
+    def close(self) -> None:
+        """Stop repeating typing indicators."""
+        self._indicators.close()
 
     def take(self, update: Update) -> None:
         """Handle one update of the service. A malformed one is logged and dropped.
@@ -102,6 +110,8 @@ class Ingress:
                 self._pressed(event)
             case Commanded():
                 self._commanded(event)
+            case Typed():
+                note_activity(self._runtime, self._seat(event.place, event.sender).user, self._channel.name, TYPING)
             case Unsupported():
                 self._answer(event.place, _NO_FILES, f"{event.message_id}:unsupported")
             case _:
@@ -122,7 +132,7 @@ class Ingress:
             message = parse_incoming({**given, "channel": self._channel.name}, tenant=self._tenant)
             accepted = accept(self._runtime, message, target=target)
             if not accepted.duplicate:
-                self._show_typing(event.place)
+                self._show_typing(seat, event.place, accepted.turn_id)
         except Conflict as error:  # sent again after an edit, or the session is busy
             log.info("a message of %s is not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
@@ -234,13 +244,11 @@ class Ingress:
         except (DeliveryFailed, PerdureError) as error:
             log.warning("an answer on %s could not be sent: %s", self._channel.name, loggable(error))
 
-    def _show_typing(self, place: Place) -> None:
-        if place.token is not None:  # an interaction shows by itself that a reply is coming
+    def _show_typing(self, seat: _Seat, place: Place, turn_id: UUID) -> None:
+        if place.token is not None or not self._channel.typing_s:  # an interaction shows by itself that a reply comes
             return
-        try:
-            self._channel.typing(place)
-        except (DeliveryFailed, PerdureError) as error:
-            log.info("typing on %s could not be shown: %s", self._channel.name, loggable(error))
+        self._indicators.show(turn_id, place)
+        note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
 
     def _mark(self, place: Place, text: str) -> None:
         try:

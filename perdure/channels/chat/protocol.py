@@ -108,7 +108,15 @@ class Unsupported:
     what: str
 
 
-Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The person types in a private chat."""
+
+    place: Place
+    sender: Sender
+
+
+Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,9 @@ class Channel(Protocol):
 
     most_chars: int
     """The longest text of one message."""
+
+    typing_s: float
+    """Seconds for which the service shows one `typing`; 0: it has no such indicator."""
 
     listens: bool
     """Whether `listen` has something to connect to."""

@@ -53,6 +53,13 @@ UNSETTLED = Statement(
     writes=False,
 )
 
+# The unsettled ones of these turns.
+RUNNING = Statement(
+    "chats.running",
+    "SELECT turn_id, status FROM turns WHERE turn_id = ANY(%(turn_ids)s::uuid[]) AND settled_at IS NULL",
+    writes=False,
+)
+
 # A lock of the connection: held until UNLOCK or the connection's end.
 LOCK = Statement(
     "chats.lock",

@@ -110,6 +110,7 @@ class Slack:
 
     name = "slack"
     most_chars = 4_000
+    typing_s = 0.0
 
     def __init__(
         self, token: str, signing_secret: str | None, app_token: str | None, api_url: str | None, clock: Clock

@@ -61,6 +61,7 @@ class Telegram:
 
     name = "telegram"
     most_chars = 4_096
+    typing_s = 5.0
 
     def __init__(self, token: str, webhook_secret: str | None, api_url: str | None) -> None:
         base = "https://api.telegram.org" if api_url is None else api_url.rstrip("/")
