@@ -7,8 +7,8 @@ An interaction is answered as deferred within Discord's three seconds; the first
 
 A message is sent with a nonce made from the delivery, so a repeated attempt within some minutes sends no second one.
 The text is Markdown, as Discord reads it. No message notifies anyone (`allowed_mentions` is empty), and text that looks
-like a mention is shown as text. The gateway does not repeat events that it sent before this process has begun a
-session: a message from a time without this process is not seen.
+like a mention is shown as text. A new session of the gateway does not repeat
+earlier events: the messages since the last one that was handled are read from each known channel (`history`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Event as Stop
 from typing import Any
 
@@ -28,11 +29,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hikari.api import CacheComponents, RESTClient
 from hikari.impl import CacheSettings
 
+from perdure.channels.chat.discord.history import HISTORY_S, read_history
 from perdure.channels.chat.discord.rest import HTTP, Rest
 from perdure.channels.chat.protocol import (
     Button,
     ChannelFailed,
     Commanded,
+    Connected,
     Deleted,
     Edited,
     Event,
@@ -48,6 +51,7 @@ from perdure.channels.chat.protocol import (
 from perdure.clock import Clock
 from perdure.errors import InvalidRequest, SettingsError, Unauthorized, loggable
 from perdure.text.patterns import compiled
+from perdure.turns.outbox import Undeliverable
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +67,7 @@ _SAID = frozenset({0, 19})
 
 _UNSIGNED = "The request is not signed by Discord."
 _INTERACTION = "INTERACTION_CREATE"
-_EVENTS = frozenset({"MESSAGE_CREATE", "MESSAGE_UPDATE", "MESSAGE_DELETE", "TYPING_START", _INTERACTION})
+_EVENTS = frozenset({"READY", "MESSAGE_CREATE", "MESSAGE_UPDATE", "MESSAGE_DELETE", "TYPING_START", _INTERACTION})
 _INTENTS = (
     hikari.Intents.GUILD_MESSAGES
     | hikari.Intents.DM_MESSAGES
@@ -90,6 +94,7 @@ class Discord:
     name = "discord"
     most_chars = 2_000
     typing_s = 10.0
+    reads_history = True
     listens = True
 
     def __init__(self, token: str, public_key: str | None, api_url: str | None, clock: Clock) -> None:
@@ -146,19 +151,21 @@ class Discord:
             KeyError, TypeError, ValueError: the event is malformed.
         """
         data = update["d"]
+        events: list[Event] = []
         match update["t"]:
             case "MESSAGE_CREATE":
-                return self._said(data)
+                events = self._said(data)
             case "MESSAGE_UPDATE" if data.get("edited_timestamp") and _is_a_persons(data):
-                return [Edited(_place(data), _sender(data), data["id"], self._text(data))]
+                events = [Edited(_place(data), _sender(data), data["id"], self._text(data))]
             case "MESSAGE_DELETE":
-                return [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
+                events = [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
             case "INTERACTION_CREATE":
-                return _interaction(data)
+                events = _interaction(data)
             case "TYPING_START" if "guild_id" not in data:
-                return [Typed(Place(chat=data["channel_id"]), Sender(data["user_id"]))]
-            case _:
-                return []
+                events = [Typed(Place(chat=data["channel_id"]), Sender(data["user_id"]))]
+            case "READY":
+                events = [Connected()]
+        return events
 
     def _said(self, data: Update) -> list[Event]:
         thread, private = "position" in data, "guild_id" not in data
@@ -227,6 +234,20 @@ class Discord:
 
         self._rest.run(work, _TYPING_S)
 
+    def missed(self, chat: str, after: str) -> Sequence[Update]:
+        """The messages of a channel after the message `after`, as the gateway would have sent them, oldest first.
+
+        See `history` for the bounds. Empty if the channel is gone, or the bot may not read it.
+
+        Raises:
+            DeliveryFailed: Discord cannot be asked now.
+        """
+        try:
+            return self._rest.run(partial(read_history, chat=chat, after=after, now=self._clock.now()), HISTORY_S)
+        except Undeliverable as error:
+            log.info("the history of a channel cannot be read: %s", error)
+            return ()
+
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
         """Pass the gateway's events to `on_update`, one after another, until `stop`.
 
@@ -282,7 +303,7 @@ class Discord:
     async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
         """Add the author to the deletion of a private message: Discord names the channel only."""
         data = update["d"]
-        if "guild_id" in data:
+        if "guild_id" in data or update["t"] not in {"MESSAGE_CREATE", "MESSAGE_DELETE"}:
             return
         if update["t"] == "MESSAGE_CREATE" and _is_a_persons(data):
             self._recipients.pop(data["channel_id"], None)
