@@ -752,6 +752,7 @@ def test_a_history_that_fails_is_read_again(installation: Installation, discord:
     take({"t": "READY", "d": {}})
     found = [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")]
     assert found == ["before", "gone", "missed"]
+    assert discord.failures[0].times == 49, "the chat that is gone is asked for once"
 
 
 # --- sending

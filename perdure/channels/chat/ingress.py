@@ -99,6 +99,9 @@ class Ingress:
         self._tenant = tenant
         self._buttons = Buttons(runtime.settings.signing_key())
         self._indicators = TypingIndicators(runtime, channel)
+        self._caught_up: set[str] = set()
+        """The chats that `_catch_up` has finished, while it is repeated: a service that asks for pauses is not asked
+        for them again."""
 
     def close(self) -> None:
         """Stop repeating typing indicators."""
@@ -168,12 +171,16 @@ class Ingress:
             return
         given = {"channel": self._channel.name, "within_s": _CAUGHT_UP_S, "most": _MOST_CAUGHT_UP}
         for row in self._runtime.database.run(queries.SEEN, given):
+            if row.chat in self._caught_up:
+                continue
             try:
                 updates = self._channel.missed(row.chat, row.last_message_id)
             except DeliveryFailed as error:
                 raise Unavailable(f"The history of {self._channel.name} cannot be read: {error}.") from error
             for update in updates:
                 self.take(update)
+            self._caught_up.add(row.chat)
+        self._caught_up.clear()
 
     def _said(self, event: Said) -> None:
         seat = self._seat(event.place, event.sender)

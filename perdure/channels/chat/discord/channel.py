@@ -165,6 +165,8 @@ class Discord:
                 events = [Typed(Place(chat=data["channel_id"]), Sender(data["user_id"]))]
             case "READY":
                 events = [Connected()]
+            case _:
+                pass
         return events
 
     def _said(self, data: Update) -> list[Event]:
