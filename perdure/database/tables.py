@@ -142,6 +142,21 @@ conversations = Table(
     comment="Conversations that callers named.",
 )
 
+chat_places = Table(
+    "chat_places",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("chat", Text, nullable=False),
+    Column("thread", Text, nullable=False, comment="'': none"),
+    Column("conversation", Text, comment="opened by a command; NULL: the place's own"),
+    Column("last_message_id", Text, comment="the newest message that was handled"),
+    Column("seen_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "channel", "chat", "thread"),
+    Index("chat_places_seen_idx", "channel", "seen_at"),
+    comment="Chats with the bot.",
+)
+
 answered_requests = Table(
     "answered_requests",
     metadata,

@@ -162,6 +162,9 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
     harness.sql(
+        "INSERT INTO chat_places VALUES (%(user)s, 'discord', %(word)s, '', %(word)s, '1', now())", user=user, word=word
+    )
+    harness.sql(
         "INSERT INTO answered_requests VALUES (%(user)s, %(word)s, %(turn_id)s, now())",
         user=user,
         word=word,

@@ -245,7 +245,9 @@ async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Pa
 
 def _whole(made: responses.Response, committed: Committed) -> dict[str, Any]:
     done = committed.turn["status"] == "done"
-    return made.body(committed.turn, answers.whole_text(committed.messages) if done else None)
+    if not done:
+        return made.body(committed.turn)
+    return made.body(committed.turn, answers.whole_text(committed.messages), answers.calls_of(committed.messages))
 
 
 def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:
