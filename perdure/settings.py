@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from datetime import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -157,6 +158,36 @@ class GuardSettings(_Group):
     per_minute: Annotated[int, Field(ge=0)] = 0
     per_hour: Annotated[int, Field(ge=0)] = 0
     max_chars: Count = 10_000
+
+
+class ScheduleSettings(_Group):
+    """`PERDURE_SCHEDULE__*`: limits of users' schedules. `quiet_hours`: nothing fires then, in the schedule's zone."""
+
+    user_limit: Count = 100
+    quiet_hours: str = ""
+
+    @field_validator("quiet_hours")
+    @classmethod
+    def _times_of_day(cls, value: str) -> str:
+        _quiet_times(value)
+        return value
+
+    @property
+    def quiet_times(self) -> tuple[time, time] | None:
+        """The local times of day at which the quiet hours begin and end; `None`: there are none."""
+        return _quiet_times(self.quiet_hours)
+
+
+def _quiet_times(value: str) -> tuple[time, time] | None:
+    if not value:
+        return None
+    try:
+        begin, end = (time.fromisoformat(each.strip()) for each in value.split("-"))
+    except ValueError:
+        begin = end = time()
+    if begin == end or begin.tzinfo or end.tzinfo:
+        raise ValueError("accepted: two different times of day, such as 22:00-07:00")
+    return begin, end
 
 
 class MemorySettings(_Group):
@@ -387,6 +418,7 @@ class Settings(BaseSettings):
     turn: TurnSettings = TurnSettings()
     approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     memory: MemorySettings = MemorySettings()
     consolidation: ConsolidationSettings = ConsolidationSettings()
     breaker: BreakerSettings = BreakerSettings()

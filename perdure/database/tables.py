@@ -169,6 +169,31 @@ answered_requests = Table(
     comment="The last turn whose answer was sent to the end, for requests without an idempotency key.",
 )
 
+reminders = Table(
+    "reminders",
+    metadata,
+    Column("schedule_id", Uuid, primary_key=True),
+    Column("user_id", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("cron", Text, comment="NULL: it fires once"),
+    Column("once", _timestamp, comment="the moment of a schedule that fires once"),
+    Column("timezone", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("conversation", Text),
+    Column("agent", Text),
+    Column("reply_to", JSONB),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("next_due", _timestamp, comment="NULL: paused, or its only message was refused"),
+    Column("taken_until", _timestamp, comment="a worker fires it until then"),
+    Column("last_slot", _timestamp),
+    Column("last_turn_id", Uuid),
+    Column("error", Text, comment="why its last message was refused"),
+    Column("created_at", _timestamp, nullable=False),
+    Index("reminders_user_id_idx", "user_id", "next_due"),
+    Index("reminders_next_due_idx", "next_due"),
+    comment="Users' schedules. One that fires once is deleted when its message is accepted.",
+)
+
 unrouted = Table(
     "unrouted",
     metadata,

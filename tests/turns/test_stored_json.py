@@ -265,6 +265,7 @@ COLUMNS = {
     "snapshots.variables": "any JSON object is one, by its meaning",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
     "case_archive.review": "is copied as it is", "unrouted.message": "an_unrouted_message",
+    "reminders.reply_to": "is copied as it is",
 }  # fmt: skip
 
 

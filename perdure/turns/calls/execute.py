@@ -21,6 +21,7 @@ from perdure.errors import OutcomeUnknown, PerdureError, ToolError
 from perdure.hooks import ToolCalled, ToolCalling, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
+from perdure.schedule.own import OwnReminders
 from perdure.text.untrusted import cut, storable
 from perdure.tools import guarded
 from perdure.tools.registry import (
@@ -417,6 +418,14 @@ class Executor:
             cancelled=self._hold.unwanted,
             working_variables=WorkingVariables(self._variables),
             memory=memory_of_call(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
+            reminders=OwnReminders(
+                self._runtime.database,
+                self._runtime.clock,
+                self._runtime.settings,
+                self._turn.user_id,
+                self._turn.turn_id,
+                planned.effect_id,
+            ),
         )
 
     def _now(self) -> float:
