@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.tools.awaited.task import celery_tool
+    from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
 
@@ -24,6 +26,7 @@ _MODULES = {
     "Happened": "perdure.tools.registry",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
+    "SleepUntil": "perdure.tools.awaited.timer",
     "ToolCalled": "perdure.hooks",
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
@@ -31,7 +34,9 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "celery_tool": "perdure.tools.awaited.task",
     "required": "perdure.hooks",
+    "sleep_until": "perdure.tools.awaited.timer",
     "tool": "perdure.tools.registry",
 }
 
@@ -44,6 +49,7 @@ __all__ = [
     "Happened",
     "McpServer",
     "OutcomeUnknown",
+    "SleepUntil",
     "ToolCalled",
     "ToolCalling",
     "ToolContext",
@@ -51,7 +57,9 @@ __all__ = [
     "TurnEnding",
     "TurnStarted",
     "Unknown",
+    "celery_tool",
     "required",
+    "sleep_until",
     "tool",
 ]
 

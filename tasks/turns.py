@@ -1,4 +1,4 @@
-"""`turns.submit` accepts a message from another service; `turns.run` is a wake-up."""
+"""`turns.submit` accepts a message from another service; `turns.tool_result` brings a tool's; `turns.run` is a wake-up."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from celery import shared_task
 from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
 from perdure.tasks.task import PerdureTask
+from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
@@ -18,6 +20,8 @@ from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)
+
+_FAILED = "The task failed. Its error is not known here: the task has no result backend, or another one."
 
 
 @shared_task(
@@ -41,6 +45,30 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
         "session_id": str(accepted.session_id),
         "duplicate": accepted.duplicate,
     }
+
+
+@shared_task(
+    name="turns.tool_result", bind=True, base=PerdureTask, hint=False, acks_late=True, reject_on_worker_lost=True
+)
+def tool_result(self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False) -> None:
+    """Record the result of a Celery tool's task, whose link this is; a repeated one changes nothing.
+
+    For a task that `failed`, Celery passes its id as the `value`: the result backend has the error.
+    """
+    runtime = self.process.runtime
+    wanted = _effect_id(effect_id)
+    ended = TaskEnded(failed=False, value=value)
+    if failed:
+        found = None if runtime.calls is None else runtime.calls.ask(wanted)
+        ended = found if isinstance(found, TaskEnded) and found.failed else TaskEnded(failed=True, value=_FAILED)
+    finish(runtime, wanted, ended)
+
+
+def _effect_id(text: object) -> UUID:
+    try:
+        return UUID(str(text))
+    except ValueError:
+        raise InvalidRequest("effect_id: must be a UUID.") from None
 
 
 @shared_task(name="turns.run", bind=True, base=PerdureTask)

@@ -32,7 +32,7 @@ from perdure.turns.calls import approvals
 from perdure.turns.lease.claim import Claimed, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.parking import Delayed
-from perdure.turns.run.react import Parked, Stop, Turn, Waiting
+from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, conclude
 from perdure.turns.run.transcript import Entry, Transcript
 
@@ -204,6 +204,8 @@ class Conversation:
         match ended:
             case Waiting():
                 return self._read(transcript, "waiting_approval")
+            case Asleep():
+                return self._read(transcript, "parked")
             case Delayed(error):
                 return self._read(transcript, "parked", error)
             case Parked():

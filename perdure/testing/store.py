@@ -23,6 +23,8 @@ from sqlalchemy import Row
 from perdure.database.engine import Database, Statement, Transaction
 from perdure.errors import Unavailable
 
+_INTENT = ("position", "tool", "arguments", "effect", "status", "waits_for")
+
 
 @dataclass(slots=True)
 class Effect:
@@ -39,6 +41,8 @@ class Effect:
     variables: list[Any] | None = None
     finished: bool = False
     undecided_s: float = 0.0
+    waits_for: str | None = None
+    sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class MemoryStore(Database):
         self.append(step["turn_id"], json.loads(step["messages"]))
         for intent in json.loads(step["intents"]):
             effect_id = UUID(intent["effect_id"])
-            columns = {name: intent[name] for name in ("position", "tool", "arguments", "effect", "status")}
+            columns = {name: intent[name] for name in _INTENT}
             self.effects[effect_id] = Effect(effect_id, len(self.messages), **columns)
         for result in json.loads(step["results"]):
             effect = self.effects[UUID(result["effect_id"])]

@@ -321,6 +321,12 @@ _TURN = """
                 WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
                   AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
                 END AS pending_approvals,
+           CASE WHEN t.status = 'parked' THEN (
+                SELECT jsonb_build_object('kind', e.waits_for, 'name', e.tool, 'until', e.decide_at,
+                                          'progress', e.progress)
+                FROM tool_effects AS e
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL
+                ORDER BY e.decide_at, e.position LIMIT 1) END AS waiting_for,
            t.accepted_at, t.started_at, t.settled_at
     FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
 """

@@ -147,6 +147,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
         ],
+        "waiting_for": row.waiting_for,
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
