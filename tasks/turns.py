@@ -1,4 +1,4 @@
-"""`turns.submit` accepts a message from another service; `turns.tool_result` brings a tool's; `turns.run` is a wake-up."""
+"""`turns.submit` accepts another service's message, `turns.tool_result` a Celery tool's result; `turns.run` wakes."""
 
 from __future__ import annotations
 

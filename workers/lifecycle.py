@@ -131,10 +131,7 @@ class Lifecycle:
         process.runner.close()
         if process.runtime.connections is not None:
             process.runtime.connections.close()
-        if self._waker is not None:
-            self._waker.close()
-        if self._calls is not None:
-            self._calls.close()
+        self._close_publishers()
         for each in self._chats.values():
             each.close()
         if process.runtime.redis_memory is not None:
@@ -144,6 +141,11 @@ class Lifecycle:
             process.runtime.breakers.close()
         process.runtime.database.close()
         self._shutdown.end(released, began)
+
+    def _close_publishers(self) -> None:
+        for publisher in (self._waker, self._calls):
+            if publisher is not None:
+                publisher.close()
 
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)

@@ -26,7 +26,10 @@ CANCEL = Statement(
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
         WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority
+        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority,
+                  t.status = 'waiting_approval' OR t.status = 'parked' AND EXISTS (
+                      SELECT FROM tool_effects AS e
+                      WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL) AS waits
     ), released AS (
         UPDATE sessions AS s
         SET unsettled = s.unsettled - asked.settled::int, turn_count = s.turn_count + asked.settled::int,
@@ -43,7 +46,7 @@ CANCEL = Statement(
         FROM asked WHERE settled AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id,
+    SELECT asked.session_id, asked.status, asked.priority, asked.waits, (SELECT delivery_id FROM owed) AS delivery_id,
            coalesce((SELECT may_end FROM released), false) AS may_end
     FROM asked
     """,

@@ -21,7 +21,8 @@ from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step,
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
 ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging", "frozen")
-PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
+TASKS = ("report", "charge", "slowly", "fails", "odd", "silent", "nobodys")
+PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0
 

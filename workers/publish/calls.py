@@ -68,8 +68,8 @@ class CeleryCalls:
                 producer.connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
                 reached = True
                 self._publish(producer, call)
-        except EncodeError as error:
-            log.error("the task %s cannot be sent: %s", call.task, loggable(error))
+        except EncodeError:
+            log.exception("the arguments of the task %s cannot be sent", call.task)
             return Sent.NO
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             with self._lock:
@@ -89,19 +89,7 @@ class CeleryCalls:
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
             log.warning("the result backend has no readable answer about task %s: %s", task_id, loggable(error))
             return None
-        match status:
-            case states.SUCCESS:
-                return TaskEnded(failed=False, value=value)
-            case states.FAILURE | states.REJECTED:
-                return TaskEnded(failed=True, value=_error_text(value))
-            case states.REVOKED:
-                return TaskEnded(failed=True, value=_REVOKED)
-            case states.PENDING:
-                return None
-            case states.RETRY | states.STARTED | states.RECEIVED:
-                return TaskRuns()
-            case _:
-                return TaskRuns(value)  # a state of the task's own, from `update_state`
+        return _state(status, value)
 
     def revoke(self, task_ids: Sequence[UUID]) -> None:
         """Broadcast that the tasks are not to begin; `TaskCalls.revoke`."""
@@ -140,6 +128,23 @@ class CeleryCalls:
         arguments = {"effect_id": task_id, **also}
         options = {"queue": "ingress", "serializer": "json", "ignore_result": True, **described((task_id,), arguments)}
         return dict(self._app.signature(LINK, kwargs=arguments, options=options))
+
+
+def _state(status: object, value: object) -> TaskEnded | TaskRuns | None:
+    match status:
+        case states.SUCCESS:
+            found: TaskEnded | TaskRuns | None = TaskEnded(failed=False, value=value)
+        case states.FAILURE | states.REJECTED:
+            found = TaskEnded(failed=True, value=_error_text(value))
+        case states.REVOKED:
+            found = TaskEnded(failed=True, value=_REVOKED)
+        case states.PENDING:
+            found = None
+        case states.RETRY | states.STARTED | states.RECEIVED:
+            found = TaskRuns()
+        case _:
+            found = TaskRuns(value)  # a state of the task's own, from `update_state`
+    return found
 
 
 def _error_text(value: object) -> str:

@@ -85,7 +85,7 @@ class CeleryTool:
         """Whether a call with these arguments, from `parse`, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
-    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
         """Refuse: the turn sends the task and waits for it."""
         raise ToolError(f"{self.name} is a Celery task, which runs in a worker of its own.")
 

@@ -98,11 +98,11 @@ class SleepUntil:
             raise _refusal(f"{text} is more than {_shown(self.longest)} ahead; it is {shown} now")
         return seconds
 
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (the signature of RunnableTool)
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
         """No: waiting has no effect."""
         return False
 
-    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
         """Refuse: the turn itself waits."""
         raise ToolError(f"{self.name} makes a turn wait, and runs nowhere.")
 

@@ -6,10 +6,10 @@ due. The wait counts as no attempt. Results of the message's other calls are rec
 all results enter the transcript together.
 
 A crash between the intent and the note leaves open whether the task was sent. A `pure` or `idempotent` task is sent
-again with the same id, an `unsafe` one is not. The link of a task brings its result; the sweeper asks the result backend
-about tasks whose link was lost (`probe_due`). A task that has not ended at its time limit is lost: the model reads that
-its outcome is unknown, and the sweeper revokes it. Each statement locks the session's row, so a result, the parking, an
-end and a cancellation are serialised.
+again with the same id, an `unsafe` one is not. The link of a task brings its result; the sweeper asks the result
+backend about tasks whose link was lost (`probe_due`). A task that has not ended at its time limit is lost: the model
+reads that its outcome is unknown, and the sweeper revokes it. Each statement locks the session's row, so a result, the
+parking, an end and a cancellation are serialised.
 """
 
 from __future__ import annotations
@@ -109,9 +109,11 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
 
 
 def wait(
-    runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float, results: Sequence[Result]
+    runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
 ) -> Waits | None:
-    """Record `results`, and release the session until its other calls have a result or are due.
+    """Record `results`, and release the session until the other calls of a message have a result or are due.
+
+    `asking`: the turn's id and the message's number.
 
     Returns `None` if no call waits any more: the turn continues at once.
 
@@ -119,6 +121,7 @@ def wait(
         LeaseLost: another worker has the session; nothing was written.
         Unavailable: the database cannot be reached.
     """
+    turn_id, message_seq = asking
     given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s, "retry_s": RETRY_S}
     with runtime.database.transaction("turns.wait_calls") as transaction:
         # Results, cancelling a turn and ending a session take this lock too: the reads below see their commits.

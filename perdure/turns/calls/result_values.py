@@ -25,7 +25,7 @@ UNKNOWN_OUTCOME = (
 )
 
 LOST = (
-    "The task of this call has not ended in time, and this conversation no longer waits for it. "
+    "The task of this call has not ended, and this conversation no longer waits for it. "
     "Its outcome is unknown: it may have taken effect. Check before you call it again."
 )
 

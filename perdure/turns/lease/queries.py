@@ -12,8 +12,8 @@ from perdure.turns.intake import CLOSED
 # When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims
 # it, until a settled turn of the user (ADMIT) or the sweeper (ADMIT_DUE) admits it.
 #
-# A session that waits for a person, a task, a moment or a model (`not_before`), or after an error (`strikes`), takes no place. Admitted
-# sessions are in `sessions_admitted_idx`, which queueing keeps short.
+# A session that waits for a person, a task, a moment or a model (`not_before`), or after an error (`strikes`), takes no
+# place. Admitted sessions are in `sessions_admitted_idx`, which queueing keeps short.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
 """.strip()

@@ -191,8 +191,8 @@ class Turn:
 
     def _wait_for_calls(self, awaiting: Awaiting) -> Asleep | None:
         """Release the session until its calls have results or are due. `None`: the turn continues."""
-        seq, spent_s = self._seq_of_calls(), self.spent_s
-        waits = awaited.wait(self._runtime, self._hold, self.ref.turn_id, seq, spent_s, awaiting.results)
+        asking = self.ref.turn_id, self._seq_of_calls()
+        waits = awaited.wait(self._runtime, self._hold, asking, awaiting.results, self.spent_s)
         if waits is approvals.Waits.CANCELLED:
             self._hold.cancel(self.ref.turn_id)
         if waits is not approvals.Waits.YES:
