@@ -443,7 +443,10 @@ MESSAGES_OF_TURN = Statement(
 STATES = Statement(
     "turns.states",
     """
-    SELECT t.turn_id, t.status, s.tick, s.not_before
+    SELECT t.turn_id, t.status, s.tick, s.not_before,
+           CASE WHEN t.status = 'parked' THEN (
+                SELECT string_agg(e.progress, ' ' ORDER BY e.effect_id) FROM tool_effects AS e
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL) END AS progress
     FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.turn_id = ANY (%(turn_ids)s::uuid[])
     """,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from perdure import celery_tool, sleep_until, tool
+from perdure import GuardRejected, ToolCalled, ToolCalling, celery_tool, required, sleep_until, tool
 from perdure.sessions.ending import request_end
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 from perdure.turns.calls.approvals import decide, parse_decision
@@ -423,3 +423,38 @@ def sweep_again(harness: Harness) -> None:
     """Another round of the sweeper, whose time has come."""
     harness.move(harness.settings.turn.sweep_s + 1)
     assert sweep(harness.runtime) is not None
+
+
+def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broker) -> None:
+    """One that rejects the call: nothing is sent. One that rejects the result: the model does not read it."""
+
+    def no_charges(call: ToolCalling) -> None:
+        if call.tool == "charge":
+            raise GuardRejected("No charges today.")
+
+    def no_secrets(call: ToolCalled) -> None:
+        if "secret" in call.result:
+            raise GuardRejected("The result is withheld.")
+
+    harness.equip(export, charge, before_tool=[required(no_charges)], after_tool=[required(no_secrets)])
+    turn = _asked(harness, ("charge", {}), ("reports_export", {}), ("reports_export", {}))
+    assert [each.task for each in broker.sent] == ["reports.export"] * 2
+    _ends(harness, broker.sent[0], "a secret")
+    _ends(harness, broker.sent[1], "harmless")
+    _go_on(harness, turn)
+    assert _results(harness, turn) == ["Error: No charges today.", "Error: The result is withheld.", "harmless"]
+
+
+def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
+    """The crash came before the hook."""
+    seen: list[UUID] = []
+    harness.equip(export, before_tool=[required(lambda call: seen.append(call.effect_id))])
+    harness.script(calls(("reports_export", {})), says("done"))
+    accepted = harness.send()
+    with harness.crashing("after", "turns.step", nth=1):
+        harness.run(accepted.session_id)
+    assert (seen, broker.sent) == ([], [])
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.run(accepted.session_id)
+    assert seen == [each.task_id for each in broker.sent]
+    assert len(seen) == 1

@@ -89,8 +89,8 @@ def note_sent(runtime: Runtime, effect_id: UUID) -> None:
     runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id, "probe_s": LEAST_PROBE_S})
 
 
-def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Result | None:
-    """The result of a call that an earlier worker began; `None` if it still waits. Sends a task that is not sent.
+def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Result | Planned | None:
+    """The result of a call that an earlier worker began; `None` if it still waits; the call if it must be sent.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -104,7 +104,7 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
         if row.effect == Effect.UNSAFE:
             note_sent(runtime, row.effect_id)  # it may be: its result can still come
         elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
-            return send(runtime, hold, replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s))
+            return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
     return None
 
 

@@ -26,6 +26,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.execute import Executor
+from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.calls.result_values import (
     UNKNOWN_OUTCOME,
@@ -71,6 +72,7 @@ class Ledger:
         self._agent = agent
         self._variables = variables
         self._commit = commit
+        self._hooks = ToolHooks(runtime, hold, turn, agent)
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
@@ -109,12 +111,18 @@ class Ledger:
         if len(here) == len(begun) and not still_wait:
             return results + self._executor.run(here)
         for each in begun:
-            if each.waits_for is not None:
-                if not self._hold.still_valid():
-                    self._executor.extend(each)
-                failed = awaited.send(self._runtime, self._hold, each)
-                results += [failed] if failed else []
+            failed = None if each.waits_for is None else self._send(each)
+            results += [failed] if failed else []
         raise Awaiting([*results, *self._executor.run(here, record=True)])
+
+    def _send(self, planned: Planned) -> Result | None:
+        """Send the task of a call, after the hooks; a result if it is not sent."""
+        refused = self._hooks.before(planned)
+        if refused is not None:
+            return refused
+        if not self._hold.still_valid():
+            self._executor.extend(planned)
+        return awaited.send(self._runtime, self._hold, planned)
 
     def extend(self, planned: Sequence[Planned]) -> None:
         """Restart the time limits of calls that have not begun since their intents were committed.
@@ -173,22 +181,32 @@ class Ledger:
         self._variables.replay(recorded_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
-        still_wait = False
+        waited, still_wait = [], False
         for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
             row = rows.get(fresh.position)
-            if row is not None and row.status == "intended" and row.waits_for is not None:
-                ended = awaited.resume(self._runtime, self._hold, row, fresh)
-                results += [ended] if ended else []
-                still_wait = still_wait or ended is None
-                continue
-            found = self._recorded_or_planned(fresh, row)
-            if isinstance(found, Result):
-                results.append(found)
+            if row is not None and row.waits_for is not None:
+                found = self._recorded_or_waiting(fresh, row)
+                waited.append((replace(fresh, effect_id=row.effect_id), found))
+                still_wait = still_wait or not isinstance(found, Result)
             else:
-                again.append(found)
+                found = self._recorded_or_planned(fresh, row)
+            results += [found] if isinstance(found, Result) else []
+            again += [found] if isinstance(found, Planned) else []
         for each in again:
-            self._executor.extend(each)
+            if each.waits_for is None:
+                self._executor.extend(each)
+        if not still_wait:
+            seen = {
+                found.position: self._hooks.after(each, found) for each, found in waited if isinstance(found, Result)
+            }
+            results = [seen.get(result.position, result) for result in results]
         return results, again, still_wait
+
+    def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
+        """The result of a call for a task or a moment; `None` if it still waits, the call if it must be sent."""
+        if row.status != "intended":
+            return recorded_result(fresh.position, row)
+        return awaited.resume(self._runtime, self._hold, row, fresh)
 
     def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
