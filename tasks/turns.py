@@ -12,6 +12,7 @@ from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
 from perdure.tasks.task import PerdureTask
 from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.calls import fan_out
 from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
@@ -50,18 +51,23 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
 @shared_task(
     name="turns.tool_result", bind=True, base=PerdureTask, hint=False, acks_late=True, reject_on_worker_lost=True
 )
-def tool_result(self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False) -> None:
+def tool_result(
+    self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False, part: int | None = None
+) -> None:
     """Record the result of a Celery tool's task, whose link this is; a repeated one changes nothing.
 
     For a task that `failed`, Celery passes its id as the `value`: the result backend has the error.
     """
     runtime = self.process.runtime
     wanted = _effect_id(effect_id)
+    if part is not None and (isinstance(part, bool) or not isinstance(part, int)):
+        raise InvalidRequest("part: must be an integer.")
     ended = TaskEnded(failed=False, value=value)
     if failed:
-        found = None if runtime.calls is None else runtime.calls.ask(wanted)
+        task_id = wanted if part is None else fan_out.task_id(wanted, part)
+        found = None if runtime.calls is None else runtime.calls.ask(task_id)
         ended = found if isinstance(found, TaskEnded) and found.failed else TaskEnded(failed=True, value=_FAILED)
-    finish(runtime, wanted, ended)
+    finish(runtime, wanted, ended, part)
 
 
 def _effect_id(text: object) -> UUID:

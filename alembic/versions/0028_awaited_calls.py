@@ -29,10 +29,12 @@ def upgrade() -> None:
     op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS sent_at timestamptz")
     op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS probe_at timestamptz")
     op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS progress text")
+    op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS parts json")
     op.execute("COMMENT ON COLUMN tool_effects.waits_for IS 'whose result it waits for, without a worker'")
     op.execute("COMMENT ON COLUMN tool_effects.sent_at IS 'since when its task is, or may be, sent'")
     op.execute("COMMENT ON COLUMN tool_effects.probe_at IS 'when the sweeper asks about its task, or revokes it'")
     op.execute("COMMENT ON COLUMN tool_effects.progress IS 'what its task last reported, as JSON'")
+    op.execute("COMMENT ON COLUMN tool_effects.parts IS '[[status, result]], of a call with a list of arguments'")
     op.execute(f"ALTER TABLE tool_effects DROP CONSTRAINT IF EXISTS {_CHECK}")
     op.execute(f"ALTER TABLE tool_effects ADD CONSTRAINT {_CHECK} CHECK (waits_for IN ('task', 'timer')) NOT VALID")
     with op.get_context().autocommit_block():
@@ -52,5 +54,5 @@ def downgrade() -> None:
     with op.get_context().autocommit_block():
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
     op.execute(f"ALTER TABLE tool_effects DROP CONSTRAINT {_CHECK}")
-    for column in ("progress", "probe_at", "sent_at", "waits_for"):
+    for column in ("parts", "progress", "probe_at", "sent_at", "waits_for"):
         op.drop_column("tool_effects", column)

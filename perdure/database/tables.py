@@ -409,6 +409,7 @@ tool_effects = Table(
     Column("sent_at", _timestamp, comment="since when its task is, or may be, sent"),
     Column("probe_at", _timestamp, comment="when the sweeper asks about its task, or revokes it"),
     Column("progress", Text, comment="what its task last reported, as JSON"),
+    Column("parts", JSON, comment="[[status, result]], of a call with a list of arguments"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
     _one_of("waits_for", ("task", "timer")),

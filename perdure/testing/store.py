@@ -43,6 +43,7 @@ class Effect:
     undecided_s: float = 0.0
     waits_for: str | None = None
     sent: bool = False
+    parts: None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -458,3 +459,100 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
     harness.run(accepted.session_id)
     assert seen == [each.task_id for each in broker.sent]
     assert len(seen) == 1
+
+
+def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
+    """A turn that waits for a call with a list of arguments, of which two run at once."""
+    harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
+    return _asked(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
+
+
+def _part_ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> None:
+    finish(harness.runtime, task.effect_id, TaskEnded(failed=failed, value=value), task.part)
+
+
+def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Harness, broker: Broker) -> None:
+    """Two tasks at most are with the broker; each result makes room for the next; a repeated one changes nothing."""
+    turn = _many(harness, 5)
+    assert [each.arguments for each in broker.sent] == [{"n": 0}, {"n": 1}]
+    assert len({each.task_id for each in broker.sent}) == 2
+    _part_ends(harness, broker.sent[1], "one")
+    _part_ends(harness, broker.sent[1], "again")
+    assert [each.part for each in broker.sent] == [0, 1, 2]
+    waiting = harness.turn(UUID(turn["turn_id"]))["waiting_for"]
+    assert waiting["progress"] == "1 of 5 done"
+    harness.waker.sessions.clear()
+    for number in (2, 0, 3, 4):
+        assert harness.waker.sessions == []
+        task = next(each for each in broker.sent if each.part == number)
+        _part_ends(harness, task, f"result {number}", failed=number == 3)
+    assert harness.waker.sessions == [UUID(turn["session_id"])]
+    assert _go_on(harness, turn)["attempts"] == 1
+    [result] = _results(harness, turn)
+    assert json.loads(result) == [
+        {"result": "result 0"}, {"result": "one"}, {"result": "result 2"}, {"error": "result 3"},
+        {"result": "result 4"},
+    ]  # fmt: skip
+
+
+def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
+    """Each locks the session before it reads the other parts."""
+    turn = _many(harness, 2)
+    side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
+    _go_on(harness, turn)
+    assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 2
+
+
+@pytest.mark.parametrize(("effect", "sent_again"), [("idempotent", 2), ("unsafe", 0)])
+@pytest.mark.parametrize("commit", ["turns.note_parts", "turns.note_sent"])
+def test_a_crash_while_a_list_is_sent(
+    harness: Harness, broker: Broker, effect: str, sent_again: int, commit: str
+) -> None:
+    """What was taken is in doubt: only what is safe is sent again; what was not taken is sent in any case."""
+    harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
+    harness.script(calls(("many", {"calls": [{"n": number} for number in range(3)]})), says("done"))
+    accepted = harness.send()
+    with harness.crashing("before", commit):
+        harness.run(accepted.session_id)
+    assert len(broker.sent) == 2
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.run(accepted.session_id)
+    sweep_again(harness)
+    assert len(broker.sent) == 2 + (sent_again if commit == "turns.note_parts" else 0)
+    for task in broker.sent[:2]:
+        _part_ends(harness, task)
+    _part_ends(harness, broker.sent[-1])
+    turn = _go_on(harness, harness.turn(accepted.turn_id))
+    assert (turn["status"], len({each.task_id for each in broker.sent})) == ("done", 3)
+    assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 3
+
+
+def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, broker: Broker) -> None:
+    """The unfinished tasks are revoked, those that were not sent are not."""
+    turn = _many(harness, 4)
+    first, second = broker.sent
+    _part_ends(harness, first, "first")
+    harness.move(TIMEOUT_S + 1)
+    _go_on(harness, turn)
+    shown = json.loads(_results(harness, turn)[0])
+    assert [next(iter(each)) for each in shown] == ["result", "unknown", "unknown", "error"]
+    assert broker.revoked == [second.task_id, broker.sent[2].task_id]
+
+
+def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:
+    """And sends no further ones when a late result comes."""
+    turn = _many(harness, 4)
+    cancel(harness.runtime, UUID(turn["turn_id"]))
+    sweep_again(harness)
+    assert broker.revoked == [each.task_id for each in broker.sent]
+    _part_ends(harness, broker.sent[0])
+    assert len(broker.sent) == 2
+
+
+@pytest.mark.parametrize("given", [{}, {"calls": []}, {"calls": [1]}, {"calls": [{}] * 101}, {"n": 1}])
+def test_a_list_that_is_none_is_refused(harness: Harness, broker: Broker, given: dict[str, Any]) -> None:
+    """The model reads what is expected."""
+    harness.equip(celery_tool("reports.export", name="many", max_parallel=2))
+    harness.script(calls(("many", given)), says("done"))
+    assert "refused" in _results(harness, harness.ask())[0]
+    assert broker.sent == []

@@ -113,8 +113,8 @@ class CeleryCalls:
             (),
             arguments,
             expires=call.expires_s,
-            callbacks=[self._link(task_id)],
-            errbacks=[self._link(task_id, failed=True)],
+            callbacks=[self._link(call)],
+            errbacks=[self._link(call, failed=True)],
             root_id=task_id,
             ignore_result=None,
             **described((), arguments),
@@ -123,10 +123,12 @@ class CeleryCalls:
             producer, call.task, message, serializer="json", retry=True, retry_policy=RETRY_ONCE, **options
         )
 
-    def _link(self, task_id: str, **also: bool) -> dict[str, Any]:
+    def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
         # `ingress`: any publisher declares it with the same arguments (see `perdure.workers.application`).
-        arguments = {"effect_id": task_id, **also}
-        options = {"queue": "ingress", "serializer": "json", "ignore_result": True, **described((task_id,), arguments)}
+        arguments = {"effect_id": str(call.effect_id), **also}
+        if call.part is not None:
+            arguments["part"] = call.part
+        options = {"queue": "ingress", "serializer": "json", "ignore_result": True, **described(("",), arguments)}
         return dict(self._app.signature(LINK, kwargs=arguments, options=options))
 
 

@@ -13,7 +13,8 @@ from uuid import UUID
 class TaskCall:
     """A task to send: its id, its keyword arguments, and the seconds after which no worker may begin it.
 
-    `queue` is `None` for the queue that the application's routes choose.
+    `queue` is `None` for the queue that the application's routes choose. `effect_id` is the call's, and the task's own
+    id unless the task is a `part` of it.
     """
 
     task_id: UUID
@@ -21,6 +22,8 @@ class TaskCall:
     arguments: Mapping[str, Any]
     queue: str | None
     expires_s: float
+    effect_id: UUID
+    part: int | None = None
 
 
 class Sent(Enum):

@@ -23,6 +23,9 @@ from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Tool, Too
 MAX_NAME = 200
 """Characters of a task's name and of a queue's."""
 
+MAX_PARTS = 100
+"""Tasks of one call of a tool with `max_parallel`."""
+
 _TASK = compiled(r"[A-Za-z_][A-Za-z0-9_.:-]*")
 _QUEUE = compiled(r"[A-Za-z0-9_.:-]+")
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
@@ -37,7 +40,7 @@ class CeleryTool:
     """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
 
     `queue` is `None` for the queue that the application's routes choose. `timeout_s` counts from the call; a task that
-    has not ended by then is lost.
+    has not ended by then is lost. With `max_parallel`, a call has a list of arguments, each for a task of its own.
     """
 
     breaker: ClassVar[None] = None
@@ -52,7 +55,9 @@ class CeleryTool:
     queue: str | None
     max_result_chars: int
     requires_approval: Approval
+    max_parallel: int | None
     _signature: Tool | None
+    _each: Mapping[str, Any]
 
     def schema(self) -> ToolSchema:
         """The schema for the model."""
@@ -66,20 +71,32 @@ class CeleryTool:
         Raises:
             ToolError: they are no strict JSON object or do not fit; the message is for the model.
         """
-        if self._signature is not None:
-            self._signature.parse(arguments)
         try:
             given = untrusted.load_object(arguments)
         except (ValueError, OverflowError) as error:
             raise self._refusal(str(error)) from None
-        known = self.parameters.get("properties", {})
-        missing = [name for name in self.parameters.get("required", ()) if name not in given]
-        extra = [name for name in given if name not in known and not self.parameters.get("additionalProperties", True)]
+        if self.max_parallel is None:
+            self._check(given)
+            return given
+        calls = given.get("calls")
+        if set(given) != {"calls"} or not isinstance(calls, list) or not 0 < len(calls) <= MAX_PARTS:
+            raise self._refusal(f"a list `calls` of 1 to {MAX_PARTS} objects is expected")
+        for each in calls:
+            if not isinstance(each, dict):
+                raise self._refusal("an item of `calls` is not an object")
+            self._check(each)
+        return given
+
+    def _check(self, given: Mapping[str, Any]) -> None:
+        if self._signature is not None:
+            self._signature.parse(json.dumps(given))
+        known = self._each.get("properties", {})
+        missing = [name for name in self._each.get("required", ()) if name not in given]
+        extra = [name for name in given if name not in known and not self._each.get("additionalProperties", True)]
         if missing or extra:
             raise self._refusal(
                 "; ".join([f"{name} is missing" for name in missing] + [f"{name} is not a parameter" for name in extra])
             )
-        return given
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments, from `parse`, needs a person's approval."""
@@ -106,13 +123,16 @@ def celery_tool(
     description: str | None = None,
     parameters: Parameters | None = None,
     queue: str | None = None,
+    max_parallel: int | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
 ) -> CeleryTool:
     """Make a tool of the Celery task named `task`, which receives the arguments by keyword.
 
     `parameters` describe the arguments: a JSON schema, or a function (such as the task's own) with type hints and a
-    docstring. Without them, any JSON object is accepted. The tool's name is the task's with `_` for other characters.
+    docstring. Without them, any JSON object is accepted. With `max_parallel` the model passes a list of arguments: each
+    is a task of its own, and at most that many are with the broker at a time. The tool's name is the task's with `_`
+    for other characters.
 
     Raises:
         SettingsError: a value is invalid; the message names it.
@@ -120,31 +140,51 @@ def celery_tool(
     if len(task) > MAX_NAME or not _TASK.fullmatch(task):
         raise SettingsError(f"celery_tool has the task {task!r}; accepted: the name of a Celery task")
     chosen = name if name is not None else _DOTS.sub(lambda _: "_", task)
+    _check_limits(task, timeout_s, max_parallel, max_result_chars)
     if not _NAME.fullmatch(chosen):
         raise _unfit(task, f"has name={chosen!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
     if effect not in [*Effect]:
         raise _unfit(task, f"declares the effect {effect!r}; accepted: {', '.join(Effect)}")
-    if not 0 < timeout_s < math.inf:
-        raise _unfit(task, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0")
     if queue is not None and (len(queue) > MAX_NAME or not _QUEUE.fullmatch(queue)):
         raise _unfit(task, f"has queue={queue!r}; accepted: letters, digits and _ . : -, or None")
-    if max_result_chars < 1:
-        raise _unfit(task, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
     if not isinstance(requires_approval, bool) and not callable(requires_approval):
         raise _unfit(task, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
     signature = _signature(chosen, parameters)
+    each = _schema(task, parameters) if signature is None else signature.parameters
     return CeleryTool(
         name=chosen,
         description=description or (signature.description if signature else f"Run the task {task}."),
-        parameters=_schema(task, parameters) if signature is None else signature.parameters,
+        parameters=each if max_parallel is None else _list_of(each),
         effect=Effect(effect),
         timeout_s=float(timeout_s),
         task=task,
         queue=queue,
         max_result_chars=max_result_chars,
         requires_approval=requires_approval,
+        max_parallel=max_parallel,
         _signature=signature,
+        _each=each,
     )
+
+
+def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_result_chars: int) -> None:
+    if not 0 < timeout_s < math.inf:
+        raise _unfit(task, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0")
+    if max_parallel is not None and max_parallel < 1:
+        raise _unfit(task, f"has max_parallel={max_parallel!r}; accepted: 1 or more, or None")
+    if max_result_chars < 1:
+        raise _unfit(task, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
+
+
+def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
+    # A schema's definitions are referred to from its root.
+    definitions = {"$defs": each["$defs"]} if "$defs" in each else {}
+    items = {name: value for name, value in each.items() if name != "$defs"}
+    calls = {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_PARTS}
+    return {
+        "type": "object", "properties": {"calls": calls}, "required": ["calls"], "additionalProperties": False,
+        **definitions,
+    }  # fmt: skip
 
 
 def _signature(name: str, parameters: Parameters | None) -> Tool | None:

@@ -22,13 +22,13 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import as_json
+from perdure.database.engine import Executor, as_json
 from perdure.runtime import Runtime
 from perdure.text import untrusted
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
-from perdure.turns.calls import queries
+from perdure.turns.calls import fan_out, queries
 from perdure.turns.calls.approvals import Waits
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import LOST, Result
@@ -73,14 +73,21 @@ def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
     tool = planned.tool
     if not isinstance(tool, CeleryTool):
         return None
+    effect_id = planned.effect_id
+    if tool.max_parallel is not None:
+        parts = len(planned.arguments["calls"])
+        hold.step_within(_SEND_S * parts)
+        fan_out.begin(runtime, effect_id, parts)
+        note_sent(runtime, effect_id)
+        return None
     hold.step_within(_SEND_S)
-    call = TaskCall(planned.effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s)
+    call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is Sent.NO and tool.effect is Effect.UNSAFE:
         # Waiting would leave open whether a later worker may send it.
         return Result(planned.position, "failed", f"Error: {UNSENT}", planned.effect_id)
     if sent is Sent.YES or tool.effect is Effect.UNSAFE:
-        note_sent(runtime, planned.effect_id)
+        note_sent(runtime, effect_id)
     return None
 
 
@@ -101,7 +108,9 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
     if _is_ending(runtime, hold):
         return Result(position, "unknown", LOST, row.effect_id) if is_task else _ended(row, position)
     if is_task and not row.sent:
-        if row.effect == Effect.UNSAFE:
+        # Without parts, no task of a list was sent: see `fan_out.begin`.
+        in_doubt = row.parts is not None or not _is_list(planned)
+        if row.effect == Effect.UNSAFE and in_doubt:
             note_sent(runtime, row.effect_id)  # it may be: its result can still come
         elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
             return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
@@ -137,28 +146,43 @@ def wait(
     return Waits.ENDING if _is_ending(runtime, hold) else None
 
 
-def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded) -> bool:
+def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
     """Record the result of a task, and wake its turn if no other call of it waits. False if it was recorded before.
 
-    A result that comes after the turn stopped waiting is recorded in the effect's row only.
+    A result that comes after the turn stopped waiting is recorded in the effect's row only. `part`: which of the call's
+    tasks has ended, if it has a list of arguments.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
     with runtime.database.transaction("turns.finish_task") as transaction:
-        locked = transaction.run(queries.LOCK_OF_CALL, {"effect_id": effect_id})
-        if not locked:
+        row = fan_out.locked_call(transaction, effect_id)
+        if row is None:
             return False
-        row = locked[0]
-        status, text = _rendered(ended, _max_chars(runtime, row.agent, row.tool))
-        finished = transaction.run(queries.FINISH_TASK, {"effect_id": effect_id, "status": status, "result": text})
-        if not finished:
-            return False
-        woken = transaction.run(queries.RESUME_PARKED, {"session_id": row.session_id, "turn_id": row.turn_id})
-    log.info("turn %s: the task %s of %s is %s", row.turn_id, effect_id, row.tool, status)
+        outcome = _outcome(transaction, runtime, row, ended, part)
+        woken: Sequence[object] = ()
+        if outcome is not None:
+            given = {"effect_id": effect_id, "status": outcome[0], "result": outcome[1]}
+            transaction.run(queries.FINISH_TASK, given)
+            woken = transaction.run(queries.RESUME_PARKED, {"session_id": row.session_id, "turn_id": row.turn_id})
+    log.info("turn %s: a task of the call %s of %s has ended", row.turn_id, effect_id, row.tool)
     if woken:
         runtime.wake.session(row.session_id, row.priority)
+    if outcome is None and row.waits:
+        fan_out.advance(runtime, effect_id)
     return True
+
+
+def _outcome(
+    executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
+) -> tuple[str, str] | None:
+    """Status and text of a call one of whose tasks has ended; `None` if others have not."""
+    limit = _max_chars(runtime, row.agent, row.tool)
+    if row.parts is None:
+        return _rendered(ended, limit)
+    rendered = _rendered(ended, fan_out.most_chars(limit, len(row.parts)))
+    text = fan_out.end_part(executor, row, -1 if part is None else part, rendered)
+    return None if text is None else ("done", text)
 
 
 def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -171,15 +195,31 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
         return 0
     limits = {"most": MOST_PROBES, "least_s": LEAST_PROBE_S, "most_s": MOST_PROBE_S}
     rows = runtime.database.run(queries.PROBE_DUE, limits)
-    unwanted = [row.effect_id for row in rows if not row.waits]
+    unwanted = [task_id for row in rows if not row.waits for task_id in _task_ids(row)]
     if unwanted:
         runtime.calls.revoke(unwanted)
     for row in rows:
         if stopped():
             break
-        if row.waits:
+        if row.waits and row.parts is None:
             _probe(runtime, row.effect_id, row.progress)
+        elif row.waits:
+            _probe_parts(runtime, row)
     return len(rows)
+
+
+def _task_ids(row: Row[Any]) -> list[UUID]:
+    """The tasks of a call that may be with the broker, or run."""
+    return [row.effect_id] if row.parts is None else fan_out.unended(row.effect_id, row.parts)
+
+
+def _probe_parts(runtime: Runtime, row: Row[Any]) -> None:
+    for number, part in enumerate(fan_out.load(row.parts)):
+        if part.status in {"taken", "sent"} and runtime.calls is not None:
+            found = runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+            if isinstance(found, TaskEnded):
+                finish(runtime, row.effect_id, found, number)
+    fan_out.advance(runtime, row.effect_id, again=True)
 
 
 def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
@@ -201,12 +241,20 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int) -> Result:
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The moment has come: it is {now} now.", row.effect_id)
     hold.step_within(_SEND_S)
+    if row.parts is not None:
+        if runtime.calls is not None:
+            runtime.calls.revoke(fan_out.unended(row.effect_id, row.parts))
+        return Result(position, "done", fan_out.rendered(fan_out.load(row.parts)), row.effect_id)
     found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
     if isinstance(found, TaskEnded):
         status, text = _rendered(found, MAX_RESULT_CHARS)
         return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
     log.warning("the task %s has not ended within its time limit, and is lost", row.effect_id)
     return Result(position, "unknown", LOST, row.effect_id)
+
+
+def _is_list(planned: Planned) -> bool:
+    return isinstance(planned.tool, CeleryTool) and planned.tool.max_parallel is not None
 
 
 def _ended(row: Row[Any], position: int) -> Result:

@@ -40,6 +40,7 @@ EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
     SELECT effect_id, position, arguments, effect, status, result, variables, waits_for, sent_at IS NOT NULL AS sent,
+           parts,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
@@ -230,15 +231,29 @@ WAIT_CALLS = Statement(
     """,
 )
 
-# The call of a task, with the lock on its session that accept, park and cancel take. One that is over is not locked.
+# The lock on the session of a task's call, which accept, park and cancel take.
 LOCK_OF_CALL = Statement(
     "turns.lock_of_call",
     """
-    SELECT s.session_id, t.turn_id, t.agent, t.priority, e.tool FROM tool_effects AS e
-    JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
-    WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task' AND e.finished_at IS NULL
-    FOR NO KEY UPDATE OF s
+    SELECT session_id FROM sessions
+    WHERE session_id = (SELECT t.session_id FROM tool_effects AS e JOIN turns AS t USING (turn_id)
+                        WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task')
+    FOR NO KEY UPDATE
     """,
+)
+
+# The call of a task, unless it has its result. Read under that lock by a statement of its own: the one that waited for
+# the lock would see the row as it was before.
+READ_CALL = Statement(
+    "turns.read_call",
+    """
+    SELECT e.effect_id, t.session_id, t.turn_id, t.agent, t.priority, e.tool, e.arguments, e.parts,
+           e.status = 'intended' AS waits,
+           greatest(extract(epoch FROM e.decide_at - perdure_now())::float, 1) AS left_s
+    FROM tool_effects AS e JOIN turns AS t USING (turn_id)
+    WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task' AND e.finished_at IS NULL
+    """,
+    writes=False,
 )
 
 # Records the result of a task. One that comes after the turn stopped waiting changes no status, and reaches no
@@ -289,11 +304,26 @@ PROBE_DUE = Statement(
     SET probe_at = CASE WHEN e.status = 'intended' THEN perdure_now() + make_interval(
             secs => least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s)) END
     FROM locked WHERE e.effect_id = locked.effect_id
-    RETURNING e.effect_id, e.status = 'intended' AS waits, e.progress
+    RETURNING e.effect_id, e.status = 'intended' AS waits, e.progress, e.parts
     """,
 )
 
 NOTE_PROGRESS = Statement(
     "turns.note_progress",
     "UPDATE tool_effects SET progress = %(progress)s WHERE effect_id = %(effect_id)s AND status = 'intended'",
+)
+
+# --- calls with a list of arguments --------------------------------------------------------
+
+MAKE_PARTS = Statement(
+    "turns.make_parts",
+    """
+    UPDATE tool_effects SET parts = %(parts)s::json
+    WHERE effect_id = %(effect_id)s AND status = 'intended' AND parts IS NULL
+    """,
+)
+
+SET_PARTS = Statement(
+    "turns.set_parts",
+    "UPDATE tool_effects SET parts = %(parts)s::json, progress = %(progress)s WHERE effect_id = %(effect_id)s",
 )
