@@ -135,6 +135,7 @@ def frozen(note: str, context: ToolContext) -> str:
 tools: list[Any] = [pure, idempotent, unsafe, probed, deadly, stuck, slow, guarded, hanging, frozen]
 tools += [
     celery_tool("reports.make", name="report", effect="idempotent", timeout_s=60),
+    celery_tool("reports.make", name="reports", effect="idempotent", timeout_s=60, max_parallel=2),
     celery_tool("reports.charge", name="charge", timeout_s=TASK_TIMEOUT_S),
     celery_tool("reports.slow", name="slowly", timeout_s=60),
     celery_tool("reports.fail", name="fails", timeout_s=60),

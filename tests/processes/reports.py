@@ -15,13 +15,18 @@ from celery import Celery
 from tests.processes.faults import SCENE, Effect, Faults, done
 
 URL = "REPORTS_BROKER_URL"
-"""The environment variable that names the broker and the result backend."""
+BACKEND = "REPORTS_BACKEND_URL"
+"""The environment variables that name the broker and the result backend."""
 
-_URL = os.environ.get(URL, "memory://")
 _faults = Faults(Path(os.environ.get(SCENE, ".")))
 
-app = Celery("reports", broker=_URL, backend=_URL, set_as_current=False)
-app.conf.update(worker_pool="threads", worker_concurrency=4, broker_connection_retry_on_startup=True)
+app = Celery(
+    "reports",
+    broker=os.environ.get(URL, "memory://"),
+    backend=os.environ.get(BACKEND, "cache+memory://"),
+    set_as_current=False,
+)
+app.conf.update(worker_concurrency=2, broker_connection_retry_on_startup=True)
 
 
 @app.task(name="reports.make", bind=True, acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
