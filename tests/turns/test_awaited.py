@@ -19,6 +19,8 @@ from perdure.turns.calls.awaited import ENDED, RETRY_S, UNSENT, finish, probe_du
 from perdure.turns.calls.result_values import LOST
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease.queries import RECALL
+from perdure.turns.reading import Delays
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
@@ -556,3 +558,54 @@ def test_a_list_that_is_none_is_refused(harness: Harness, broker: Broker, given:
     harness.script(calls(("many", given)), says("done"))
     assert "refused" in _results(harness, harness.ask())[0]
     assert broker.sent == []
+
+
+def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> None:
+    """The broker is unavailable when the result arrives: the sweeper wakes the turn in its next round."""
+    turn = _asked(harness)
+    harness.waker.away = True
+    _ends(harness, broker.sent[0])
+    harness.waker.away = False
+    assert _sessions_swept(harness) == [UUID(turn["session_id"])]
+    assert _go_on(harness, turn)["attempts"] == 1
+
+
+def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
+    """The turn is cancelled in the accepting transaction; its task is revoked; the message's own turn runs."""
+    turn = _asked(harness)
+    harness.script(says("at your service"))
+    sent = harness.send("never mind", on_busy="interrupt")
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+    sweep_again(harness)
+    assert broker.revoked == [broker.sent[0].task_id]
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+
+
+def test_later_messages_of_the_session_wait_behind(harness: Harness, broker: Broker) -> None:
+    """In the order accepted; a wake-up for them begins nothing."""
+    turn = _asked(harness)
+    second = harness.send("and another")
+    assert isinstance(harness.run(second.session_id), NotNeeded)
+    _ends(harness, broker.sent[0])
+    _go_on(harness, turn)
+    assert [harness.turn(each)["status"] for each in (UUID(turn["turn_id"]), second.turn_id)] == ["done", "done"]
+
+
+def test_a_breaker_that_closes_does_not_wake_a_turn_that_waits_for_a_task(harness: Harness, broker: Broker) -> None:
+    """It wakes those that wait for a model."""
+    _asked(harness)
+    assert harness.database.run(RECALL, {}) == []
+
+
+def test_the_user_reads_what_the_answer_waits_for(harness: Harness, broker: Broker) -> None:
+    """Once for each wait."""
+    turn = _asked(harness)
+    delays = Delays(harness.database, UUID(turn["turn_id"]))
+    message = delays.look()
+    assert message is not None
+    assert "reports_export" in message
+    assert delays.look() is None
+    _ends(harness, broker.sent[0])
+    _go_on(harness, turn)
+    assert Delays(harness.database, UUID(turn["turn_id"])).look() is None

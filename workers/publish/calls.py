@@ -31,6 +31,9 @@ LINK = "turns.tool_result"
 """The task that brings a result back."""
 
 _WAIT_S = 2.0
+_BACKEND_PAUSE_S = 5.0
+"""Seconds after a failure in which the result backend is not asked, so that a round of the sweeper stays short."""
+
 _REVOKED = "The task was revoked, or was not begun in time."
 
 
@@ -41,6 +44,7 @@ class CeleryCalls:
         self._app = app
         self._lock = threading.Lock()
         self._unavailable_until = 0.0
+        self._no_answer_until = 0.0
 
     @classmethod
     def at(cls, settings: Settings, where: Addresses) -> CeleryCalls:
@@ -80,6 +84,9 @@ class CeleryCalls:
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
         """The state of the task in the result backend; `TaskCalls.ask`."""
+        with self._lock:
+            if time.monotonic() < self._no_answer_until:
+                return None
         try:
             # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
             found = self._app.backend.get_task_meta(str(task_id), cache=False)
@@ -87,6 +94,8 @@ class CeleryCalls:
         except NotImplementedError:  # the application has no result backend
             return None
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
+            with self._lock:
+                self._no_answer_until = time.monotonic() + _BACKEND_PAUSE_S
             log.warning("the result backend has no readable answer about task %s: %s", task_id, loggable(error))
             return None
         return _state(status, value)
