@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.lease.queries import RECALL
 from perdure.turns.reading import Delays
 from perdure.turns.sweep import sweep
+from tests.turns.broker import Broker
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
 
@@ -36,30 +36,6 @@ refund = celery_tool("shop.refund", timeout_s=TIMEOUT_S, name="refund", requires
 def look() -> str:
     """Look."""
     return "seen"
-
-
-class Broker:
-    """A task queue in memory: what was sent and revoked, and what the result backend answers."""
-
-    def __init__(self) -> None:
-        self.sent: list[TaskCall] = []
-        self.revoked: list[UUID] = []
-        self.states: dict[UUID, TaskEnded | TaskRuns] = {}
-        self.outcome = Sent.YES
-
-    def send(self, call: TaskCall) -> Sent:
-        """Keep the task unless the broker is unavailable."""
-        if self.outcome is not Sent.NO:
-            self.sent.append(call)
-        return self.outcome
-
-    def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """What a test has set."""
-        return self.states.get(task_id)
-
-    def revoke(self, task_ids: Sequence[UUID]) -> None:
-        """Keep the ids."""
-        self.revoked += task_ids
 
 
 @pytest.fixture
