@@ -74,7 +74,7 @@ def test_a_schema_is_checked_by_its_names() -> None:
         {"max_parallel": 0}, {"max_result_chars": 0}, {"requires_approval": "yes"}, {"parameters": {"type": "array"}},
         {"parameters": {"type": "object", "x": object()}}, {"parameters": 7},
     ],
-    ids=lambda given: next(iter(given)),
+    ids=lambda given: "-".join(f"{name}={value}"[:40].split(" at ")[0] for name, value in given.items()),
 )  # fmt: skip
 def test_a_wrong_declaration_is_refused(given: dict[str, Any]) -> None:
     """It stops the start, and names what is wrong."""

@@ -32,10 +32,11 @@ _LEAST_CHARS = 200
 
 @dataclass(slots=True)
 class Part:
-    """One task of a call."""
+    """One task of a call. `extra`: elements of a newer release."""
 
     status: str = "waiting"
     result: str | None = None
+    extra: tuple[Any, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -50,7 +51,7 @@ def task_id(effect_id: UUID, part: int) -> UUID:
 
 def load(stored: Sequence[Sequence[Any]]) -> list[Part]:
     """The parts that a row holds."""
-    return [Part(*each[:2]) for each in stored]
+    return [Part(status, result, tuple(extra)) for status, result, *extra in stored]
 
 
 def unended(effect_id: UUID, stored: Sequence[Sequence[Any]]) -> list[UUID]:
@@ -130,7 +131,7 @@ def end_part(executor: Executor, row: Row[Any], part: int, outcome: tuple[str, s
     parts = load(row.parts)
     if not 0 <= part < len(parts) or parts[part].ended:
         return None
-    parts[part] = Part(*outcome)
+    parts[part] = Part(*outcome, parts[part].extra)
     _store(executor, row.effect_id, parts)
     return rendered(parts) if all(each.ended for each in parts) else None
 
@@ -171,7 +172,7 @@ def _store(executor: Executor, effect_id: UUID, parts: Sequence[Part]) -> None:
 
 
 def _dump(parts: Sequence[Part]) -> str:
-    return as_json([[part.status, part.result] for part in parts])
+    return as_json([[part.status, part.result, *part.extra] for part in parts])
 
 
 def _tool(runtime: Runtime, row: Row[Any]) -> CeleryTool | None:
