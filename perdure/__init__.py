@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.tools.awaited.task import celery_tool
+    from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
 
@@ -27,6 +29,7 @@ _MODULES = {
     "Happened": "perdure.tools.registry",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
+    "SleepUntil": "perdure.tools.awaited.timer",
     "ToolCalled": "perdure.hooks",
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
@@ -39,6 +42,8 @@ _MODULES = {
     "result": "perdure.application.results",
     "send": "perdure.application.sending",
     "send_async": "perdure.application.sending",
+    "celery_tool": "perdure.tools.awaited.task",
+    "sleep_until": "perdure.tools.awaited.timer",
     "tool": "perdure.tools.registry",
 }
 
@@ -52,6 +57,7 @@ __all__ = [
     "McpServer",
     "OutcomeUnknown",
     "Sent",
+    "SleepUntil",
     "ToolCalled",
     "ToolCalling",
     "ToolContext",
@@ -59,10 +65,12 @@ __all__ = [
     "TurnEnding",
     "TurnStarted",
     "Unknown",
+    "celery_tool",
     "required",
     "result",
     "send",
     "send_async",
+    "sleep_until",
     "tool",
 ]
 

@@ -27,6 +27,7 @@ INCLUDED = (
 
 ROUTES = {
     "turns.submit": "ingress",
+    "turns.tool_result": "ingress",
     "turns.*": "turns",
     "deliveries.*": "deliveries",
     "sessions.*": "sessions",

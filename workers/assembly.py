@@ -30,6 +30,7 @@ from perdure.resilience.resolve import resolve as resolve_breakers
 from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
 from perdure.snapshots.resolve import resolve
+from perdure.tools.awaited.port import TaskCalls
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
@@ -166,9 +167,17 @@ def require_database(settings: Settings, database_url: str) -> None:
 
 
 def assemble(
-    settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None, *, turns: bool = False
+    settings: Settings,
+    database_url: str,
+    wake: Waker,
+    redis_url: str | None = None,
+    *,
+    turns: bool = False,
+    calls: TaskCalls | None = None,
 ) -> Runtime:
     """The parts of one process; `redis_url` is needed to run turns and end sessions.
+
+    `calls` sends the tasks of Celery tools.
 
     `turns` connects the agents' MCP servers (call this after the fork) and requires the keys of the models; without it
     a missing key raises an error when a model is called.
@@ -195,6 +204,7 @@ def assemble(
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
         redis_memory=RedisMemory.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
         redis_url=redis_url,
+        calls=calls,
         events=EventWriter(redis_url, settings.redis_prefix, settings.stream, clock) if turns and redis_url else None,
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,

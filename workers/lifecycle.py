@@ -50,6 +50,7 @@ from perdure.workers.consumer.old_unacked import OldUnacked
 from perdure.workers.embedding import Embedding
 from perdure.workers.isolated.kill import Warden
 from perdure.workers.isolated.run import Isolation
+from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.shutdown.flush import flushers
 from perdure.workers.shutdown.phases import Shutdown
@@ -73,6 +74,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._waker: CeleryWaker | None = None
+        self._calls: CeleryCalls | None = None
         self._chats: dict[str, Channel] = {}
         self._isolation = Isolation()
         self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption)
@@ -129,8 +131,7 @@ class Lifecycle:
         process.runner.close()
         if process.runtime.connections is not None:
             process.runtime.connections.close()
-        if self._waker is not None:
-            self._waker.close()
+        self._close_publishers()
         for each in self._chats.values():
             each.close()
         if process.runtime.redis_memory is not None:
@@ -141,10 +142,17 @@ class Lifecycle:
         process.runtime.database.close()
         self._shutdown.end(released, began)
 
+    def _close_publishers(self) -> None:
+        for publisher in (self._waker, self._calls):
+            if publisher is not None:
+                publisher.close()
+
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)
         found = schedules.entries(self._app.tasks, self._settings)
-        runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url, turns=True)
+        calls = self._calls = CeleryCalls.at(self._settings, self._where)
+        where = self._where
+        runtime = assemble(self._settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)
         runtime.leaks.on_too_many = _shut_down_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()

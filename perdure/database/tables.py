@@ -465,9 +465,16 @@ tool_effects = Table(
     Column("decide_at", _timestamp, nullable=False, comment="in doubt no earlier than this: intent + timeout"),
     Column("finished_at", _timestamp),
     Column("variables", JSON, comment="[[number, name, value]], changes that wait for the step; no value: removed"),
+    Column("waits_for", Text, comment="whose result it waits for, without a worker"),
+    Column("sent_at", _timestamp, comment="since when its task is, or may be, sent"),
+    Column("probe_at", _timestamp, comment="when the sweeper asks about its task, or revokes it"),
+    Column("progress", Text, comment="what its task last reported, as JSON"),
+    Column("parts", JSON, comment="[[status, result]], of a call with a list of arguments"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
+    _one_of("waits_for", ("task", "timer")),
     UniqueConstraint("turn_id", "message_seq", "position"),
+    Index("tool_effects_probe_idx", "probe_at", postgresql_where=text("probe_at IS NOT NULL")),
     comment="Tool calls: intent before, result after.",
 )
 

@@ -30,6 +30,7 @@ from perdure.turns.run.runner import Runner
 from perdure.workers.assembly import addresses, assemble
 from perdure.workers.isolated.kill import Warden, owner
 from perdure.workers.logs import configure
+from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.shutdown.flush import flush, flushers
 
@@ -133,7 +134,8 @@ def main(session_id: UUID) -> None:
     configure()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True)
+    calls = CeleryCalls.at(settings, where)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)
     runner = Runner(runtime, owner=owner())
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
@@ -144,6 +146,7 @@ def main(session_id: UUID) -> None:
     if runtime.connections is not None:
         runtime.connections.close()
     waker.close()
+    calls.close()
     if runtime.redis_memory is not None:
         runtime.redis_memory.close()
     if runtime.breakers is not None:
