@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
+    from perdure.workers.installed.install import install
 
 _MODULES = {
     "Agent": "perdure.agents",
@@ -31,6 +32,7 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "install": "perdure.workers.installed.install",
     "required": "perdure.hooks",
     "tool": "perdure.tools.registry",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "TurnEnding",
     "TurnStarted",
     "Unknown",
+    "install",
     "required",
     "tool",
 ]

@@ -6,11 +6,9 @@ import logging
 from typing import Any, assert_never
 from uuid import UUID
 
-from celery import shared_task
-
 from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
-from perdure.tasks.task import PerdureTask
+from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
@@ -20,9 +18,8 @@ from perdure.turns.sweep import postpone
 log = logging.getLogger(__name__)
 
 
-@shared_task(
-    name="turns.submit",
-    bind=True,
+@declare(
+    "turns.submit",
     base=PerdureTask,
     hint=False,
     ignore_result=False,
@@ -43,7 +40,7 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
     }
 
 
-@shared_task(name="turns.run", bind=True, base=PerdureTask)
+@declare("turns.run", base=PerdureTask)
 def run(self: PerdureTask, session_id: str) -> None:
     """Run a session's turns, unless another worker has claimed it."""
     outcome = self.process.runner.run(UUID(session_id))
