@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
+    from perdure.workers.installed.gateway import gateway
     from perdure.workers.installed.install import install
 
 _MODULES = {
@@ -32,6 +33,7 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "gateway": "perdure.workers.installed.gateway",
     "install": "perdure.workers.installed.install",
     "required": "perdure.hooks",
     "tool": "perdure.tools.registry",
@@ -53,6 +55,7 @@ __all__ = [
     "TurnEnding",
     "TurnStarted",
     "Unknown",
+    "gateway",
     "install",
     "required",
     "tool",

@@ -1,8 +1,8 @@
 """`perdure.install(app)`: adds perdure to an application's own Celery application.
 
 `install` opens no connection, starts no thread, and loads no task: a worker of perdure loads them. Any process may
-publish them by name. What the application configures later counts, too: queues and routes are added when Celery makes its
-own, beat's entries when beat starts.
+publish them by name. What the application configures later counts, too: queues and routes are added when Celery makes
+its own, beat's entries when beat starts.
 """
 
 from __future__ import annotations
