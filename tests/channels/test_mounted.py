@@ -97,7 +97,7 @@ def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
     assert shop.get("/agents/v1/models").json().keys() == {"error"}
     shop.cookies.set("session", "a/b")
     assert shop.get("/agents/v1/conversations?user_id=a%2Fb").status_code == 200
-    assert shop.get("/agents/v1/users/a%2Fb/export").status_code in {200, 403}, "one segment, not two"
+    assert shop.get("/agents/v1/users/a%2Fb/export").json()["detail"] == "Nothing is held about that user."
 
 
 def test_a_mount_without_authentication_is_refused(database_url: str, redis_url: str) -> None:
@@ -119,6 +119,4 @@ def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url:
         assert client.portal is not None
         client.portal.call(agents.close)
     with TestClient(agents, base_url=BASE_URL, cookies={"session": "ana"}) as client:
-        assert agents._opened is not None, "it is the whole application: the server's lifespan opens it"
-        assert client.get("/readyz").status_code == 200
-    assert agents._opened is None
+        assert client.get("/readyz").status_code == 200, "it is the whole application: the server's lifespan opens it"

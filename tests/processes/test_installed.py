@@ -142,7 +142,12 @@ def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation:
     shop.app.send_task("shop.quick")
     wait_until(lambda: shop.runs() == {"quick": 1}, "its own task runs")
     processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-    ports = {each.raddr.port for process in processes for each in process.net_connections("tcp") if each.raddr}
+    ports = {
+        each.raddr.port
+        for process in processes
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_ESTABLISHED
+    }
     assert installation.database.engine.url.port not in ports
     assert "perdure" not in worker.logs().partition("[tasks]")[2].partition("[config]")[0]
     assert all("watchdog" not in " ".join(process.cmdline()) for process in processes)

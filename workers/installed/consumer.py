@@ -24,17 +24,19 @@ class InstalledConsumer(Consumer):
 
     def connect(self) -> Any:
         """Connect, and note the queue of each message from then on: the message itself does not name it."""
-        connection = super(Consumer, self).connect()
-        transport = connection.transport
-        if isinstance(transport, virtual.Transport):
-            deliver = transport._deliver  # noqa: SLF001 (kombu passes the queue's name only here)
-
-            def note_and_deliver(message: Any, queue: str) -> None:
-                self._current_queue = queue
-                deliver(message, queue)
-
-            transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
+        connection: Any = super(Consumer, self).connect()
+        if isinstance(connection.transport, virtual.Transport):
+            self._note_queues(connection.transport)
         return connection
+
+    def _note_queues(self, transport: Any) -> None:
+        deliver = transport._deliver  # noqa: SLF001 (kombu passes the queue's name only here)
+
+        def note_and_deliver(message: Any, queue: str) -> None:
+            self._current_queue = queue
+            deliver(message, queue)
+
+        transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
     def register_with_event_loop(self, hub: Any) -> None:
         """Leave the broker's keys alone; they are the application's."""
@@ -46,22 +48,22 @@ class InstalledConsumer(Consumer):
 
     def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
         """Return the message to perdure's queue after a pause; discard it from another, as Celery does."""
-        handler = super() if self._is_perdures(message) else super(Consumer, self)
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_unknown_task(body, message, exc)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         """As `on_unknown_task`."""
-        handler = super() if self._is_perdures(message) else super(Consumer, self)
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_unknown_message(body, message)
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
         """As `on_unknown_task`."""
-        handler = super() if self._is_perdures(message) else super(Consumer, self)
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_decode_error(message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
         """As `on_unknown_task`."""
-        handler = super() if self._is_perdures(message) else super(Consumer, self)
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_invalid_task(body, message, exc)
 
     def _is_perdures(self, message: Any) -> bool:

@@ -53,9 +53,7 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
     settings = Settings.load(**options)
     check(settings, asks_models=False)
     if authenticate is None and not (settings.api_keys or settings.admin_keys):
-        raise SettingsError(
-            "perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS"
-        )
+        raise SettingsError("perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS")
     Keys(settings, SystemClock())  # fails now if a key file cannot be read
     return MountedGateway(settings, app, authenticate)
 

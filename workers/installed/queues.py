@@ -46,7 +46,7 @@ def add_queues(app: Celery) -> None:
     """Add perdure's queues and routes to those of `app`."""
     given: type[AMQP] = symbol_by_name(app.amqp_cls)
 
-    class WithPerdure(given):  # type: ignore[misc, valid-type]  # the application may have a class of its own
+    class WithPerdure(given):  # type: ignore[misc]  # the application may have a class of its own
         """The application's `app.amqp` with perdure's queues and routes."""
 
         def Queues(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (Celery's name)
