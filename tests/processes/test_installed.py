@@ -142,7 +142,8 @@ def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation:
     shop.app.send_task("shop.quick")
     wait_until(lambda: shop.runs() == {"quick": 1}, "its own task runs")
     processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-    ports = {
+    connections = [each for process in processes for each in process.net_connections("tcp")]
+    ports = {each.raddr.port for each in connections if each.status == psutil.CONN_ESTABLISHED}
         each.raddr.port
         for process in processes
         for each in process.net_connections("tcp")
