@@ -83,12 +83,12 @@ def decay():
 
 
 def test_the_dangerous_settings_of_an_application_are_named(
-    perdure: Perdure, tmp_path: Path, redis_url: str, server: Redis
+    environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
     """Each of them loses its tasks, runs them twice, or lets others run code."""
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
     server.config_set("maxmemory-policy", "allkeys-lru")
-    ended = Perdure(perdure.environment, tmp_path)("doctor", "--app", "shop", "--json")
+    ended = Perdure(environment, tmp_path)("doctor", "--app", "shop", "--json")
     found = [each["setting"] for each in json.loads(ended.stdout)["findings"]]
     assert ended.returncode == 1
     assert found == [
@@ -103,11 +103,11 @@ def test_the_dangerous_settings_of_an_application_are_named(
 
 
 def test_an_application_with_celerys_defaults_has_no_dangerous_setting(
-    perdure: Perdure, tmp_path: Path, redis_url: str, server: Redis
+    environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
     """Status 0; and 2 for a module without one."""
     (tmp_path / "shop.py").write_text(f"from celery import Celery\napp = Celery('shop', broker={redis_url!r})\n")
-    run = Perdure(perdure.environment, tmp_path)
+    run = Perdure(environment, tmp_path)
     assert run("doctor", "--app", "shop").returncode == 0
     missing = run("doctor", "--app", "nothing")
     assert (missing.returncode, "--app is 'nothing'" in missing.stderr) == (2, True)

@@ -20,6 +20,8 @@ from tests.processes.shop import PERDURES, QUEUE
 
 AT_ONCE_S = 10.0
 
+CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+
 
 class Shop:
     """The application: its workers, and a program that publishes its tasks and perdure's."""
@@ -137,19 +139,13 @@ def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation,
 
 def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation: Installation, shop: Shop) -> None:
     """It has no thread and no connection of perdure's, and consumes none of its queues."""
+    before = installation.query(CONNECTIONS)
     worker = shop.worker("-c", "1")
     worker.container.ready()
     shop.app.send_task("shop.quick")
     wait_until(lambda: shop.runs() == {"quick": 1}, "its own task runs")
-    processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-    connections = [each for process in processes for each in process.net_connections("tcp")]
-    ports = {each.raddr.port for each in connections if each.status == psutil.CONN_ESTABLISHED}
-        each.raddr.port
-        for process in processes
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_ESTABLISHED
-    }
-    assert installation.database.engine.url.port not in ports
+    processes = psutil.Process(worker.pid).children(recursive=True)
+    assert installation.query(CONNECTIONS) == before
     assert "perdure" not in worker.logs().partition("[tasks]")[2].partition("[config]")[0]
     assert all("watchdog" not in " ".join(process.cmdline()) for process in processes)
     worker.container.signal(signal.SIGTERM)

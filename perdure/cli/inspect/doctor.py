@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,5 +48,5 @@ def _of_servers() -> list[Any]:
 def _of_application(module: str) -> list[Any]:
     from perdure.workers.installed.dangers import application, dangers
 
-    sys.path.insert(0, os.getcwd())  # as `celery -A` does
+    sys.path.insert(0, str(Path.cwd()))  # as `celery -A` does
     return list(dangers(application(module)))
