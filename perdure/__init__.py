@@ -1,6 +1,7 @@
 """perdure: durable LLM agents on Celery, Redis and PostgreSQL.
 
-The public API for authors of agents. Names are imported on first use, so that `perdure --help` starts fast.
+The public API for authors of agents, and for applications that have perdure next to them. Names are imported on first
+use, so that `perdure --help` starts fast.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
+    from perdure.application.results import result
+    from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.mcp.server import McpServer
@@ -33,9 +36,13 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "Sent": "perdure.application.sending",
     "gateway": "perdure.workers.installed.gateway",
     "install": "perdure.workers.installed.install",
     "required": "perdure.hooks",
+    "result": "perdure.application.results",
+    "send": "perdure.application.sending",
+    "send_async": "perdure.application.sending",
     "tool": "perdure.tools.registry",
 }
 
@@ -48,6 +55,7 @@ __all__ = [
     "Happened",
     "McpServer",
     "OutcomeUnknown",
+    "Sent",
     "ToolCalled",
     "ToolCalling",
     "ToolContext",
@@ -58,6 +66,9 @@ __all__ = [
     "gateway",
     "install",
     "required",
+    "result",
+    "send",
+    "send_async",
     "tool",
 ]
 

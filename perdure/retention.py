@@ -1,8 +1,9 @@
 """Retention: deletes rows that are no longer read, after a fixed number of days.
 
 Delivered or failed deliveries, snapshots that were set aside, snapshots of ended sessions, messages of the inbox whose
-text is in a transcript, executions of cases that no success rate includes any more, dry runs of the CaseBank, and
-expired codes that link channels with the counts of attempts to use one.
+text is in a transcript, messages of applications that were refused or joined another turn, executions of cases that no
+success rate includes any more, dry runs of the CaseBank, and expired codes that link channels with the counts of
+attempts to use one.
 Transcripts, turns, memories and cases stay until their user is erased.
 
 Each statement reads and deletes a bounded number of rows through an index. A table without an index for its rule is
@@ -186,6 +187,18 @@ ANSWERED_REQUESTS = Statement(
     """,  # noqa: S608 (constants)
 )
 
+UNROUTED = Statement(
+    "retention.unrouted",
+    f"""
+    WITH old AS (
+        SELECT turn_id FROM unrouted WHERE settled_at < {_LONG_AGO} ORDER BY settled_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM unrouted WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM old)) RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -208,6 +221,7 @@ KEPT = (
     Kept("codes that link channels", 1, LINK_CODES),
     Kept("attempts to link channels", 1, LINK_ATTEMPTS),
     Kept("answered requests", 7, ANSWERED_REQUESTS),
+    Kept("refused and joined messages of applications", 90, UNROUTED),
 )
 
 

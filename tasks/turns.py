@@ -11,6 +11,7 @@ from perdure.errors import InvalidRequest
 from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.inbox.route import route_user
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone
@@ -38,6 +39,14 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
         "session_id": str(accepted.session_id),
         "duplicate": accepted.duplicate,
     }
+
+
+@declare("turns.route", base=PerdureTask)
+def route(self: PerdureTask, user: str) -> None:
+    """Route the messages that an application inserted for a user, by the user's key."""
+    if not isinstance(user, str):
+        raise InvalidRequest("user: must be text.")
+    route_user(self.process.runtime, user)
 
 
 @declare("turns.run", base=PerdureTask)

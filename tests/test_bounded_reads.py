@@ -27,6 +27,10 @@ _FILL = f"""
     FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO answered_requests SELECT 'user ' || n, 'a', gen_random_uuid(), now() - n * interval '1 minute'
     FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO unrouted (turn_id, user_id, message, accepted_at, due_at, error_code, settled_at)
+    SELECT gen_random_uuid(), 'user ' || n, '{{}}', now(), now() + (n - 20) * interval '1 minute',
+           CASE WHEN n % 2 = 0 THEN 'CONFLICT' END, CASE WHEN n % 2 = 0 THEN now() - n * interval '1 minute' END
+    FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO link_codes SELECT 'user ' || n, sha256(n::text::bytea), now() - n * interval '1 minute'
     FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO link_attempts SELECT '', 'telegram', n::text, 1, now() - n * interval '1 minute'

@@ -39,6 +39,7 @@ ROUTES = {
 TASKS = frozenset(
     {
         "turns.submit",
+        "turns.route",
         "turns.run",
         "deliveries.send",
         "sessions.end",

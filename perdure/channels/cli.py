@@ -18,6 +18,7 @@ from uuid import UUID
 
 from perdure.access.tenants import user_key
 from perdure.channels import CLI
+from perdure.channels.activity import PRESENCE, note_activity
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
@@ -253,6 +254,10 @@ class Conversation:
         if requested is not None:
             requested.wake(self._runtime.wake)
         return requested is not None
+
+    def note_presence(self) -> None:
+        """Report that the user is present now: the conversation is opened or left."""
+        note_activity(self._runtime, self._speaker.user, CLI, PRESENCE)
 
     def close(self) -> None:
         """Stop watching for settled turns."""

@@ -216,18 +216,20 @@ class Database:
         self._notify("after", name)
 
     @contextmanager
-    def lock(self, name: str) -> Iterator[bool]:
+    def lock(self, name: str, *, lasting: bool = True) -> Iterator[bool]:
         """A block during which no other process holds the lock `name`; yields whether it was free.
 
         An advisory lock of a transaction that is idle during the block: it blocks no other statement and no vacuum. It
-        is lost with its connection, without notice.
+        is lost with its connection, without notice. Unless it is `lasting`, the server also takes it from a block that
+        lasts longer than a third of a lease, such as that of a paused process.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
         with mapped_errors(), self._room(), self._transactional.begin() as connection:
             transaction = Transaction(connection)
-            transaction.run(_STAY_IDLE, {})
+            if lasting:
+                transaction.run(_STAY_IDLE, {})
             yield bool(transaction.run(_LOCK, {"name": name})[0].locked)
 
     def define(self, sql: str) -> None:

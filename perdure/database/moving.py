@@ -35,6 +35,8 @@ _CREATED_IN = {
     "0023": "conversations",
     "0024": "link_codes link_attempts",
     "0025": "answered_requests",
+    "0026": "unrouted",
+    "0027": "chat_places",
 }
 """The tables that each revision creates."""
 

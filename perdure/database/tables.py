@@ -142,6 +142,21 @@ conversations = Table(
     comment="Conversations that callers named.",
 )
 
+chat_places = Table(
+    "chat_places",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("chat", Text, nullable=False),
+    Column("thread", Text, nullable=False, comment="'': none"),
+    Column("conversation", Text, comment="opened by a command; NULL: the place's own"),
+    Column("last_message_id", Text, comment="the newest message that was handled"),
+    Column("seen_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "channel", "chat", "thread"),
+    Index("chat_places_seen_idx", "channel", "seen_at"),
+    comment="Chats with the bot.",
+)
+
 answered_requests = Table(
     "answered_requests",
     metadata,
@@ -152,6 +167,26 @@ answered_requests = Table(
     PrimaryKeyConstraint("user_id", "fingerprint"),
     Index("answered_requests_answered_at_idx", "answered_at"),
     comment="The last turn whose answer was sent to the end, for requests without an idempotency key.",
+)
+
+unrouted = Table(
+    "unrouted",
+    metadata,
+    Column("turn_id", Uuid, primary_key=True),
+    Column("position", BigInteger, Identity(always=True), nullable=False, comment="order of insertion"),
+    Column("user_id", Text, nullable=False),
+    Column("message", JSONB, nullable=False, comment="the fields of POST /v1/messages"),
+    Column("accepted_at", _timestamp, nullable=False, server_default=text("now()")),
+    Column("due_at", _timestamp, nullable=False, server_default=text("now()")),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("routed_to", Uuid, comment="another message's turn that this message belongs to"),
+    Column("error_code", Text, comment="why it was refused"),
+    Column("error_message", Text),
+    Column("settled_at", _timestamp, comment="when one of these was set"),
+    Index("unrouted_due_at_idx", "due_at", "position", postgresql_where=text("settled_at IS NULL")),
+    Index("unrouted_user_id_idx", "user_id", "position"),
+    Index("unrouted_settled_at_idx", "settled_at", postgresql_where=text("settled_at IS NOT NULL")),
+    comment="Messages of applications, inserted in their transactions. A routed one becomes a turn and is deleted.",
 )
 
 sessions = Table(

@@ -78,6 +78,7 @@ def _conversation(row: Row[Any]) -> dict[str, Any]:
         "title": row.title,
         "archived": row.archived_at is not None,
         "session_id": None if row.session_id is None else str(row.session_id),
+        "unsettled_turns": [] if row.session_id is None else [str(each) for each in row.unsettled_turns],
         "created_at": row.created_at.isoformat(),
         "last_activity_at": row.last_activity_at.isoformat(),
     }

@@ -152,9 +152,12 @@ READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s
 _CONVERSATION = """
     SELECT c.user_id, c.conversation, c.title, c.archived_at, c.created_at,
            CASE WHEN newest.routable AND newest.end_requested_at IS NULL THEN newest.session_id END AS session_id,
-           coalesce(newest.last_activity_at, c.created_at) AS last_activity_at
+           coalesce(newest.last_activity_at, c.created_at) AS last_activity_at,
+           CASE WHEN newest.unsettled > 0 THEN ARRAY(
+               SELECT turn_id FROM turns WHERE session_id = newest.session_id AND settled_at IS NULL
+               ORDER BY seq LIMIT 20) ELSE '{}' END AS unsettled_turns
     FROM conversations AS c LEFT JOIN LATERAL (
-        SELECT session_id, routable, end_requested_at, last_activity_at FROM sessions
+        SELECT session_id, routable, end_requested_at, last_activity_at, unsettled FROM sessions
         WHERE user_id = c.user_id AND scope = '/' || c.conversation AND forked_from IS NULL
         ORDER BY created_at DESC, session_id DESC LIMIT 1) AS newest ON true
     WHERE c.user_id = %(user_id)s

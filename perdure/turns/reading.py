@@ -24,6 +24,7 @@ from perdure.errors import NotFound, Unavailable
 from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 from perdure.turns import queries
+from perdure.turns.inbox import route_queries
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,38 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
         NotFound: there is no such turn.
     """
     rows = executor.run(queries.READ, {"turn_id": turn_id})
+    return _body(rows[0]) if rows else _read_unrouted(executor, turn_id)
+
+
+def _read_unrouted(executor: Executor, turn_id: UUID) -> dict[str, Any]:
+    """The body for a message that is not routed yet, was refused, or belongs to another message's turn.
+
+    Raises:
+        NotFound: there is no such message.
+    """
+    rows = executor.run(route_queries.READ, {"turn_id": turn_id})
     if not rows:
         raise NotFound("There is no such turn.")
-    return _body(rows[0])
+    [row] = rows
+    if row.routed_to is not None:
+        return read_turn(executor, row.routed_to)
+    error = _error(row)
+    return {
+        "turn_id": str(turn_id),
+        "session_id": None,
+        "seq": None,
+        "status": "accepted" if error is None else "failed",
+        "attempts": 0,
+        "steps": 0,
+        "reply": None if error is None else {"text": error["message"], "format": "text"},
+        "error": error,
+        "delayed": None,
+        "usage": None,
+        "pending_approvals": [],
+        "accepted_at": _instant(row.accepted_at),
+        "started_at": None,
+        "settled_at": _instant(row.settled_at),
+    }
 
 
 def owner(executor: Executor, turn_id: UUID) -> str:
@@ -55,7 +85,7 @@ def owner(executor: Executor, turn_id: UUID) -> str:
     Raises:
         NotFound: there is no such turn.
     """
-    rows = executor.run(queries.OWNER, {"turn_id": turn_id})
+    rows = executor.run(queries.OWNER, {"turn_id": turn_id}) or executor.run(route_queries.READ, {"turn_id": turn_id})
     if not rows:
         raise NotFound("There is no such turn.")
     return str(rows[0].user_id)

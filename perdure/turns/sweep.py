@@ -17,6 +17,7 @@ from perdure.memory.consolidation import consolidate
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, queries
+from perdure.turns.inbox.route import route_due
 from perdure.turns.lease import parking, user_share
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def sweep(
     due = [(row.session_id, row.priority) for row in rows]
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
+        route_due(runtime)
     refused = _wake_sessions(runtime, due)
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))

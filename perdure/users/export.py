@@ -32,7 +32,9 @@ def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
         "user_id": user_of(user),
         "exported_at": clock.now().isoformat(),
         "tables": tables,
-        "stream": [{"kind": each.kind, "channel": each.channel, "at": each.at.isoformat()} for each in events],
+        "stream": [
+            {"kind": each.kind, "channel": each.channel, "at": each.at.isoformat(), "by": each.by} for each in events
+        ],
     }
 
 

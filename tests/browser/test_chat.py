@@ -157,6 +157,51 @@ def test_two_tabs_send_at_once(
     installation.check()
 
 
+@pytest.mark.browser
+def test_an_archived_conversation_is_restored_by_keyboard(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """It leaves the list, is among the archived ones, and comes back with its messages."""
+    page.say("hello")
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+    page.find("#menu summary").click()
+    page.press("Archive")
+    page.until(lambda: page.texts() == [], "an empty conversation")
+    page.until(lambda: page.texts("#conversations button") == [], "nothing is listed")
+    page.find("#archived summary").send_keys(Keys.ENTER)
+    page.until(lambda: len(page.texts("#archived-conversations span")) == 1, "it is listed as archived")
+    page.find("#archived-conversations button").send_keys(Keys.ENTER)
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "its messages")
+    page.until(lambda: len(page.texts("#conversations button")) == 1, "it is in the list")
+    assert page.texts("#archived-conversations span") == []
+
+
+@pytest.mark.browser
+def test_a_turn_of_another_device_is_followed(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """While it is written, and also if it was settled between two looks; the focus of the list stays."""
+    page.say("hello")
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+    key = page.driver.current_url.partition("#")[2]
+
+    def send(text: str) -> None:
+        body = {"user_id": "local", "channel": "phone", "conversation": key, "text": text}
+        assert httpx2.post(f"{gateway.url}/v1/messages", json=body).status_code == 202
+
+    page.driver.execute_script("document.querySelector('#conversations button').focus()")
+    installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.1)
+    send("tell")
+    page.until(lambda: "word3 " in page.texts()[-1] and page.all(".streaming"), "the first words, while it is written")
+    wanted = ["hello", answer_to("hello"), "tell", STORY]
+    page.until(lambda: page.texts() == wanted, "its answer")
+    focused = page.driver.execute_script("return document.activeElement.textContent")
+    page.until(lambda: not page.all(".streaming"), "the answer is complete")
+    send("quick")
+    page.until(lambda: page.texts() == [*wanted, "quick", answer_to("quick")], "the next turn")
+    assert focused == "hello"
+
+
 def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: GatewayProcess) -> None:
     """Scripts and styles from here only, no frame, nothing inline; each file has its type and a validator."""
     answer = httpx2.get(gateway.url)

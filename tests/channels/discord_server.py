@@ -60,6 +60,8 @@ class DiscordServer:
         self.sent: list[dict[str, Any]] = []
         self.edited: list[dict[str, Any]] = []
         self.typing: list[str] = []
+        self.written: list[dict[str, Any]] = []
+        """What people wrote, as the history of their channels has it."""
         self.answered: list[dict[str, Any]] = []
         self.identified: list[dict[str, Any]] = []
         self.resumed: list[dict[str, Any]] = []
@@ -132,6 +134,8 @@ class DiscordServer:
                 web.get(f"{api}/gateway/bot", self._gateway_bot),
                 web.get(f"{api}/users/@me", self._me),
                 web.post(f"{api}/channels/{{channel}}/messages", self._create),
+                web.get(f"{api}/channels/{{channel}}", self._channel),
+                web.get(f"{api}/channels/{{channel}}/messages", self._history),
                 web.patch(f"{api}/channels/{{channel}}/messages/{{message}}", self._edit),
                 web.post(f"{api}/channels/{{channel}}/typing", self._typing),
                 web.post(f"{api}/interactions/{{id}}/{{token}}/callback", self._callback),
@@ -171,6 +175,21 @@ class DiscordServer:
             self._nonces[nonce] = message
         self._note(self.sent, {"channel": request.match_info["channel"], "id": message["id"], **body})
         return web.json_response(message)
+
+    async def _channel(self, request: web.Request) -> web.Response:
+        """A private chat."""
+        recipients = [{**BOT, "id": "11", "username": "ana", "bot": False}]
+        return web.json_response(
+            {"id": request.match_info["channel"], "type": 1, "last_message_id": None, "recipients": recipients}
+        )
+
+    async def _history(self, request: web.Request) -> web.Response:
+        """The 100 oldest messages after `after`, newest first."""
+        channel, after = request.match_info["channel"], int(request.query["after"])
+        found = [each for each in self.written if each["channel_id"] == channel and int(each["id"]) > after]
+        page = sorted(found, key=lambda each: int(each["id"]))[: int(request.query["limit"])]
+        blank = self._message(channel, "0", {})
+        return web.json_response([{**blank, **each} for each in reversed(page)])
 
     async def _edit(self, request: web.Request) -> web.Response:
         body = await request.json()

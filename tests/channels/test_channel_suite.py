@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from perdure.channels.chat.discord import Discord
+from perdure.channels.chat.discord.channel import Discord
 from perdure.channels.chat.protocol import Channel, Place, Update
 from perdure.channels.chat.slack import Slack
 from perdure.clock import SystemClock

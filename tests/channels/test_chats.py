@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -22,9 +23,9 @@ from starlette.testclient import TestClient
 from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.channels.chat import configured
-from perdure.channels.chat import discord as discord_module
 from perdure.channels.chat import slack as slack_module
 from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.chat.discord import channel as discord_module
 from perdure.channels.chat.ingress import Ingress
 from perdure.channels.chat.listening import Listening
 from perdure.channels.chat.protocol import Channel, Place, Said
@@ -40,6 +41,7 @@ from perdure.settings import BreakerSettings, Settings
 from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read
 from perdure.tools.registry import Tool
+from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, deliver
 from perdure.turns.restore_snapshot import restore
@@ -93,12 +95,15 @@ class Installation:
         self.runtime = runtime
         self.channels = configured.channels(runtime.settings, runtime.clock)
         self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_key()))}
+        self._ingresses: list[Ingress] = []
         self._waker = waker
         self._runner = Runner(runtime, owner="test")
 
     def ingress(self, name: str) -> Ingress:
         """What handles a channel's updates."""
-        return Ingress(self.runtime, self.channels[name])
+        made = Ingress(self.runtime, self.channels[name])
+        self._ingresses.append(made)
+        return made
 
     def use(self, model: Model, *tools: Tool) -> None:
         """Give the installation an agent with these tools, and this model."""
@@ -126,6 +131,8 @@ class Installation:
     def close(self) -> None:
         """Close the channels."""
         self._runner.close()
+        for ingress in self._ingresses:
+            ingress.close()
         for channel in self.channels.values():
             channel.close()
 
@@ -221,6 +228,19 @@ def test_discord_is_answered(installation: Installation, discord: DiscordServer)
     assert "89" in sent["content"]
     assert discord.typing == ["21"]
     assert (sent["channel"], sent["allowed_mentions"], sent["enforce_nonce"]) == ("21", {"parse": []}, True)
+
+
+def test_discord_shows_typing_until_the_turn_is_settled(
+    installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discord shows it for ten seconds, a turn may take minutes; after the reply it would be wrong."""
+    monkeypatch.setattr(discord_module.Discord, "typing_s", 0.05)
+    installation.ingress("discord").take(said("what is 12*7+5?"))
+    discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
+    [row] = installation.sql("SELECT turn_id FROM turns")
+    cancel(installation.runtime, row.turn_id)
+    until(lambda: not any(each.name == "typing on discord" for each in threading.enumerate()), "it stops")
+    assert set(discord.typing) == {"21"}
 
 
 def test_slack_is_answered(installation: Installation, slack: SlackServer) -> None:
@@ -633,6 +653,106 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
     assert "wrong" in command("link", "0000-0000-0000")
     assert "linked to ana" in command("link", code)
     assert [row.status for row in installation.sql("SELECT status FROM turns")] == ["cancelled"]
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+def test_new_begins_a_conversation_that_stays(
+    installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
+) -> None:
+    """The next messages go on there, also in another process; `/list` and `/open` lead back, `/end` ends one only."""
+
+    def command(command: str, argument: str = "") -> str:
+        if name == "discord":
+            update: dict[str, Any] = said(f"/{command} {argument}", next(numbers))
+        else:
+            update = {**SLASH, "command": f"/{command}", "text": argument}
+        installation.ingress(name).take(update)
+        return str([*discord.sent, *slack.sent][-1].get("content") or slack.sent[-1]["text"])
+
+    def say(content: str) -> None:
+        number = next(numbers)
+        installation.ingress(name).take(
+            said(content, number) if name == "discord" else slack_event(content, f"{number}.1")
+        )
+        installation.work()
+
+    def scopes() -> list[str]:
+        return [row.scope for row in installation.sql("SELECT scope FROM sessions ORDER BY created_at")]
+
+    numbers = itertools.count(1)
+    say("I plan a trip")
+    assert "one conversation" in command("list")
+    assert "new conversation" in command("new")
+    say("a recipe for bread")
+    say("and for cake")
+    first_scope, second_scope = scopes()
+    assert (first_scope, second_scope[: len(name) + 2]) == ("", f"/{name}-")
+    listed = command("list")
+    assert "\n* 1: a recipe for bread" in listed
+    assert "- 0: the conversation of this chat" in listed
+    assert "own conversation" in command("open", "0")
+    say("by train")
+    assert scopes() == [first_scope, second_scope]
+    counts = installation.sql("SELECT scope, turn_count FROM sessions ORDER BY scope")
+    assert [row.turn_count for row in counts] == [2, 2]
+    for wrong in ("2", "-1", "x", "", "٣", "9" * 30):
+        assert "/list shows the numbers" in command("open", wrong)
+    assert "a recipe for bread" in command("open", "1")
+    assert "has ended" in command("end")
+    ended = installation.sql("SELECT scope FROM sessions WHERE end_requested_at IS NOT NULL")
+    assert [row.scope for row in ended] == [second_scope]
+
+
+def test_another_persons_chat_is_not_changed_by_new(installation: Installation, discord: DiscordServer) -> None:
+    """The open conversation belongs to the user, also after the chat is linked to another one."""
+    take = installation.ingress("discord").take
+    take(said("hello", 1))
+    take(said("/new", 2))
+    take(said("hello from Bo", 3, author=BO, channel_id="22"))
+    take(said(f"/link {mint_code(installation.runtime.database, 'zoe').code}", 4))
+    take(said("hello from Zoe", 5))
+    rows = installation.sql("SELECT user_id, scope FROM sessions ORDER BY created_at")
+    assert [(row.user_id, row.scope) for row in rows] == [("discord:11", ""), ("discord:12", ""), ("zoe", "")]
+
+
+def _now_id(installation: Installation, number: int) -> str:
+    """A message's id of now."""
+    made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
+    return str((made_ms << 22) + number)
+
+
+def test_messages_sent_while_no_process_listened_are_read(installation: Installation, discord: DiscordServer) -> None:
+    """After the last one that was handled, in order, each once; what the bot wrote is left out."""
+    ids = [_now_id(installation, number) for number in range(150)]
+    with installation.listening("discord"):
+        discord.until(lambda: discord.identified, "the bot identifies itself")
+        discord.dispatch("MESSAGE_CREATE", {**discord_message(0, "before"), "id": ids[0]})
+        until(lambda: installation.sql("SELECT FROM chat_places WHERE last_message_id IS NOT NULL"), "it is handled")
+    before = [discord_message(0, "before"), discord_message(0, "said by the bot", author=discord_server.BOT)]
+    missed = [discord_message(0, f"missed {number}") for number in range(148)]
+    discord.written = [{**each, "id": id_} for each, id_ in zip([*before, *missed], ids, strict=True)]
+    with installation.listening("discord"):
+        discord.until(lambda: len(discord.identified) == 2, "the bot identifies itself again")
+        discord.dispatch("MESSAGE_CREATE", {**discord_message(0, "after"), "id": _now_id(installation, 900_000)})
+        until(lambda: len(installation.sql("SELECT FROM inbox")) >= 150, "all are accepted")
+    found = [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")]
+    assert found == ["before", *(f"missed {number}" for number in range(148)), "after"]
+
+
+def test_a_history_that_fails_is_read_again(installation: Installation, discord: DiscordServer) -> None:
+    """The messages that follow wait, so that they do not hide the missed ones; a chat that is gone is left out."""
+    take = installation.ingress("discord").take
+    take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "before"), "id": _now_id(installation, 1)}})
+    take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "gone", channel_id="29"), "id": _now_id(installation, 2)}})
+    discord.written = [{**discord_message(0, "missed"), "id": _now_id(installation, 3)}]
+    discord.fail("/channels/29", 404, {"code": 10003, "message": "Unknown Channel"}, times=50)
+    discord.fail("/channels/21", 503)
+    with pytest.raises(Unavailable):
+        take({"t": "READY", "d": {}})
+    take({"t": "READY", "d": {}})
+    found = [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")]
+    assert found == ["before", "gone", "missed"]
+    assert discord.failures[0].times == 49, "the chat that is gone is asked for once"
 
 
 # --- sending

@@ -21,3 +21,16 @@ def test_any_key_is_found_by_its_path(client: TestClient, say: Callable[..., dic
     assert (listed["conversation"], listed["title"]) == (key, "Rome")
     [session] = client.get("/v1/sessions", params={"user_id": "ann", "conversation": key}).json()
     assert (session["conversation"], session["title"]) == (key, "Rome")
+
+
+def test_turns_that_are_not_settled_are_named(
+    client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None]
+) -> None:
+    """A page follows them that another device has begun; oldest first."""
+    sent = [say(text, conversation="trip") for text in ("Plan the trip.", "And back.")]
+    [listed] = client.get("/v1/conversations?user_id=ann").json()
+    assert listed["unsettled_turns"] == [each["turn_id"] for each in sent]
+    run(sent[0]["session_id"])
+    run(sent[0]["session_id"])
+    [listed] = client.get("/v1/conversations?user_id=ann").json()
+    assert listed["unsettled_turns"] == []

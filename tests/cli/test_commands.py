@@ -245,3 +245,21 @@ def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environmen
     assert Agents.from_module("perdure.builtin").default.name != "wren"
     session = dict(line.split() for line in ended.stdout.splitlines())["session_id"]
     assert json.loads(perdure("sessions", "show", session, "--json").stdout)["agent"] == "wren"
+
+
+def test_a_role_is_granted_the_right_to_send(database: Database, perdure: Perdure) -> None:
+    """`perdure migrate --grant`; a role that does not exist is an error that names it."""
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("DROP ROLE IF EXISTS shopkeeper")
+        connection.exec_driver_sql("CREATE ROLE shopkeeper")
+    granted = perdure("migrate", "--grant", "shopkeeper")
+    refused = perdure("migrate", "--grant", "nobody")
+    with database.engine.connect() as connection:
+        allowed = connection.exec_driver_sql(
+            "SELECT has_column_privilege('shopkeeper', 'unrouted', 'message', 'INSERT')"
+        )
+        assert allowed.scalar_one() is True
+        connection.exec_driver_sql("DROP OWNED BY shopkeeper")
+        connection.exec_driver_sql("DROP ROLE shopkeeper")
+    assert granted.returncode == 0, granted.stderr
+    assert (refused.returncode, "--grant nobody" in refused.stderr) == (2, True), refused.stderr

@@ -46,6 +46,16 @@ def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> N
     assert perdure("sessions", "end", str(uuid4())).returncode == 1
 
 
+def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
+    """In the table and in JSON; a dash for a session without one."""
+    assert perdure("send", "hello", "--conversation", "trip").returncode == 0
+    assert perdure("send", "hello").returncode == 0
+    lines = perdure("sessions", "list").stdout.splitlines()
+    assert [line.split("\t")[-1] for line in lines] == ["-", "trip"]
+    listed = json.loads(perdure("sessions", "list", "--json").stdout)
+    assert [each["conversation"] for each in listed] == [None, "trip"]
+
+
 def test_what_runs_when_is_listed(perdure: Perdure) -> None:
     """The entries whose tasks there are."""
     listed = json.loads(perdure("schedules", "list", "--json").stdout)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -162,10 +162,20 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
     harness.sql(
+        "INSERT INTO chat_places VALUES (%(user)s, 'discord', %(word)s, '', %(word)s, '1', now())", user=user, word=word
+    )
+    harness.sql(
         "INSERT INTO answered_requests VALUES (%(user)s, %(word)s, %(turn_id)s, now())",
         user=user,
         word=word,
         turn_id=sent.turn_id,
+    )
+    harness.sql(
+        "INSERT INTO unrouted (turn_id, user_id, message, error_code, settled_at) "
+        "VALUES (%(id)s, %(user)s, jsonb_build_object('text', %(word)s::text), 'CONFLICT', now())",
+        id=uuid4(),
+        user=user,
+        word=word,
     )
     redis_memory.cache.require(partial(_stream, sent.session_id, sent.turn_id, word))
     harness.sql(_KNOWN, user=user, word=word)

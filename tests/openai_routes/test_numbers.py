@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.channels.http.openai.answers import Ended, Part, Text
+from perdure.channels.http.openai.answers import Called, Ended, Part, Text
 from perdure.channels.http.openai.responses import PIECE_CHARS, Response, pieces, stream
 
 TURN = {
@@ -25,12 +25,15 @@ RESPONSE = Response("assistant", None)
 WORDS = st.text(alphabet=st.sampled_from(["a", "b", " ", "\n", "한", "😀"]), min_size=1, max_size=200)
 
 
-def _events(texts: Sequence[str], after: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
+CALL = Called('add {"a": 1}\n')
+
+
+def _events(texts: Sequence[str | Called], after: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
     """The events of an answer that arrives in these pieces."""
 
     async def parts() -> AsyncIterator[Part]:
         for text in texts:
-            yield Text(text)
+            yield text if isinstance(text, Called) else Text(text)
         if ended:
             yield Ended(TURN)
 
@@ -80,6 +83,21 @@ def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int
         assert found[-1]["type"] == "response.completed"
     else:
         assert [each["error"]["code"] for each in found] == ["stream_rewound"]
+
+
+@given(WORDS, WORDS, st.lists(st.integers(0, 200)), st.integers(0, 40))
+def test_calls_between_texts_have_numbers_of_their_own(text: str, second: str, at: list[int], which: int) -> None:
+    """However the texts arrive, live and replayed events are equal, in order, and resuming continues after any."""
+    live = _events([*_cut(text, at), CALL, CALL, *_cut(second, at)])
+    replayed = _events([text, CALL, CALL, second])
+    assert live == replayed
+    assert _text(live) == text + second
+    numbers = [each["sequence_number"] for each in live]
+    assert numbers == sorted(set(numbers))
+    last = numbers[which % len(numbers)]
+    resumed = _events([text, CALL, CALL, *_cut(second, at)], last)
+    assert resumed == [each for each in live if each["sequence_number"] > last]
+    assert [each["text"] for each in live if each["type"].endswith("summary_text.done")] == [CALL.line] * 2
 
 
 def _position(events: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:

@@ -168,6 +168,32 @@ def test_a_response_resumes_after_the_gateway_was_killed(
     assert again == texts
 
 
+def test_tool_calls_are_reasoning_at_any_gateway(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
+) -> None:
+    """The helper `.stream()`, the whole response, and a stream that resumes after each event at another gateway."""
+    with client.responses.stream(model="tester", user="ana", input="pure: one") as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds.count("response.reasoning_summary_text.delta") == 1
+    [message, reasoning] = final.output
+    assert message.type == "message"
+    assert reasoning.type == "reasoning"
+    assert [each.text.split()[0] for each in reasoning.summary] == ["pure"]
+    whole = client.responses.retrieve(final.id)
+    assert whole.output_text == final.output_text
+    assert [each.id for each in whole.output] == [message.id, reasoning.id]
+
+    live = [*client.responses.create(model="tester", user="ana", input="pure: two", stream=True)]
+    [created] = [each for each in live if each.type == "response.created"]
+    gateway.kill()
+    gateway.start()
+    for position, event in enumerate(live[:-1]):
+        rest = client.responses.retrieve(created.response.id, stream=True, starting_after=event.sequence_number)
+        found = [(each.type, each.sequence_number) for each in rest]
+        assert found == [(each.type, each.sequence_number) for each in live[position + 1 :]]
+
+
 @pytest.mark.long
 def test_cancelling_and_failing(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI

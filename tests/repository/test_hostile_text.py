@@ -19,7 +19,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure.access import tokens
-from perdure.channels.chat import discord, slack, splitting, telegram
+from perdure.channels.chat import slack, splitting, telegram
+from perdure.channels.chat.discord import channel as discord
 from perdure.channels.http import body, parameters
 from perdure.cli import display
 from perdure.clock import SystemClock
@@ -100,7 +101,7 @@ def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Cal
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.access.tokens.looks_like_token": tokens.looks_like_token,
-    "perdure.channels.chat.discord.render": discord.render,
+    "perdure.channels.chat.discord.channel.render": discord.render,
     "perdure.channels.chat.slack.render": slack.render,
     "perdure.channels.chat.telegram.render": telegram.render,
     "perdure.channels.chat.splitting.split": lambda given: splitting.split(given, 2_000),

@@ -29,6 +29,7 @@ from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read, restore
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.turns.inbox.route import route_user
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.outbox import Delivered, deliver
 from perdure.turns.run.runner import Ran
@@ -238,11 +239,21 @@ def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path
     assert review["errors"] == [{"error": "TIMEOUT", "count": 1}]
 
 
+def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: Path) -> None:
+    """What an application of a newer release sends is accepted without what is new in it."""
+    harness.sql(
+        "INSERT INTO unrouted (turn_id, user_id, message) VALUES (gen_random_uuid(), 'ana', %(message)s)",
+        message=as_json({"text": "hello", "mood": "merry"}),
+    )
+    route_user(harness.runtime, "ana")
+    assert [row.text for row in harness.sql("SELECT text FROM inbox")] == ["hello"]
+
+
 READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
-        a_happening, a_delivery, the_turn_itself, the_review_of_a_case,
+        a_happening, a_delivery, the_turn_itself, the_review_of_a_case, an_unrouted_message,
     )
 }  # fmt: skip
 
@@ -253,7 +264,7 @@ COLUMNS = {
     "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
     "snapshots.variables": "any JSON object is one, by its meaning",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
-    "case_archive.review": "is copied as it is",
+    "case_archive.review": "is copied as it is", "unrouted.message": "an_unrouted_message",
 }  # fmt: skip
 
 

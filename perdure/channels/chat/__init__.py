@@ -7,7 +7,9 @@ replies.py      sends the replies of settled turns and the requests for approval
 splitting.py    parts of a long text, with code blocks closed and opened again
 configured.py   the channels that the settings switch on
 listening.py    runs the channels that connect to their service, for `perdure channels`
-queries.py      the statements of edits, deletions and known conversations
-discord.py      Discord
+indicators.py   keeps the bot's typing indicator on while a turn runs
+queries.py      the statements of edits, deletions, known conversations and places
+discord/        Discord
 slack.py        Slack
+telegram.py     Telegram
 """

@@ -48,7 +48,7 @@ def channels(settings: Settings, clock: Clock) -> dict[str, Channel]:
 
 
 def _discord(settings: Settings, clock: Clock) -> Channel:
-    from perdure.channels.chat.discord import Discord  # noqa: PLC0415 (an extra)
+    from perdure.channels.chat.discord.channel import Discord  # noqa: PLC0415 (an extra)
 
     given = settings.discord
     return Discord(str(_plain(given.token)), given.public_key, given.api_url, clock)

@@ -13,16 +13,20 @@ Called by the gateway's webhook route and by `listening`.
 from __future__ import annotations
 
 import logging
+import secrets
 from dataclasses import asdict, dataclass
 from typing import Any, assert_never
 from uuid import UUID
 
 from perdure.access.tenants import user_key, user_of
+from perdure.channels.activity import AGENT, TYPING, note_activity
 from perdure.channels.chat import queries
 from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.chat.indicators import TypingIndicators
 from perdure.channels.chat.protocol import (
     Channel,
     Commanded,
+    Connected,
     Deleted,
     Edited,
     Event,
@@ -30,11 +34,22 @@ from perdure.channels.chat.protocol import (
     Pressed,
     Said,
     Sender,
+    Typed,
     Unsupported,
     Update,
 )
-from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, loggable
+from perdure.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PerdureError,
+    RateLimited,
+    TooLarge,
+    Unavailable,
+    loggable,
+)
 from perdure.runtime import Runtime
+from perdure.sessions.conversations import list_conversations
 from perdure.sessions.ending import request_end
 from perdure.sessions.reading import find_live
 from perdure.sessions.routing import scope_of
@@ -50,6 +65,8 @@ from perdure.users.identities import redeem, user_of_identity
 log = logging.getLogger(__name__)
 
 HELP = """/new  begin a new conversation
+/list  list the conversations
+/open NUMBER  go on in a conversation of the list
 /end  end this conversation
 /cancel  cancel what is not answered yet
 /link CODE  use the account that showed you the code, here too
@@ -57,14 +74,20 @@ HELP = """/new  begin a new conversation
 _NO_FILES = "I can only read text. Please write what you need."
 _MOST_AUTHOR_CHARS = 80
 _ID_CHARS = 200
+_MOST_LISTED = 20
+_CAUGHT_UP_S = 7 * 86_400
+_MOST_CAUGHT_UP = 200
+"""Chats whose missed messages are read, at most, and the seconds since something was said there."""
+_NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """Whose an event is: the user's key, and the key of the conversation."""
+    """Whose an event is: the user's key, and the key of the conversation, `own` unless a command opened another."""
 
     user: str
     conversation: str | None
+    own: str | None
 
 
 class Ingress:
@@ -75,6 +98,14 @@ class Ingress:
         self._channel = channel
         self._tenant = tenant
         self._buttons = Buttons(runtime.settings.signing_key())
+        self._indicators = TypingIndicators(runtime, channel)
+        self._caught_up: set[str] = set()
+        """The chats that `_catch_up` has finished, while it is repeated: a service that asks for pauses is not asked
+        for them again."""
+
+    def close(self) -> None:
+        """Stop repeating typing indicators."""
+        self._indicators.close()
 
     def take(self, update: Update) -> None:
         """Handle one update of the service. A malformed one is logged and dropped.
@@ -89,8 +120,26 @@ class Ingress:
             return
         for event in events:
             self._handle(event)
+            if isinstance(event, Said | Commanded | Unsupported):
+                self._see(event)
 
     def _handle(self, event: Event) -> None:
+        match event:
+            case Said() | Edited() | Deleted() | Unsupported():
+                self._written(event)
+            case Pressed():
+                self._pressed(event)
+            case Commanded():
+                self._commanded(event)
+            case Typed():
+                user = self._user(event.place, event.sender)
+                note_activity(self._runtime, user, self._channel.name, TYPING)
+            case Connected():
+                self._catch_up()
+            case _:
+                assert_never(event)
+
+    def _written(self, event: Said | Edited | Deleted | Unsupported) -> None:
         match event:
             case Said():
                 self._said(event)
@@ -98,14 +147,40 @@ class Ingress:
                 self._edited(event)
             case Deleted():
                 self._deleted(event)
-            case Pressed():
-                self._pressed(event)
-            case Commanded():
-                self._commanded(event)
             case Unsupported():
                 self._answer(event.place, _NO_FILES, f"{event.message_id}:unsupported")
             case _:
                 assert_never(event)
+
+    def _see(self, event: Said | Commanded | Unsupported) -> None:
+        """Note the newest message that was handled, for `_catch_up`.
+
+        Interactions are left out: one that arrives by webhook may be newer than messages that no process has seen.
+        """
+        if self._channel.reads_history and event.place.token is None and event.message_id.isdecimal():
+            at = self._at(self._user(event.place, event.sender), event.place)
+            self._runtime.database.run(queries.SEE, {**at, "message_id": event.message_id})
+
+    def _catch_up(self) -> None:
+        """Handle the messages that were sent while no process listened, in the chats with something said lately.
+
+        Raises:
+            Unavailable: the database or the service cannot be reached; calling it again is safe.
+        """
+        if not self._channel.reads_history:
+            return
+        given = {"channel": self._channel.name, "within_s": _CAUGHT_UP_S, "most": _MOST_CAUGHT_UP}
+        for row in self._runtime.database.run(queries.SEEN, given):
+            if row.chat in self._caught_up:
+                continue
+            try:
+                updates = self._channel.missed(row.chat, row.last_message_id)
+            except DeliveryFailed as error:
+                raise Unavailable(f"The history of {self._channel.name} cannot be read: {error}.") from error
+            for update in updates:
+                self.take(update)
+            self._caught_up.add(row.chat)
+        self._caught_up.clear()
 
     def _said(self, event: Said) -> None:
         seat = self._seat(event.place, event.sender)
@@ -122,7 +197,7 @@ class Ingress:
             message = parse_incoming({**given, "channel": self._channel.name}, tenant=self._tenant)
             accepted = accept(self._runtime, message, target=target)
             if not accepted.duplicate:
-                self._show_typing(event.place)
+                self._show_typing(seat, event.place, accepted.turn_id)
         except Conflict as error:  # sent again after an edit, or the session is busy
             log.info("a message of %s is not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
@@ -166,7 +241,13 @@ class Ingress:
 
     def _commanded(self, event: Commanded) -> None:
         match event.command:
-            case "new" | "end":
+            case "new":
+                text = self._open_new(event)
+            case "list":
+                text = self._list(event)
+            case "open":
+                text = self._open(event)
+            case "end":
                 text = self._end(event)
             case "cancel":
                 text = self._cancel(event)
@@ -184,9 +265,41 @@ class Ingress:
                 requested.wake(self._runtime.wake)
             except (NotFound, Conflict) as error:
                 log.info("the conversation has ended already: %s", error.code)
-        if event.command == "new":
-            return "Your next message begins a new conversation."
         return "This conversation has ended." if session_id is not None else "There is no conversation to end."
+
+    def _open_new(self, event: Commanded) -> str:
+        self._set_open(event, f"{self._channel.name}-{secrets.token_hex(4)}")
+        return "Your next message begins a new conversation."
+
+    def _list(self, event: Commanded) -> str:
+        seat = self._seat(event.place, event.sender)
+        found = self._conversations(seat)
+        if not found:
+            return "There is one conversation; /new begins another."
+        lines = [(seat.own, "the conversation of this chat")] + [(key, title) for key, title in found]
+        shown = [f"{'*' if key == seat.conversation else '-'} {n}: {title}" for n, (key, title) in enumerate(lines)]
+        return "\n".join([*shown, "/open NUMBER goes on in one."])
+
+    def _open(self, event: Commanded) -> str:
+        found = self._conversations(self._seat(event.place, event.sender))
+        number = event.argument
+        if not (number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS and int(number) <= len(found)):
+            return "Send /open NUMBER. /list shows the numbers."
+        if int(number) == 0:
+            self._set_open(event, None)
+            return "This chat goes on in its own conversation."
+        key, title = found[int(number) - 1]
+        self._set_open(event, key)
+        return f"This chat goes on with: {title}"
+
+    def _conversations(self, seat: _Seat) -> list[tuple[str, str]]:
+        """The keys and titles of the conversations that may be opened, the one with the newest activity first."""
+        found = list_conversations(self._runtime.database, seat.user, _MOST_LISTED, archived=False)
+        return [(each["conversation"], each["title"]) for each in found if each["conversation"] != seat.own]
+
+    def _set_open(self, event: Commanded, key: str | None) -> None:
+        user = self._user(event.place, event.sender)
+        self._runtime.database.run(queries.OPEN, {**self._at(user, event.place), "conversation": key})
 
     def _cancel(self, event: Commanded) -> str:
         session_id = self._live(self._seat(event.place, event.sender))
@@ -215,14 +328,25 @@ class Ingress:
         return None if found is None else found[0]
 
     def _seat(self, place: Place, sender: Sender) -> _Seat:
+        user = self._user(place, sender)
+        opened = self._runtime.database.run(queries.OPENED, self._at(user, place))
+        key = opened[0].conversation if opened else None
+        own = place.thread if place.group else None
+        return _Seat(user, key or own, own)
+
+    def _user(self, place: Place, sender: Sender) -> str:
         name = self._channel.name
         if place.group:
-            return _Seat(user_key(self._tenant, f"{name}:group:{place.chat}"), place.thread)
+            return user_key(self._tenant, f"{name}:group:{place.chat}")
         linked = user_of_identity(self._runtime.database, self._tenant, name, sender.external_id)
-        return _Seat(linked or user_key(self._tenant, f"{name}:{sender.external_id}"), None)
+        return linked or user_key(self._tenant, f"{name}:{sender.external_id}")
+
+    def _at(self, user: str, place: Place) -> dict[str, Any]:
+        thread = place.thread or "" if place.group else ""
+        return {"user_id": user, "channel": self._channel.name, "chat": place.chat, "thread": thread}
 
     def _is_known(self, seat: _Seat) -> bool:
-        given = {"user_id": seat.user, "conversation": seat.conversation}
+        given = {"user_id": seat.user, "conversation": seat.own}
         return bool(self._runtime.database.run(queries.IS_KNOWN, given)[0].known)
 
     def _message(self, seat: _Seat, message_id: str) -> dict[str, Any]:
@@ -234,13 +358,11 @@ class Ingress:
         except (DeliveryFailed, PerdureError) as error:
             log.warning("an answer on %s could not be sent: %s", self._channel.name, loggable(error))
 
-    def _show_typing(self, place: Place) -> None:
-        if place.token is not None:  # an interaction shows by itself that a reply is coming
+    def _show_typing(self, seat: _Seat, place: Place, turn_id: UUID) -> None:
+        if place.token is not None or not self._channel.typing_s:  # an interaction shows by itself that a reply comes
             return
-        try:
-            self._channel.typing(place)
-        except (DeliveryFailed, PerdureError) as error:
-            log.info("typing on %s could not be shown: %s", self._channel.name, loggable(error))
+        self._indicators.show(turn_id, place)
+        note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
 
     def _mark(self, place: Place, text: str) -> None:
         try:

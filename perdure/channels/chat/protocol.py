@@ -108,7 +108,20 @@ class Unsupported:
     what: str
 
 
-Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The person types in a private chat."""
+
+    place: Place
+    sender: Sender
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A connection without a former session was made: what was said before it is not reported, see `missed`."""
+
+
+Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,12 @@ class Channel(Protocol):
 
     most_chars: int
     """The longest text of one message."""
+
+    typing_s: float
+    """Seconds for which the service shows one `typing`; 0: it has no such indicator."""
+
+    reads_history: bool
+    """Whether `missed` finds messages; the ids of messages are then numbers that grow."""
 
     listens: bool
     """Whether `listen` has something to connect to."""
@@ -193,6 +212,16 @@ class Channel(Protocol):
 
         Raises:
             ChannelFailed: the service cannot be reached, or refuses the token.
+        """
+        ...
+
+    def missed(self, chat: str, after: str) -> Sequence[Update]:
+        """The updates of messages in a chat after the message with the id `after`, oldest first; bounded.
+
+        Called after `Connected` only. Empty if the chat is gone.
+
+        Raises:
+            DeliveryFailed: the service cannot be asked now.
         """
         ...
 

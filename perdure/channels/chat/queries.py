@@ -44,11 +44,66 @@ IS_KNOWN = Statement(
     writes=False,
 )
 
+# The conversation that a command has opened at a place.
+OPENED = Statement(
+    "chats.opened",
+    """
+    SELECT conversation FROM chat_places
+    WHERE user_id = %(user_id)s AND channel = %(channel)s AND chat = %(chat)s AND thread = %(thread)s
+    """,
+    writes=False,
+)
+
+# Opens a conversation at a place; without a key, the place's own. A user of whom nothing is held has no place.
+OPEN = Statement(
+    "chats.open",
+    """
+    INSERT INTO chat_places (user_id, channel, chat, thread, conversation, seen_at)
+    SELECT user_id, %(channel)s, %(chat)s, %(thread)s, %(conversation)s::text, perdure_now()
+    FROM users WHERE user_id = %(user_id)s
+    ON CONFLICT (user_id, channel, chat, thread) DO UPDATE SET conversation = excluded.conversation
+    RETURNING conversation
+    """,
+)
+
+# The newest message of a place that was handled. Ids are numbers that grow.
+SEE = Statement(
+    "chats.see",
+    """
+    INSERT INTO chat_places AS p (user_id, channel, chat, thread, last_message_id, seen_at)
+    SELECT user_id, %(channel)s, %(chat)s, %(thread)s, %(message_id)s, perdure_now()
+    FROM users WHERE user_id = %(user_id)s
+    ON CONFLICT (user_id, channel, chat, thread) DO UPDATE
+    SET last_message_id = excluded.last_message_id, seen_at = excluded.seen_at
+    WHERE p.last_message_id IS NULL OR p.last_message_id::numeric < excluded.last_message_id::numeric
+    RETURNING last_message_id
+    """,
+)
+
+# The chats of a channel in which something was said lately, with the newest message that was handled there.
+SEEN = Statement(
+    "chats.seen",
+    """
+    SELECT chat, max(last_message_id::numeric)::text AS last_message_id FROM chat_places
+    WHERE channel = %(channel)s AND last_message_id IS NOT NULL
+      AND seen_at > perdure_now() - make_interval(secs => %(within_s)s)
+    GROUP BY chat ORDER BY max(seen_at) DESC LIMIT %(most)s
+    """,
+    writes=False,
+)
+
 # The unsettled turns of a session, oldest first.
 UNSETTLED = Statement(
     "chats.unsettled",
     """
     SELECT turn_id FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 100
     """,
+    writes=False,
+)
+
+# The unsettled ones of these turns.
+RUNNING = Statement(
+    "chats.running",
+    "SELECT turn_id, status FROM turns WHERE turn_id = ANY(%(turn_ids)s::uuid[]) AND settled_at IS NULL",
     writes=False,
 )

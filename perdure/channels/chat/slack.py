@@ -110,6 +110,8 @@ class Slack:
 
     name = "slack"
     most_chars = 4_000
+    typing_s = 0.0
+    reads_history = False
 
     def __init__(
         self, token: str, signing_secret: str | None, app_token: str | None, api_url: str | None, clock: Clock
@@ -282,6 +284,10 @@ class Slack:
 
     def typing(self, place: Place) -> None:
         """Do nothing: Slack shows no typing indicator for a bot."""
+
+    def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
+        """Nothing: Slack repeats an event that was not acknowledged."""
+        return ()
 
     def close(self) -> None:
         """Do nothing: each call has its own connection."""

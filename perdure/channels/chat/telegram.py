@@ -61,6 +61,8 @@ class Telegram:
 
     name = "telegram"
     most_chars = 4_096
+    typing_s = 5.0
+    reads_history = False
 
     def __init__(self, token: str, webhook_secret: str | None, api_url: str | None) -> None:
         base = "https://api.telegram.org" if api_url is None else api_url.rstrip("/")
@@ -188,6 +190,10 @@ class Telegram:
             for each in updates:
                 on_update(each.to_dict())
                 offset = each.update_id + 1
+
+    def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
+        """Nothing: Telegram keeps updates that were not acknowledged for a day."""
+        return ()
 
     def close(self) -> None:
         """Close the connections and end the thread that makes the calls."""

@@ -55,6 +55,7 @@ def create_app(
     """
     gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock), authenticate)
     channels = configured.channels(runtime.settings, runtime.clock)
+    ingresses = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -64,8 +65,9 @@ def create_app(
         intake.cancel()
         await asyncio.wait([intake])
         await gateway.close()
-        for each in channels.values():
-            each.close()
+        for channel, ingress in ingresses.values():
+            ingress.close()
+            channel.close()
 
     app = FastAPI(
         title="perdure",
@@ -77,7 +79,7 @@ def create_app(
         strict_content_type=False,  # `curl -d` sends JSON as a form
     )
     app.state.gateway = gateway
-    app.state.chats = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
+    app.state.chats = ingresses
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
     app.state.killed = health.Lookup(killed_lately)
     errors.install(app, dict.fromkeys(openai_errors.PATHS, openai_errors.response_of))

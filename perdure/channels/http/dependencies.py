@@ -21,6 +21,7 @@ from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.errors import Forbidden, NotFound
 from perdure.sessions import reading as sessions
 from perdure.turns import reading as turns
+from perdure.turns.inbox import route
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
 
 Tenant = Annotated[
@@ -144,20 +145,18 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     _require(caller, partial(sessions.owner, gateway.runtime.database, session_id), "session")
 
 
-def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> None:
-    """Check that the caller has access to a turn. Blocks.
+def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
+    """Check that the caller has access to a turn; returns the id of the turn that its message belongs to. Blocks.
 
     Raises:
         NotFound: the turn does not exist, or the caller has no access to it.
     """
     _require(caller, partial(turns.owner, gateway.runtime.database, turn_id), "turn")
+    return route.resolve(gateway.runtime, turn_id)
 
 
 async def _turn(turn_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:
-    parsed = parse_id(turn_id, "turn")
-    if not caller.is_operator:
-        await gateway.in_thread(partial(require_turn, gateway, caller, parsed))
-    return parsed
+    return await gateway.in_thread(partial(require_turn, gateway, caller, parse_id(turn_id, "turn")))
 
 
 async def _session(session_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:

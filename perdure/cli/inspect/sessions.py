@@ -27,6 +27,7 @@ _COLUMNS = (
     "summary_kind",
     "consolidation",
     "tenant",
+    "conversation",
 )
 
 

@@ -38,7 +38,8 @@ def channels() -> None:
     waker = BackgroundWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
     made = configured.channels(settings, runtime.clock)
-    listening = Listening(runtime.database, [(each, Ingress(runtime, each)) for each in made.values() if each.listens])
+    ingresses = [(each, Ingress(runtime, each)) for each in made.values() if each.listens]
+    listening = Listening(runtime.database, ingresses)
     try:
         if not listening.any:
             raise Failure(
@@ -47,6 +48,8 @@ def channels() -> None:
         _run(listening)
     finally:
         stopped = listening.stop(_STOP_WITHIN_S)
+        for _, ingress in ingresses:
+            ingress.close()
         for each in made.values():
             each.close()
         waker.close()

@@ -26,8 +26,13 @@ def migrate(
     although_leased: Annotated[
         bool, typer.Option("--move", help="Move the tables although a worker may be running a turn.")
     ] = False,
+    grant: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="Let this role insert messages (perdure.send), after migrating."),
+    ] = None,
 ) -> None:
     """Bring the database to the tables of this release."""
+    from perdure.database.grants import grant_sending
     from perdure.database.migrate import migrate as migrate_database
     from perdure.settings import Settings
     from perdure.workers import logs
@@ -41,6 +46,8 @@ def migrate(
         source=source,
         although_leased=although_leased,
     )
+    if grant is not None:
+        grant_sending(migration_address(settings), settings.database_schema, grant)
 
 
 def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:

@@ -92,6 +92,7 @@ class Prompt:
 
     def _leave(self) -> None:
         try:
+            self._conversation.note_presence()
             ends = self._conversation.leave()
         except PerdureError as error:
             self._note(f"{error.message} ({error.code}) The conversation ends by itself after the idle timeout.")
@@ -110,6 +111,7 @@ class Prompt:
 
     def _greet(self) -> None:
         earlier = self._conversation.resume()
+        self._conversation.note_presence()
         if earlier:
             self._note(f"Continuing a conversation of {earlier} messages.")
         elif self._at_terminal:

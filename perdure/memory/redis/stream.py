@@ -24,6 +24,25 @@ MAX_ENTRIES = 1_000
 _TTL_MS = 86_400_000
 """A stream expires a day after its last entry, in case its user begins no further session."""
 
+NOTED_EVERY_S = 10
+"""`note` writes at most one event of a kind and channel in this many seconds."""
+
+# KEYS[1]: the stream. ARGV: kind, channel, time (milliseconds), the author, the shortest time between two events of
+# this kind and channel (milliseconds), MAX_ENTRIES and _TTL_MS. Among the newest entries, as they are in time order.
+_NOTE = """
+for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 20)) do
+    local field = {}
+    for i = 1, #entry[2], 2 do field[entry[2][i]] = entry[2][i + 1] end
+    local at = tonumber(field.at)
+    if field.kind == ARGV[1] and field.channel == ARGV[2] and (field.by or 'user') == ARGV[4]
+       and at and tonumber(ARGV[3]) - at < tonumber(ARGV[5]) then return 0 end
+end
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[6], '*',
+           'kind', ARGV[1], 'channel', ARGV[2], 'at', ARGV[3], 'by', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+return 1
+"""
+
 # KEYS[1]: the stream. ARGV: the time (milliseconds) up to which entries are deleted, and their channel ('' for all).
 # Entries without a time are deleted as well, and so is a stream that becomes empty.
 _TRIM = """
@@ -51,6 +70,13 @@ class StreamEventKind(StrEnum):
     PRESENCE = "presence"
 
 
+class StreamAuthor(StrEnum):
+    """Who caused an event: the user, or the agent (whose typing indicator the user saw)."""
+
+    USER = "user"
+    AGENT = "agent"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
     """One entry of a stream; `at` has millisecond precision."""
@@ -58,6 +84,7 @@ class StreamEvent:
     kind: StreamEventKind
     channel: str
     at: datetime
+    by: StreamAuthor = StreamAuthor.USER
 
 
 class Stream:
@@ -68,7 +95,7 @@ class Stream:
 
     def append(self, user_id: str, event: StreamEvent) -> bool:
         """Append to the user's stream in one round trip; False, and a warning in the log, if Redis fails."""
-        entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at)}
+        entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at), "by": event.by}
 
         def work(client: Any) -> bool:
             pipeline = client.pipeline()
@@ -78,6 +105,18 @@ class Stream:
             return True
 
         return bool(self._cache.attempt(f"the {event.kind} of the user {user_id!r} on the stream", work))
+
+    def note(self, user_id: str, event: StreamEvent) -> bool:
+        """Append as `append`, unless the stream has an event of this kind, channel and author of `NOTED_EVERY_S` ago.
+
+        Typing and presence are reported again and again. Returns whether the event was appended.
+        """
+        given = [event.kind, event.channel, _milliseconds(event.at), event.by, NOTED_EVERY_S * 1000]
+        noted = self._cache.attempt(
+            f"the {event.kind} of the user {user_id!r} on the stream",
+            lambda client: client.eval(_NOTE, 1, self._key(user_id), *given, MAX_ENTRIES, _TTL_MS),
+        )
+        return bool(noted)
 
     def recent(self, user_id: str, n: int) -> list[StreamEvent]:
         """The user's last `n` events, oldest first; empty while Redis is unavailable."""
@@ -112,6 +151,7 @@ def _event(identifier: bytes, fields: Mapping[bytes, bytes]) -> StreamEvent | No
             StreamEventKind(fields[b"kind"].decode()),
             fields[b"channel"].decode(),
             datetime.fromtimestamp(int(fields[b"at"]) / 1000, UTC),
+            StreamAuthor(fields.get(b"by", b"user").decode()),
         )
     except (KeyError, ValueError, OverflowError, OSError) as error:
         reason = loggable(error)

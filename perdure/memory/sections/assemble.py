@@ -35,6 +35,7 @@ _ANSWERS_SHARE = 2
 
 _HOT = 100
 _EVENTS = 50
+_EVENTS_READ = 4 * _EVENTS
 _SOURCES = 3
 _ENTITIES = 20
 _FAN_OUT = 20
@@ -197,8 +198,9 @@ def _day(at: datetime) -> str:
 
 def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
     """The events of the user's stream, newest first. Omits typing events, which are outdated."""
-    found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _EVENTS)
-    return [_stream_line(each) for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
+    found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _EVENTS_READ)
+    lasting = [each for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
+    return [_stream_line(each) for each in lasting[:_EVENTS]]
 
 
 def _stream_line(each: StreamEvent) -> str:

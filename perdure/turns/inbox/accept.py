@@ -63,10 +63,17 @@ class _Commit:
     ending: UUID | None = None
 
 
-def accept(runtime: Runtime, message: Incoming, *, target: Mapping[str, Any] | None = None) -> Accepted:
+def accept(
+    runtime: Runtime,
+    message: Incoming,
+    *,
+    target: Mapping[str, Any] | None = None,
+    turn_id: UUID | None = None,
+) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
 
-    `target` is the place of a chat that the reply goes to, instead of the message's `reply_to`.
+    `target` is the place of a chat that the reply goes to, instead of the message's `reply_to`. `turn_id` is the new
+    turn's id, for a message that has one already.
 
     Raises:
         InvalidRequest, TooLarge: the message itself is refused.
@@ -76,7 +83,7 @@ def accept(runtime: Runtime, message: Incoming, *, target: Mapping[str, Any] | N
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     check(runtime, message)
-    parameters = _parameters(runtime, message, target)
+    parameters = _parameters(runtime, message, target, turn_id)
     commit = _retried(runtime, message, parameters)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
@@ -93,13 +100,22 @@ def check(runtime: Runtime, message: Incoming) -> None:
     Raises:
         InvalidRequest, TooLarge: the message is refused.
     """
-    longest = runtime.settings.guard.max_chars
-    if len(message.text) > longest:
-        raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
+    check_settings(runtime.settings, message)
     if message.agent is not None:
         runtime.agents.get(message.agent)
+
+
+def check_settings(settings: Settings, message: Incoming) -> None:
+    """Check a message against the settings alone, where the agents are not loaded.
+
+    Raises:
+        InvalidRequest, TooLarge: the message is refused.
+    """
+    longest = settings.guard.max_chars
+    if len(message.text) > longest:
+        raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
     if message.reply_to is not None:
-        _check_receiver(runtime.settings, message.reply_to)
+        _check_receiver(settings, message.reply_to)
 
 
 def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
@@ -121,9 +137,11 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
             )
 
 
-def _parameters(runtime: Runtime, message: Incoming, target: Mapping[str, Any] | None) -> dict[str, Any]:
+def _parameters(
+    runtime: Runtime, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
+) -> dict[str, Any]:
     # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
-    turn_id = new_id(runtime.clock)
+    turn_id = turn_id or new_id(runtime.clock)
     reply_to = target or (message.reply_to.model_dump(exclude_none=True) if message.reply_to else None)
     return {
         "user_id": message.user_id,

@@ -7,7 +7,7 @@ if a step is rewound after some of its text was passed on, following ends with `
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Rewound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The next text of the answer. `progress`: a line about what the agent does, which is not part of the answer."""
+    """The next text of the answer. `progress`: a line about what the agent waits for, not part of the answer."""
 
     text: str
     progress: bool = False
@@ -41,7 +41,14 @@ class Ended:
     turn: dict[str, Any]
 
 
-Part = Text | Idle | Ended
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A line about a committed tool call, at its place between the texts; each replay has it there."""
+
+    line: str
+
+
+Part = Text | Called | Idle | Ended
 
 
 async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
@@ -66,6 +73,11 @@ def whole_text(messages: list[dict[str, Any]]) -> str:
     )
 
 
+def calls_of(messages: list[dict[str, Any]]) -> list[str]:
+    """The lines of the tool calls in these messages: the same as those of `follow`."""
+    return [_line(call) for each in messages if each["role"] == "assistant" for call in each.get("tool_calls", ())]
+
+
 class _Answer:
     def __init__(self) -> None:
         self._has_text = False
@@ -81,9 +93,10 @@ class _Answer:
             case EventKind.REWIND:
                 return self._withdraw()
             case EventKind.MESSAGE if event.data["role"] == "assistant":
-                return self._commit(event.data["content"])
-            case EventKind.TOOL_CALL | EventKind.APPROVAL_REQUIRED:
-                return [Text(_progress(event), progress=True)]
+                called = [Called(_line(call)) for call in event.data.get("tool_calls", ())]
+                return [*self._commit(event.data["content"]), *called]
+            case EventKind.APPROVAL_REQUIRED:
+                return [Text(f"waiting for approval of {event.data['tool']}\n", progress=True)]
             case EventKind.DONE:
                 return [Ended(dict(event.data))]
             case _:
@@ -113,10 +126,8 @@ class _Answer:
         return []
 
 
-def _progress(event: Event) -> str:
-    """A line about what the agent does."""
-    if event.kind is EventKind.APPROVAL_REQUIRED:
-        return f"waiting for approval of {event.data['tool']}\n"
-    arguments = event.data["arguments"]
+def _line(call: Mapping[str, Any]) -> str:
+    """What the agent does with a tool call."""
+    arguments = call["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f"{event.data['name']} {text[:_LONGEST_CALL]}\n"
+    return f"{call['name']} {text[:_LONGEST_CALL]}\n"

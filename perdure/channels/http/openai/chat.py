@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.channels.http.openai.answers import Ended, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.errors import REWOUND, STOPPING, body_of, error_body, failure_body
 from perdure.channels.http.openai.wire import chat_usage, epoch_s
 from perdure.errors import PerdureError
@@ -62,8 +62,8 @@ async def stream(
     try:
         async for part in parts:
             match part:
-                case Text(text, progress):
-                    yield encode(completion.chunk({"reasoning_content" if progress else "content": text}))
+                case Text() | Called():
+                    yield encode(completion.chunk(_delta(part)))
                 case Idle():
                     yield _HEARTBEAT
                 case Ended(turn):
@@ -76,6 +76,12 @@ async def stream(
         yield encode(rewound())
     except PerdureError as error:
         yield encode(body_of(error))
+
+
+def _delta(part: Text | Called) -> dict[str, str]:
+    if isinstance(part, Called):
+        return {"reasoning_content": part.line}
+    return {"reasoning_content" if part.progress else "content": part.text}
 
 
 def _ending(completion: Completion, turn: dict[str, Any], *, include_usage: bool) -> Iterator[bytes]:

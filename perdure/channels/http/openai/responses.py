@@ -1,21 +1,22 @@
 """A turn as an OpenAI response, whole or as a stream of events with sequence numbers.
 
 A sequence number is a function of the answer's text: the position up to which the event's text reaches, and a check of
-the text before that position. So the numbers are the same after a restart, on any gateway, in a replay of the committed
-text. A number that belonged to withdrawn text does not fit the text that replaced it: resuming there answers the error,
-and no number is given twice with another meaning. Live text and replays are cut into the same pieces, so that a client
-that filters a replay by numbers misses nothing.
+the text before that position. The lines about tool calls, which are a reasoning item, count as text at their place. So
+the numbers are the same after a restart, on any gateway, in a replay of the committed text. A number that belonged to
+withdrawn text does not fit the text that replaced it: resuming there answers the error, and no number is given twice
+with another meaning. Live text and replays are cut into the same pieces, so that a client that filters a replay by
+numbers misses nothing.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from perdure.channels.http.openai.answers import Ended, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.chat import rewound, stopping
 from perdure.channels.http.openai.errors import body_of
 from perdure.channels.http.openai.wire import epoch_s, response_id, response_usage
@@ -25,6 +26,9 @@ PIECE_CHARS = 24
 """The most characters of one delta."""
 
 _HEARTBEAT = b": still running\n\n"
+_MARK = "\x1f"
+"""Stands for an event without text of its own in the checked text."""
+
 _CRC_BITS, _CHECK_BITS = 32, 24
 """Of the check of a text, and how many of them a sequence number has. The others are the position."""
 
@@ -40,8 +44,15 @@ class Response:
     previous: str | None = None
     background: bool = False
 
-    def body(self, turn: dict[str, Any], text: str | None = None, *, status: str | None = None) -> dict[str, Any]:
-        """The response; `text` is the answer of a settled turn."""
+    def body(
+        self,
+        turn: dict[str, Any],
+        text: str | None = None,
+        calls: Sequence[str] = (),
+        *,
+        status: str | None = None,
+    ) -> dict[str, Any]:
+        """The response; `text` is the answer of a settled turn, and `calls` are the lines about its tool calls."""
         status = status or status_of(turn)
         error = turn["error"] if status == "failed" else None
         return {
@@ -55,7 +66,7 @@ class Response:
             "instructions": None,
             "metadata": {},
             "model": self.agent,
-            "output": [] if text is None else [_item(turn, text, "completed")],
+            "output": [] if text is None else _output(turn, text, calls),
             "parallel_tool_calls": True,
             "previous_response_id": self.previous,
             "conversation": None if self.conversation is None else {"id": self.conversation},
@@ -125,6 +136,9 @@ class _Events:
         self._text = ""
         self._numbered = 0
         """Characters of the text whose events have numbers."""
+        self._calls: list[str] = []
+        self._position = 0
+        """Characters of the text and of the reasoning that have numbers, and a character for each other event."""
         self._crc = 0
         self._last = -1
 
@@ -147,6 +161,8 @@ class _Events:
         match part:
             case Text(text, progress):
                 return iter(()) if progress else self.more(text)
+            case Called(line):
+                return self.call(line)
             case Idle():
                 return iter((_HEARTBEAT,))
             case Ended(turn):
@@ -163,9 +179,33 @@ class _Events:
         self._text += text
         for piece in pieces(self._text[self._numbered :], whole=whole):
             self._numbered += len(piece)
-            self._crc = zlib.crc32(piece.encode(), self._crc)
-            number = (self._numbered << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
+            number = self._advance(piece)
             yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
+
+    def call(self, line: str) -> Iterator[bytes]:
+        """The events of a tool call: a part of the reasoning item's summary. The text before it is complete.
+
+        Raises:
+            Rewound: the client's position belongs to other text.
+        """
+        yield from self.more("", whole=True)
+        if not self._calls:
+            item = _reasoning(self._turn, (), "in_progress")
+            yield from self._event(self._advance(_MARK), "response.output_item.added", output_index=1, item=item)
+        place = {"item_id": _reasoning_id(self._turn), "output_index": 1, "summary_index": len(self._calls)}
+        self._calls.append(line)
+        part, empty = {"type": "summary_text", "text": line}, {"type": "summary_text", "text": ""}
+        kind = "response.reasoning_summary"
+        yield from self._event(self._advance(_MARK), f"{kind}_part.added", **place, part=empty)
+        yield from self._event(self._advance(line), f"{kind}_text.delta", **place, delta=line)
+        yield from self._event(self._advance(_MARK), f"{kind}_text.done", **place, text=line)
+        yield from self._event(self._advance(_MARK), f"{kind}_part.done", **place, part=part)
+
+    def _advance(self, text: str) -> int:
+        """The number of the event that reaches to the end of `text`, which follows the earlier ones."""
+        self._position += len(text)
+        self._crc = zlib.crc32(text.encode(), self._crc)
+        return (self._position << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
 
     def end(self, turn: dict[str, Any]) -> Iterator[bytes]:
         """The events after the text, of a settled turn.
@@ -183,8 +223,11 @@ class _Events:
         closing: tuple[tuple[str, dict[str, Any]], ...] = (
             ("response.output_text.done", {**self._place, "text": self._text, "logprobs": []}),
             ("response.content_part.done", {**self._place, "part": item["content"][0]}),
-            ("response.output_item.done", {"output_index": 0, "item": item}),
-            ("response.completed", {"response": self._response.body(turn, self._text)}),
+            *(
+                ("response.output_item.done", {"output_index": index, "item": each})
+                for index, each in enumerate(_output(turn, self._text, self._calls))
+            ),
+            ("response.completed", {"response": self._response.body(turn, self._text, self._calls)}),
         )
         for kind, data in closing:
             yield from self._event(self._last + 1, kind, **data)
@@ -208,6 +251,20 @@ class _Events:
 def _item(turn: dict[str, Any], text: str | None, status: str) -> dict[str, Any]:
     content = [] if text is None else [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
     return {"id": _item_id(turn), "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _output(turn: dict[str, Any], text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
+    """The items of a response. The message is the first: its id and index are known before any call."""
+    return [_item(turn, text, "completed"), *([_reasoning(turn, calls, "completed")] if calls else [])]
+
+
+def _reasoning(turn: dict[str, Any], calls: Sequence[str], status: str) -> dict[str, Any]:
+    summary = [{"type": "summary_text", "text": line} for line in calls]
+    return {"id": _reasoning_id(turn), "type": "reasoning", "summary": summary, "status": status}
+
+
+def _reasoning_id(turn: dict[str, Any]) -> str:
+    return f"rs_{turn['turn_id'].replace('-', '')}"
 
 
 def _item_id(turn: dict[str, Any]) -> str:

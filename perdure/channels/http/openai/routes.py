@@ -202,8 +202,7 @@ async def _turn_id(gateway: Gateway, caller: TheCaller, response_id: str) -> UUI
     turn_id = turn_of(response_id)
     if turn_id is None:
         raise NotFound("There is no such response.")
-    await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
-    return turn_id
+    return await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
 
 
 async def _read(gateway: Gateway, turn_id: UUID) -> Committed:
@@ -246,7 +245,9 @@ async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Pa
 
 def _whole(made: responses.Response, committed: Committed) -> dict[str, Any]:
     done = committed.turn["status"] == "done"
-    return made.body(committed.turn, answers.whole_text(committed.messages) if done else None)
+    if not done:
+        return made.body(committed.turn)
+    return made.body(committed.turn, answers.whole_text(committed.messages), answers.calls_of(committed.messages))
 
 
 def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:

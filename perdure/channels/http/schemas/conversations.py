@@ -18,6 +18,7 @@ _EXAMPLE: dict[str, Any] = {
     "title": "A trip to Rome in May",
     "archived": False,
     "session_id": SESSION_ID,
+    "unsettled_turns": [],
     "created_at": "2026-05-02T09:30:00+00:00",
     "last_activity_at": "2026-05-02T09:31:12+00:00",
 }
@@ -48,7 +49,10 @@ class ChangeConversation(BaseModel):
 
 
 class Conversation(Answer):
-    """A conversation. `session_id` is its live session."""
+    """A conversation. `session_id` is its live session.
+
+    `unsettled_turns` are that session's turns that are not settled, oldest first, at most twenty.
+    """
 
     model_config = examples(_EXAMPLE)
 
@@ -58,5 +62,6 @@ class Conversation(Answer):
     title: str
     archived: bool
     session_id: UUID | None
+    unsettled_turns: list[UUID]
     created_at: Instant
     last_activity_at: Instant

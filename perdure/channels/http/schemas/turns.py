@@ -121,8 +121,8 @@ class Turn(Answer):
     )
 
     turn_id: UUID
-    session_id: UUID
-    seq: int
+    session_id: UUID | None
+    seq: int | None
     status: Status
     attempts: int
     steps: int

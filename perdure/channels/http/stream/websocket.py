@@ -22,6 +22,8 @@ from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect, status
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.access.tenants import user_of
+from perdure.channels import WEB
+from perdure.channels.activity import PRESENCE, TYPING, note_activity
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.dependencies import Users, require_turn
 from perdure.channels.http.gateway import Gateway
@@ -111,12 +113,14 @@ class _Client:
             "cancel": self._cancel,
             "approve": self._decide,
             "deny": self._decide,
+            "typing": self._typing,
         }
 
     async def serve(self) -> None:
         """Answer frames until the client leaves or the gateway stops."""
         stopping = asyncio.ensure_future(self._gateway.stopped())
         try:
+            await self._note_presence()
             while True:
                 receiving = asyncio.ensure_future(_received(self._connection))
                 await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +139,7 @@ class _Client:
             stopping.cancel()
             for task in self._followed.values():
                 task.cancel()
+            await self._note_presence()
 
     async def _answer(self, text: str) -> None:
         ref: str | int | None = None
@@ -153,9 +158,8 @@ class _Client:
         self._gateway.admit()
         self._require_room()  # before the message is accepted: it would run although the client gets an error
         given = {name: value for name, value in _members(frame).items() if name in _MESSAGE}
-        own = None if self._caller.user is None else user_of(self._caller.user)
-        given["user_id"] = _members(frame).get("user_id", own or "local")
-        message = self._users.address(parse_incoming({**given, "channel": "web"}))
+        given["user_id"] = self._user_id(frame)
+        message = self._users.address(parse_incoming({**given, "channel": WEB}))
         accepted = await self._gateway.in_thread(partial(accept, self._gateway.runtime, message))
         await self._begin(accepted.turn_id, None)
         return {
@@ -164,6 +168,22 @@ class _Client:
             "status": accepted.status,
             "duplicate": accepted.duplicate,
         }
+
+    async def _typing(self, frame: _Frame) -> dict[str, Any]:
+        """Note that the user types."""
+        user = self._users.key(str(self._user_id(frame)))
+        await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, TYPING))
+        return {}
+
+    async def _note_presence(self) -> None:
+        """Note that the user of a token is present: the connection is opened or closed."""
+        user = self._caller.user
+        if user is not None:
+            await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, PRESENCE))
+
+    def _user_id(self, frame: _Frame) -> object:
+        own = None if self._caller.user is None else user_of(self._caller.user)
+        return _members(frame).get("user_id", own or "local")
 
     async def _follow(self, frame: _Frame) -> dict[str, Any]:
         turn_id = await self._turn(frame)
@@ -196,8 +216,7 @@ class _Client:
             turn_id = UUID(str(_members(frame).get("turn_id")))
         except ValueError:
             raise NotFound("There is no such turn.") from None
-        await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
-        return turn_id
+        return await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
 
     async def _begin(self, turn_id: UUID, last: EventId | None) -> None:
         """Follow a turn from a position on; a turn that is followed already is followed from there anew."""

@@ -9,6 +9,7 @@ const MOST_SESSIONS = 5;
 const TOKEN = "perdure.token";
 const RUNNING = "perdure.running";
 const DRAFT = "perdure.draft";
+const LOOK_MS = 3000;
 
 const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("status");
 
@@ -19,6 +20,11 @@ let open;
 /** @type {AbortController | null} */
 let following = null;
 let runningTurn = null;
+/** What the list of conversations shows. */
+let listed = "";
+/** When something last happened in the open conversation, and the turns that the page shows. */
+let activity = null;
+const knownTurns = new Set();
 
 start();
 
@@ -39,6 +45,7 @@ async function start() {
   const wanted = decodeURIComponent(location.hash.slice(1));
   await go(found.find((each) => each.conversation === wanted) ?? (wanted ? named(wanted) : found[0] ?? fresh()));
   await sendUnsent();
+  setTimeout(look, LOOK_MS);
 }
 
 function wait(error) {
@@ -65,11 +72,64 @@ const fresh = () => named(`web-${crypto.randomUUID().slice(0, 8)}`);
 
 async function list() {
   const found = await api.insist("GET", `/v1/conversations?archived=false&user_id=${encodeURIComponent(api.user)}`);
-  byId("conversations").replaceChildren(...found.map((each) => element("li", {}, element("button", {
-    type: "button", title: each.title, "data-key": each.conversation, onclick: () => go(each),
-  }, each.title))));
+  const shown = JSON.stringify(found.map((each) => [each.conversation, each.title]));
+  if (shown !== listed) { // else a button keeps the focus
+    listed = shown;
+    byId("conversations").replaceChildren(...found.map((each) => element("li", {}, element("button", {
+      type: "button", title: each.title, "data-key": each.conversation, onclick: () => open_(each.conversation),
+    }, each.title))));
+  }
   mark();
   return found;
+}
+
+/** Open a conversation of the list as it is now. */
+const open_ = (key) => attempt(async () => {
+  const found = await list();
+  await go(found.find((each) => each.conversation === key) ?? named(key));
+});
+
+async function listArchived() {
+  const found = await api.insist("GET", `/v1/conversations?archived=true&user_id=${encodeURIComponent(api.user)}`);
+  byId("archived-conversations").replaceChildren(...found.map((each) => element("li", {},
+    element("span", { title: each.title }, each.title),
+    element("button", {
+      className: "quiet", type: "button", "aria-label": `Restore ${each.title}`, onclick: () => restore(each.conversation),
+    }, "Restore"))));
+  if (!found.length) byId("archived-conversations").append(element("li", { className: "none" }, "There is none."));
+}
+
+const restore = (key) => attempt(async () => {
+  await change({ archived: false }, key);
+  await listArchived();
+  await open_(key);
+});
+
+/** Look for what other devices and channels do: new titles, and turns of the open conversation, which are followed. */
+async function look() {
+  if (document.visibilityState === "visible") await attempt(lookOnce);
+  setTimeout(look, LOOK_MS);
+}
+
+async function lookOnce() {
+  const key = open.key;
+  const current = (await list()).find((each) => each.conversation === key);
+  if (current === undefined || open.key !== key || log.querySelector(".unsent")) return;
+  const begun = current.unsettled_turns.filter((each) => !remembered(key).includes(each));
+  for (const turnId of begun) remember(key, turnId);
+  if (following !== null) return; // the loop that runs goes on with them
+  if (begun.length || await changedElsewhere(current)) {
+    open.session_id = current.session_id;
+    await loadAndFollow();
+  }
+}
+
+/** Whether the conversation has a settled turn that the page does not show. */
+async function changedElsewhere(current) {
+  if (current.last_activity_at === activity || current.session_id === null) return false;
+  activity = current.last_activity_at;
+  const messages = await api.insist("GET", `/v1/sessions/${current.session_id}/messages`);
+  return messages.some((each) => !knownTurns.has(each.turn_id));
 }
 
 function mark() {
@@ -83,6 +143,8 @@ async function go(conversation) {
   following?.abort();
   following = null;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
+  activity = conversation.last_activity_at ?? null;
+  for (const turnId of conversation.unsettled_turns ?? []) remember(open.key, turnId);
   history.replaceState(null, "", `#${encodeURIComponent(open.key)}`);
   app.classList.remove("listing");
   byId("title").textContent = open.title ?? "New conversation";
@@ -114,9 +176,12 @@ async function load() {
     transcripts.push(await api.insist("GET", `/v1/sessions/${session.session_id}/messages`));
   }
   if (open.key !== key) return [];
+  const unsent = [...log.querySelectorAll(".unsent")];
+  for (const message of transcripts.flat()) knownTurns.add(message.turn_id);
   log.setAttribute("aria-live", "off");
   log.replaceChildren();
   for (const message of transcripts.flat()) show(log, message);
+  log.append(...unsent);
   if (!log.children.length) log.append(element("p", { className: "empty" }, "What can I do for you?"));
   log.scrollTop = log.scrollHeight;
   requestAnimationFrame(() => log.setAttribute("aria-live", "polite"));
@@ -166,6 +231,7 @@ async function deliver(message) {
     shown.classList.remove("unsent");
     shown.dataset.turn = accepted.turn_id;
     remember(message.conversation, accepted.turn_id);
+    knownTurns.add(accepted.turn_id);
     open.session_id = accepted.session_id;
     if (open.key === message.conversation) followTurns();
     if (open.title === null) showTitle(await list());
@@ -201,6 +267,7 @@ async function followTurns(shown = {}) {
 
 /** Show the events of a turn after the event `last`. */
 async function follow(key, turnId, last, signal) {
+  knownTurns.add(turnId);
   running(turnId);
   for (const each of log.querySelectorAll(".user.queued")) {
     if (each.dataset.turn === turnId) each.classList.remove("queued");
@@ -275,9 +342,11 @@ function bind() {
   byId("leave").addEventListener("click", () => { sessionStorage.removeItem(TOKEN); location.reload(); });
   byId("archive").addEventListener("click", () => attempt(async () => {
     await change({ archived: true });
+    if (byId("archived").open) await listArchived();
     const [first] = await list();
     await go(first ?? fresh());
   }));
+  byId("archived").addEventListener("toggle", () => { if (byId("archived").open) attempt(listArchived); });
   byId("end").addEventListener("click", () => attempt(async () => {
     if (open.session_id !== null) await api.ask("POST", `/v1/sessions/${open.session_id}/end`, { reason: "ended on the web" });
     open.session_id = null;
@@ -308,8 +377,8 @@ async function refresh() {
   await loadAndFollow();
 }
 
-const change = (changes) =>
-  api.insist("PATCH", `/v1/conversations/${encodeURIComponent(open.key)}?user_id=${encodeURIComponent(api.user)}`, changes);
+const change = (changes, key = open.key) =>
+  api.insist("PATCH", `/v1/conversations/${encodeURIComponent(key)}?user_id=${encodeURIComponent(api.user)}`, changes);
 
 /** Do something; whether it worked. An error is shown. */
 async function attempt(work) {

@@ -7,8 +7,8 @@ An interaction is answered as deferred within Discord's three seconds; the first
 
 A message is sent with a nonce made from the delivery, so a repeated attempt within some minutes sends no second one.
 The text is Markdown, as Discord reads it. No message notifies anyone (`allowed_mentions` is empty), and text that looks
-like a mention is shown as text. The gateway does not repeat events that it sent before this process has begun a
-session: a message from a time without this process is not seen.
+like a mention is shown as text. A new session of the gateway does not repeat
+earlier events: the messages since the last one that was handled are read from each known channel (`history`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Event as Stop
-from threading import Lock, Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import hikari
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hikari.api import CacheComponents, RESTClient
-from hikari.impl import CacheSettings, HTTPSettings, HTTPTimeoutSettings, RESTApp
+from hikari.impl import CacheSettings
 
+from perdure.channels.chat.discord.history import HISTORY_S, read_history
+from perdure.channels.chat.discord.rest import HTTP, Rest
 from perdure.channels.chat.protocol import (
     Button,
     ChannelFailed,
     Commanded,
+    Connected,
     Deleted,
     Edited,
     Event,
@@ -41,20 +44,18 @@ from perdure.channels.chat.protocol import (
     Received,
     Said,
     Sender,
+    Typed,
     Unsupported,
     Update,
 )
 from perdure.clock import Clock
 from perdure.errors import InvalidRequest, SettingsError, Unauthorized, loggable
 from perdure.text.patterns import compiled
-from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+from perdure.turns.outbox import Undeliverable
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 STALE_S = 300
-TIMEOUT_S = 10.0
 _TYPING_S = 2.0
 _INTERACTION_S = 840
 """Seconds for which an interaction's token is used; Discord accepts it for 900."""
@@ -64,14 +65,15 @@ _PONG, _DEFERRED, _DEFERRED_UPDATE = {"type": 1}, {"type": 5}, {"type": 6}
 _SAID = frozenset({0, 19})
 """Types of messages that a person wrote: a plain one, and a reply. Others report joins, pins and the like."""
 
-_GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
-"""Codes of errors that repeating does not change: the channel is unknown, or the bot may not write there."""
-
 _UNSIGNED = "The request is not signed by Discord."
 _INTERACTION = "INTERACTION_CREATE"
-_EVENTS = frozenset({"MESSAGE_CREATE", "MESSAGE_UPDATE", "MESSAGE_DELETE", _INTERACTION})
-_INTENTS = hikari.Intents.GUILD_MESSAGES | hikari.Intents.DM_MESSAGES | hikari.Intents.MESSAGE_CONTENT
-_HTTP = HTTPSettings(timeouts=HTTPTimeoutSettings(total=TIMEOUT_S))
+_EVENTS = frozenset({"READY", "MESSAGE_CREATE", "MESSAGE_UPDATE", "MESSAGE_DELETE", "TYPING_START", _INTERACTION})
+_INTENTS = (
+    hikari.Intents.GUILD_MESSAGES
+    | hikari.Intents.DM_MESSAGES
+    | hikari.Intents.DM_MESSAGE_TYPING
+    | hikari.Intents.MESSAGE_CONTENT
+)
 _SILENT: dict[str, Any] = {"mentions_everyone": False, "user_mentions": False, "role_mentions": False}
 
 ASK = "ask"
@@ -91,6 +93,8 @@ class Discord:
 
     name = "discord"
     most_chars = 2_000
+    typing_s = 10.0
+    reads_history = True
     listens = True
 
     def __init__(self, token: str, public_key: str | None, api_url: str | None, clock: Clock) -> None:
@@ -99,7 +103,7 @@ class Discord:
         self._clock = clock
         self._key = None if public_key is None else _public_key(public_key)
         self._bot_id = _bot_id(token)
-        self._rest = _Rest(token, api_url)
+        self._rest = Rest(token, api_url)
         self._recipients: dict[str, str] = {}
 
     def close(self) -> None:
@@ -147,17 +151,23 @@ class Discord:
             KeyError, TypeError, ValueError: the event is malformed.
         """
         data = update["d"]
+        events: list[Event] = []
         match update["t"]:
             case "MESSAGE_CREATE":
-                return self._said(data)
+                events = self._said(data)
             case "MESSAGE_UPDATE" if data.get("edited_timestamp") and _is_a_persons(data):
-                return [Edited(_place(data), _sender(data), data["id"], self._text(data))]
+                events = [Edited(_place(data), _sender(data), data["id"], self._text(data))]
             case "MESSAGE_DELETE":
-                return [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
+                events = [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
             case "INTERACTION_CREATE":
-                return _interaction(data)
+                events = _interaction(data)
+            case "TYPING_START" if "guild_id" not in data:
+                events = [Typed(Place(chat=data["channel_id"]), Sender(data["user_id"]))]
+            case "READY":
+                events = [Connected()]
             case _:
-                return []
+                pass
+        return events
 
     def _said(self, data: Update) -> list[Event]:
         thread, private = "position" in data, "guild_id" not in data
@@ -226,6 +236,20 @@ class Discord:
 
         self._rest.run(work, _TYPING_S)
 
+    def missed(self, chat: str, after: str) -> Sequence[Update]:
+        """The messages of a channel after the message `after`, as the gateway would have sent them, oldest first.
+
+        See `history` for the bounds. Empty if the channel is gone, or the bot may not read it.
+
+        Raises:
+            DeliveryFailed: Discord cannot be asked now.
+        """
+        try:
+            return self._rest.run(partial(read_history, chat=chat, after=after, now=self._clock.now()), HISTORY_S)
+        except Undeliverable as error:
+            log.info("the history of a channel cannot be read: %s", error)
+            return ()
+
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
         """Pass the gateway's events to `on_update`, one after another, until `stop`.
 
@@ -269,7 +293,7 @@ class Discord:
             rest_url=self._url,
             intents=_INTENTS,
             cache_settings=CacheSettings(components=CacheComponents.NONE),
-            http_settings=_HTTP,
+            http_settings=HTTP,
             auto_chunk_members=False,
             max_rate_limit=0,
             max_retries=0,
@@ -281,7 +305,7 @@ class Discord:
     async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
         """Add the author to the deletion of a private message: Discord names the channel only."""
         data = update["d"]
-        if "guild_id" in data:
+        if "guild_id" in data or update["t"] not in {"MESSAGE_CREATE", "MESSAGE_DELETE"}:
             return
         if update["t"] == "MESSAGE_CREATE" and _is_a_persons(data):
             self._recipients.pop(data["channel_id"], None)
@@ -299,79 +323,6 @@ class Discord:
             return False
         sent_s = hikari.Snowflake(place.message).created_at.timestamp()
         return self._clock.now().timestamp() - sent_s < _INTERACTION_S
-
-
-class _Rest:
-    """hikari's REST client, which needs an event loop: one in a thread of its own, started by the first call."""
-
-    def __init__(self, token: str, url: str | None) -> None:
-        self._token = token
-        self._url = url
-        self._lock = Lock()
-        self._opening = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: Thread | None = None
-        self._app: RESTApp | None = None
-        self._client: RESTClient | None = None
-
-    def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], within_s: float = TIMEOUT_S) -> T:
-        """The result of `work`, called with the client in its loop.
-
-        Raises:
-            DeliveryFailed: `NotAsked` and `Undeliverable` included, by hikari's error.
-        """
-        loop = self._started()
-        future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)
-        try:
-            return future.result()
-        except hikari.RateLimitTooLongError as error:
-            raise NotAsked("Discord asks for a pause", error.retry_after) from error
-        except hikari.ClientHTTPResponseError as error:
-            raise _refused(error) from error
-        except hikari.HTTPResponseError as error:
-            raise DeliveryFailed(f"answered with status {int(error.status)}", int(error.status)) from error
-        except (hikari.HikariError, OSError, TimeoutError) as error:
-            raise DeliveryFailed(type(error).__name__) from error
-
-    def close(self) -> None:
-        """Close the client and end the thread."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._close(), loop).result(TIMEOUT_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(TIMEOUT_S)
-        loop.close()
-
-    async def _close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-        if self._app is not None:
-            await self._app.close()
-        self._client = self._app = None
-
-    async def _within(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], seconds: float) -> T:
-        async with asyncio.timeout(seconds):
-            return await work(await self._opened())
-
-    async def _opened(self) -> RESTClient:
-        async with self._opening:
-            if self._client is None:
-                self._app = RESTApp(http_settings=_HTTP, max_rate_limit=0, max_retries=0, url=self._url)
-                await self._app.start()
-                client = self._app.acquire(self._token, hikari.TokenType.BOT)
-                client.start()
-                self._client = client
-            return self._client
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = Thread(target=self._loop.run_forever, name="discord", daemon=True)
-                self._thread.start()
-            return self._loop
 
 
 def render(text: str) -> str:
@@ -463,15 +414,6 @@ def _rows(rest: RESTClient, buttons: Sequence[Button]) -> list[Any]:
             row.add_interactive_button(hikari.ButtonStyle.SECONDARY, button.token, label=button.label)
         rows.append(row)
     return rows
-
-
-def _refused(error: hikari.ClientHTTPResponseError) -> DeliveryFailed:
-    status = int(error.status)
-    code = int(getattr(error, "code", 0) or 0)
-    message = f"answered with status {status}, code {code}"
-    if code in _GONE or isinstance(error, hikari.BadRequestError):
-        return Undeliverable(message, status)
-    return DeliveryFailed(message, status)
 
 
 def _public_key(text: str) -> Ed25519PublicKey:

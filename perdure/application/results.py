@@ -1,0 +1,49 @@
+"""`perdure.result`: waits for the reply of a turn."""
+
+from __future__ import annotations
+
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Any
+from uuid import UUID
+
+from perdure.application.process import parts
+from perdure.application.sending import Sent
+from perdure.errors import DeadlineExceeded, InvalidRequest
+from perdure.turns.reading import SETTLED, read_turn
+
+_ROUND_S = 0.5
+"""Seconds between two reads of the turn; a settled turn is noticed before that. A refused message is not announced."""
+
+
+def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:
+    """The settled turn, as `GET /v1/turns/{id}` answers it; waits up to `timeout` seconds, without one for ever.
+
+    `turn` is what `perdure.send` returned, or a turn's id. Call it after the commit: within the transaction the turn
+    does not exist yet. A turn that failed is returned, with its `error`.
+
+    Raises:
+        NotFound: there is no such turn.
+        DeadlineExceeded: the turn is not settled in time; it goes on.
+        Unavailable: the database cannot be reached.
+    """
+    own, turn_id = parts(), _parse(turn)
+    ends = None if timeout is None else own.clock.monotonic() + timeout
+    while (found := read_turn(own.database, turn_id))["status"] not in SETTLED:
+        left_s = _ROUND_S if ends is None else ends - own.clock.monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded(f"Turn {turn_id} is {found['status']} after {timeout:g} s, and goes on.")
+        settled = own.watch.settled(turn_id)
+        try:
+            settled.result(min(left_s, _ROUND_S))
+        except NotInTime:
+            settled.cancel()
+    return found
+
+
+def _parse(turn: Sent | UUID | str) -> UUID:
+    if isinstance(turn, Sent):
+        return turn.turn_id
+    try:
+        return turn if isinstance(turn, UUID) else UUID(turn)
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidRequest("turn: must be a turn's id, a UUID.") from None

@@ -1,0 +1,209 @@
+"""`perdure.send`: accepts a message in the application's own transaction.
+
+It inserts one row with the application's own rows: it commits with them, or is rolled back with them. It locks nothing
+that others use. After the commit a wake-up is published, and a worker routes the message (`perdure.turns.inbox.route`);
+if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, since the connection is the caller's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, MetaData, Table, event
+from sqlalchemy import text as sql
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+
+from perdure.access.tenants import parse_tenant
+from perdure.application.process import Parts, parts
+from perdure.database.engine import as_json
+from perdure.database.schema import quoted
+from perdure.database.tables import unrouted
+from perdure.errors import IncompatibleDatabase
+from perdure.ids import new_id
+from perdure.turns.inbox.accept import check_settings
+from perdure.turns.inbox.incoming import Incoming, parse_incoming
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+_INSERT = "INSERT INTO {schema}.unrouted (turn_id, user_id, message) VALUES (%s, %s, %s)"
+
+_STATE = """
+    SELECT current_user::text, c.oid IS NOT NULL,
+           coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'INSERT'), false)
+    FROM (SELECT) AS one
+    LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = {schema}
+    LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'unrouted'
+"""
+
+_AGAIN_S = (0.02, 0.5)
+"""Seconds from the event before a commit to the two wake-ups: SQLAlchemy has no event after a connection's commit."""
+
+_ON_COMMIT = "perdure: users to wake"
+"""The key in the `info` of a session."""
+
+_checked: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+"""The engines whose databases have perdure's tables in this schema."""
+
+_on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
+"""The users to wake after the commit of a connection's transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message in the caller's transaction. `session_id` is `None` until the message is routed."""
+
+    turn_id: UUID
+    session_id: UUID | None = None
+    status: str = "accepted"
+
+
+def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None, **fields: Any) -> Sent:
+    """Accept a message within the transaction of `connection`; it is accepted when that commits.
+
+    `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
+    (`django.db.connection`), to the database of `PERDURE_DATABASE_URL`. `fields` are those of `POST /v1/messages`.
+
+    Raises:
+        InvalidRequest, TooLarge: the message is refused. Rules that need other rows (rate limits, `on_busy`, a repeated
+            `message_id`) apply after the commit; `perdure.result` and `GET /v1/turns/{id}` then show a refusal.
+        IncompatibleDatabase: the database has no tables of perdure, or the role may not insert; nothing was executed
+            that fails the transaction.
+        SettingsError: a setting is invalid.
+        TypeError: `connection` is none of these.
+    """
+    own = parts()
+    message = parse_incoming({"user_id": user_id, "text": text, **fields}, tenant=parse_tenant(tenant))
+    check_settings(own.settings, message)
+    turn_id = new_id(own.clock)
+    if isinstance(connection, scoped_session):
+        connection = connection()
+    if isinstance(connection, Session):
+        _insert(own, connection.connection(), turn_id, message)
+        _wake_after_session(own, connection, message.user_id)
+    elif isinstance(connection, Connection):
+        _insert(own, connection, turn_id, message)
+        _wake_after_connection(own, connection, message.user_id)
+    elif hasattr(connection, "vendor") and hasattr(connection, "on_commit"):
+        _insert_with_django(own, connection, turn_id, message)
+        connection.on_commit(lambda: own.wake(message.user_id))
+    else:
+        raise TypeError(
+            f"perdure.send takes a SQLAlchemy Connection or Session or a Django connection, not {type(connection)!r}; "
+            "for AsyncConnection and AsyncSession there is perdure.send_async."
+        )
+    return Sent(turn_id)
+
+
+async def send_async(
+    connection: AsyncConnection | AsyncSession, *, user_id: str, text: str, tenant: str | None = None, **fields: Any
+) -> Sent:
+    """`send` on a SQLAlchemy `AsyncConnection`, `AsyncSession` or `async_scoped_session`."""
+    run_sync = getattr(connection, "run_sync", None)
+    if run_sync is None:
+        raise TypeError(f"perdure.send_async takes an AsyncConnection or AsyncSession, not {type(connection)!r}.")
+    sent: Sent = await run_sync(lambda sync: send(sync, user_id=user_id, text=text, tenant=tenant, **fields))
+    return sent
+
+
+def _insert(own: Parts, connection: Connection, turn_id: UUID, message: Incoming) -> None:
+    schema = own.settings.database_schema
+    if connection.dialect.name != "postgresql":
+        raise IncompatibleDatabase(f"perdure.send needs PostgreSQL; this connection is to {connection.dialect.name}.")
+    if _checked.get(connection.engine) != schema:
+        state = sql(_STATE.format(schema=":schema"))
+        _require(schema, *connection.execute(state, {"schema": schema}).one())
+        _checked[connection.engine] = schema
+    values = {"turn_id": turn_id, "user_id": message.user_id, "message": _fields(message)}
+    connection.execute(_table(schema).insert().inline(), values)
+
+
+@cache
+def _table(schema: str) -> Table:
+    return unrouted.to_metadata(MetaData(), schema=schema)
+
+
+def _insert_with_django(own: Parts, connection: Any, turn_id: UUID, message: Incoming) -> None:
+    schema = own.settings.database_schema
+    if connection.vendor != "postgresql":
+        raise IncompatibleDatabase(f"perdure.send needs PostgreSQL; this connection is to {connection.vendor}.")
+    with connection.cursor() as cursor:
+        cursor.execute(_STATE.format(schema="%s"), [schema])
+        _require(schema, *cursor.fetchone())
+        given = [str(turn_id), message.user_id, as_json(_fields(message))]
+        cursor.execute(_INSERT.format(schema=quoted(schema)), given)
+
+
+def _fields(message: Incoming) -> Mapping[str, Any]:
+    return message.model_dump(mode="json", exclude={"user_id"}, exclude_none=True)
+
+
+def _require(schema: str, role: str, there: bool, allowed: bool) -> None:  # noqa: FBT001 (a row's columns)
+    if not there:
+        raise IncompatibleDatabase(
+            f"The database of this connection has no tables of perdure in the schema {schema!r}: run `perdure migrate` "
+            "with PERDURE_DATABASE_URL set to it, or set PERDURE_DATABASE_SCHEMA."
+        )
+    if not allowed:
+        raise IncompatibleDatabase(
+            f"The role {role!r} may not insert messages: run `perdure migrate --grant {role}` as the owner of "
+            "perdure's tables."
+        )
+
+
+def _wake_after_session(own: Parts, session: Session, user: str) -> None:
+    """Wake after the commit of the session's outermost transaction, unless it is rolled back."""
+    users = session.info.get(_ON_COMMIT)
+    if users is None:
+        users = session.info[_ON_COMMIT] = set()
+        event.listen(session, "after_commit", _wake_users(own))
+        event.listen(session, "after_soft_rollback", _forget_users)
+    users.add(user)
+
+
+def _wake_users(own: Parts) -> Callable[[Session], None]:
+    def wake(session: Session) -> None:
+        if session.in_nested_transaction():
+            return
+        own.wake(*session.info[_ON_COMMIT])
+        session.info[_ON_COMMIT].clear()
+
+    return wake
+
+
+def _forget_users(session: Session, previous: SessionTransaction) -> None:
+    if not previous.nested:
+        session.info[_ON_COMMIT].clear()
+
+
+def _wake_after_connection(own: Parts, connection: Connection, user: str) -> None:
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        own.wake(user)
+        return
+
+    users = _on_commit.get(connection)
+    if users is None:
+        users = _on_commit[connection] = set()
+        event.listen(connection, "commit", partial(_wake_soon, own))
+        event.listen(connection, "rollback", _forget)
+    users.add(user)
+
+
+def _wake_soon(own: Parts, connection: Connection) -> None:
+    """Wake soon after the commit that begins now."""
+    users = sorted(_on_commit[connection])
+    _forget(connection)
+    for seconds in _AGAIN_S if users else ():
+        timer = threading.Timer(seconds, own.wake, users)
+        timer.daemon = True
+        timer.start()
+
+
+def _forget(connection: Connection) -> None:
+    _on_commit[connection].clear()

@@ -1,0 +1,38 @@
+"""What channels report of a user apart from messages: typing and presence, for the stream of memory layer 0.
+
+Losing an event does no harm. Nothing is noted of a user of whom nothing else is held, nor in a process without Redis.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from perdure.channels import queries
+from perdure.errors import Unavailable
+from perdure.memory.redis.stream import StreamAuthor, StreamEvent, StreamEventKind
+from perdure.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+TYPING, PRESENCE = StreamEventKind.TYPING, StreamEventKind.PRESENCE
+AGENT = StreamAuthor.AGENT
+
+
+def note_activity(
+    runtime: Runtime, user: str, channel: str, kind: StreamEventKind, by: StreamAuthor = StreamAuthor.USER
+) -> bool:
+    """Append an event, of now, to the stream of the user with the key `user`; returns whether it was appended.
+
+    At most one event of a kind, channel and author is appended in `stream.NOTED_EVERY_S`. An unavailable database is
+    logged.
+    """
+    if runtime.redis_memory is None:
+        return False
+    try:
+        if not runtime.database.run(queries.USER_EXISTS, {"user_id": user})[0].known:
+            return False
+    except Unavailable as error:
+        log.info("the %s of a user on %s is not noted: %s", kind, channel, error.message)
+        return False
+    event = StreamEvent(kind, channel, runtime.clock.now(), by)
+    return runtime.redis_memory.stream.note(user, event)

@@ -1,0 +1,54 @@
+"""The messages that people wrote in a channel while no process listened, from Discord's REST API.
+
+At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. Their ids make a message that was
+handled already one message.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import hikari
+from hikari.api import RESTClient
+
+LONGEST_AGO = timedelta(days=1)
+MOST_READ = 300
+"""Three requests: Discord allows five in five seconds for one channel, and the client waits for none."""
+HISTORY_S = 60.0
+"""Seconds within which one channel's history must be read."""
+
+
+async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -> list[dict[str, Any]]:
+    """The messages of a channel after the message with the id `after`, oldest first, as events of the gateway."""
+    channel = await rest.fetch_channel(int(chat))
+    oldest = max(hikari.Snowflake(after), hikari.Snowflake.from_datetime(now - LONGEST_AGO))
+    found = rest.fetch_messages(int(chat), after=oldest).limit(MOST_READ)
+    return [{"t": "MESSAGE_CREATE", "d": _as_event(message, channel)} async for message in found]
+
+
+def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
+    """A message as the gateway's event has it; the REST API leaves out the server and whether it is in a thread."""
+    replied = message.referenced_message
+    event: dict[str, Any] = {
+        "id": str(message.id),
+        "channel_id": str(message.channel_id),
+        "type": int(message.type),
+        "author": _user(message.author),
+        "content": message.content or "",
+        "mentions": [_user(each) for each in (message.user_mentions or {}).values()],
+        "attachments": [each.filename for each in message.attachments],
+        "sticker_items": [str(each.id) for each in message.stickers],
+        "referenced_message": {"author": _user(replied.author)} if replied is not None and replied.author else None,
+    }
+    if message.webhook_id is not None:
+        event["webhook_id"] = str(message.webhook_id)
+    if isinstance(channel, hikari.GuildChannel):
+        event["guild_id"] = str(channel.guild_id)
+    if isinstance(channel, hikari.GuildThreadChannel):
+        event["position"] = 0
+    return event
+
+
+def _user(user: hikari.User) -> dict[str, Any]:
+    return {"id": str(user.id), "username": user.username, "global_name": user.global_name, "bot": user.is_bot}

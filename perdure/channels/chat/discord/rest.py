@@ -1,0 +1,104 @@
+"""hikari's REST client for callers in any thread, with its errors as those of deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+import hikari
+from hikari.api import RESTClient
+from hikari.impl import HTTPSettings, HTTPTimeoutSettings, RESTApp
+
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+HTTP = HTTPSettings(timeouts=HTTPTimeoutSettings(total=TIMEOUT_S))
+
+_GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
+"""Codes of errors that repeating does not change: the channel is unknown, or the bot may not write there."""
+
+
+class Rest:
+    """hikari's REST client, which needs an event loop: one in a thread of its own, started by the first call."""
+
+    def __init__(self, token: str, url: str | None) -> None:
+        self._token = token
+        self._url = url
+        self._lock = Lock()
+        self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._app: RESTApp | None = None
+        self._client: RESTClient | None = None
+
+    def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], within_s: float = TIMEOUT_S) -> T:
+        """The result of `work`, called with the client in its loop.
+
+        Raises:
+            DeliveryFailed: `NotAsked` and `Undeliverable` included, by hikari's error.
+        """
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)
+        try:
+            return future.result()
+        except hikari.RateLimitTooLongError as error:
+            raise NotAsked("Discord asks for a pause", error.retry_after) from error
+        except hikari.ClientHTTPResponseError as error:
+            raise _refused(error) from error
+        except hikari.HTTPResponseError as error:
+            raise DeliveryFailed(f"answered with status {int(error.status)}", int(error.status)) from error
+        except (hikari.HikariError, OSError, TimeoutError) as error:
+            raise DeliveryFailed(type(error).__name__) from error
+
+    def close(self) -> None:
+        """Close the client and end the thread."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), loop).result(TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        if self._app is not None:
+            await self._app.close()
+        self._client = self._app = None
+
+    async def _within(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], seconds: float) -> T:
+        async with asyncio.timeout(seconds):
+            return await work(await self._opened())
+
+    async def _opened(self) -> RESTClient:
+        async with self._opening:
+            if self._client is None:
+                self._app = RESTApp(http_settings=HTTP, max_rate_limit=0, max_retries=0, url=self._url)
+                await self._app.start()
+                client = self._app.acquire(self._token, hikari.TokenType.BOT)
+                client.start()
+                self._client = client
+            return self._client
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = Thread(target=self._loop.run_forever, name="discord", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _refused(error: hikari.ClientHTTPResponseError) -> DeliveryFailed:
+    status = int(error.status)
+    code = int(getattr(error, "code", 0) or 0)
+    message = f"answered with status {status}, code {code}"
+    if code in _GONE or isinstance(error, hikari.BadRequestError):
+        return Undeliverable(message, status)
+    return DeliveryFailed(message, status)

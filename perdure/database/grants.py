@@ -1,0 +1,35 @@
+"""Rights of an application's role on perdure's tables."""
+
+from __future__ import annotations
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from perdure.database.engine import with_driver
+from perdure.database.schema import quoted
+from perdure.errors import InvalidRequest, Unavailable
+from perdure.text.untrusted import first_line
+
+
+def grant_sending(database_url: str | URL, schema: str, role: str) -> None:
+    """Let `role` insert messages with `perdure.send`, and nothing else. Idempotent.
+
+    Raises:
+        InvalidRequest: there is no such role, or this role may not grant.
+        Unavailable: the database cannot be reached.
+    """
+    engine = create_engine(with_driver(database_url))
+    named = quoted(role).replace(":", "\\:")
+    within = quoted(schema).replace(":", "\\:")
+    try:
+        with engine.begin() as connection:
+            connection.execute(text(f"GRANT USAGE ON SCHEMA {within} TO {named}"))
+            columns = "turn_id, user_id, message"
+            connection.execute(text(f"GRANT INSERT ({columns}) ON {within}.unrouted TO {named}"))
+    except OperationalError as error:
+        raise Unavailable(f"The rights cannot be granted: {first_line(str(error.orig))}") from error
+    except DBAPIError as error:
+        raise InvalidRequest(f"--grant {role}: {first_line(str(error.orig))}") from error
+    finally:
+        engine.dispose()

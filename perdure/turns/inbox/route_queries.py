@@ -1,0 +1,56 @@
+"""The statements that route messages which an application inserted in its own transaction."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+# The users with a message that is due, those of the oldest messages first.
+DUE_USERS = Statement(
+    "unrouted.due_users",
+    """
+    SELECT user_id FROM (
+        SELECT user_id, due_at, position FROM unrouted
+        WHERE settled_at IS NULL AND due_at <= perdure_now() ORDER BY due_at, position LIMIT %(most)s
+    ) AS due
+    GROUP BY user_id ORDER BY min(due_at), min(position)
+    """,
+    writes=False,
+)
+
+# A user's messages in their order; one that is not due yet holds up those behind it.
+OF_USER = Statement(
+    "unrouted.of_user",
+    """
+    SELECT turn_id, message, attempts, due_at <= perdure_now() AS due FROM unrouted
+    WHERE user_id = %(user_id)s AND settled_at IS NULL ORDER BY position LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+ROUTED = Statement("unrouted.routed", "DELETE FROM unrouted WHERE turn_id = %(turn_id)s AND settled_at IS NULL")
+
+JOINED = Statement(
+    "unrouted.joined",
+    """
+    UPDATE unrouted SET routed_to = %(routed_to)s::uuid, settled_at = perdure_now(), message = '{}'
+    WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+    """,
+)
+
+REFUSED = Statement(
+    "unrouted.refused",
+    """
+    UPDATE unrouted SET error_code = %(code)s, error_message = %(message)s, settled_at = perdure_now()
+    WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+    """,
+)
+
+POSTPONED = Statement(
+    "unrouted.postponed",
+    """
+    UPDATE unrouted SET due_at = perdure_now() + make_interval(secs => %(seconds)s), attempts = attempts + %(charged)s
+    WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+    """,
+)
+
+READ = Statement("unrouted.read", "SELECT * FROM unrouted WHERE turn_id = %(turn_id)s", writes=False)

@@ -1,0 +1,345 @@
+"""`perdure.send`: a message in the application's own transaction, and what becomes of it after the commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+from uuid import UUID
+
+import django
+import pytest
+from django.conf import settings as django_settings
+from django.db import connections, transaction
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from perdure import Sent, result, send, send_async
+from perdure.application import process
+from perdure.database.engine import Database
+from perdure.database.grants import grant_sending
+from perdure.errors import DeadlineExceeded, IncompatibleDatabase, InvalidRequest, NotFound, TooLarge
+from perdure.settings import GuardSettings
+from perdure.turns.inbox import route
+from perdure.turns.reading import read_turn
+from tests.databases import Databases
+from tests.turns.harness import Crash, Harness
+from tests.turns.scripted import says
+
+ORDERS = "CREATE TABLE public.orders (id serial PRIMARY KEY, item text NOT NULL)"
+
+
+@pytest.fixture
+def woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The users whose messages a worker is to route, as this application's process has them published."""
+    found: list[str] = []
+    monkeypatch.setenv("PERDURE_DATABASE_URL", database.url.render_as_string(hide_password=False))
+    monkeypatch.setattr(process, "_parts", {})
+    monkeypatch.setattr("perdure.application.process.Parts.wake", lambda _, *users: found.extend(users))
+    monkeypatch.setattr("perdure.application.sending._AGAIN_S", (0.0,))
+    yield found
+    for each in process._parts.values():
+        if "database" in vars(each):
+            each.database.close()
+        if "watch" in vars(each):
+            each.watch.close()
+
+
+@pytest.fixture
+def application(database: Database, woken: list[str]) -> Iterator[Engine]:
+    """The application's connections, whose `search_path` is the default."""
+    made = create_engine(database.url)
+    with made.begin() as connection:
+        connection.execute(text(ORDERS))
+    yield made
+    made.dispose()
+
+
+def routed(harness: Harness, sent: Sent) -> dict[str, Any]:
+    """Route what was sent and run its session; the turn."""
+    route.route_due(harness.runtime)
+    found = read_turn(harness.database, sent.turn_id)
+    if found["session_id"] is not None and found["status"] == "accepted":
+        harness.run(UUID(found["session_id"]))
+    return read_turn(harness.database, sent.turn_id)
+
+
+def rows(engine: Engine) -> int:
+    """Orders of the application."""
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM public.orders")).scalar_one())
+
+
+def test_a_message_commits_with_the_applications_rows(harness: Harness, application: Engine, woken: list[str]) -> None:
+    """Before the commit there is nothing to see, after it an accepted turn without a session, then an ordinary turn."""
+    with application.connect() as connection:
+        connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
+        sent = send(connection, user_id="ana", text="hello")
+        assert (sent.session_id, sent.status, woken) == (None, "accepted", [])
+        with pytest.raises(NotFound):
+            read_turn(harness.database, sent.turn_id)
+        connection.commit()
+    seen = read_turn(harness.database, sent.turn_id)
+    assert (seen["status"], seen["session_id"], seen["seq"]) == ("accepted", None, None)
+    harness.script(says("Good day."))
+    assert routed(harness, sent)["reply"]["text"] == "Good day."
+    assert read_turn(harness.database, sent.turn_id)["turn_id"] == str(sent.turn_id)
+    assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 0
+
+
+def test_a_rollback_leaves_nothing(harness: Harness, application: Engine, woken: list[str]) -> None:
+    """Neither the message nor a wake-up."""
+    with application.connect() as connection:
+        send(connection, user_id="ana", text="hello")
+        connection.rollback()
+        connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
+        connection.commit()
+    assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 0
+    assert woken == []
+
+
+def test_a_savepoint_decides_over_what_was_sent_in_it(harness: Harness, application: Engine, woken: list[str]) -> None:
+    """A message of a savepoint that was rolled back is gone, the others are accepted at the outermost commit."""
+    with Session(application) as session:
+        outer = send(session, user_id="ana", text="first")
+        with session.begin_nested():
+            inner = send(session, user_id="bob", text="second")
+        nested = session.begin_nested()
+        gone = send(session, user_id="cleo", text="third")
+        nested.rollback()
+        assert woken == []
+        session.commit()
+    assert {"ana", "bob"} <= set(woken)
+    assert read_turn(harness.database, outer.turn_id)["status"] == "accepted"
+    assert read_turn(harness.database, inner.turn_id)["status"] == "accepted"
+    with pytest.raises(NotFound):
+        read_turn(harness.database, gone.turn_id)
+
+
+def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: Engine, woken: list[str]) -> None:
+    """Also when the same session goes on after either."""
+    make = scoped_session(sessionmaker(application))
+    send(make, user_id="ana", text="hello")
+    make.rollback()
+    make.commit()
+    assert woken == []
+    send(make, user_id="bob", text="hello")
+    make.commit()
+    send(make, user_id="cleo", text="hello")
+    make.commit()
+    make.remove()
+    assert woken == ["bob", "cleo"]
+
+
+def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken: list[str]) -> None:
+    """Each statement is a transaction: the message is accepted at once."""
+    with application.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        sent = send(connection, user_id="ana", text="hello")
+        assert woken == ["ana"]
+    assert read_turn(harness.database, sent.turn_id)["status"] == "accepted"
+
+
+def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
+    """On another driver, whose types are stricter; a rollback leaves nothing there, too."""
+    engine = create_async_engine(database.url.set(drivername="postgresql+asyncpg"))
+
+    async def use() -> Sent:
+        async with AsyncSession(engine) as session:
+            await send_async(session, user_id="bob", text="hello", metadata={"page": 1})
+            await session.rollback()
+            sent = await send_async(session, user_id="ana", text="hello", metadata={"page": 1}, tenant="acme")
+            await session.commit()
+        async with engine.begin() as connection:
+            await send_async(connection, user_id="cleo", text="hello")
+        await engine.dispose()
+        return sent
+
+    sent = asyncio.run(use())
+    assert woken[0] == "acme\x1fana"
+    users = {row.user_id for row in harness.sql("SELECT user_id FROM unrouted")}
+    assert users == {"acme\x1fana", "cleo"}
+    assert routed(harness, sent)["status"] == "done"
+
+
+def test_a_django_connection(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
+    """In `atomic`, the wake-up is Django's `on_commit`."""
+    server = str(database.url.query["host"])
+    one = {"ENGINE": "django.db.backends.postgresql", "NAME": database.url.database, "USER": "perdure", "HOST": server}
+    if not django_settings.configured:
+        django_settings.configure(DATABASES={"default": one})
+        django.setup()
+    connections.databases["shop"] = connections.configure_settings({"default": one})["default"]
+    connection = connections["shop"]
+    with transaction.atomic(using="shop"):
+        sent = send(connection, user_id="ana", text="hello", metadata={"order": 7})
+        with transaction.atomic(using="shop"):
+            send(connection, user_id="bob", text="hello")
+            transaction.set_rollback(True, using="shop")
+        assert woken == []
+    assert woken == ["ana"]
+    assert [row.user_id for row in harness.sql("SELECT user_id FROM unrouted")] == ["ana"]
+    assert routed(harness, sent)["status"] == "done"
+    connection.close()
+
+
+def test_a_database_without_perdures_tables(
+    databases: Databases, harness: Harness, monkeypatch: pytest.MonkeyPatch, woken: list[str]
+) -> None:
+    """The error says what to run; the application's transaction goes on."""
+    with databases.empty() as url:
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            connection.execute(text(ORDERS))
+            with pytest.raises(
+                IncompatibleDatabase, match="no tables of perdure in the schema 'perdure': run `perdure"
+            ):
+                send(connection, user_id="ana", text="hello")
+            connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
+            connection.commit()
+        assert rows(engine) == 1
+        engine.dispose()
+
+
+def test_a_role_needs_the_right_to_insert_and_no_other(
+    harness: Harness, database: Database, application: Engine, woken: list[str]
+) -> None:
+    """`perdure migrate --grant` gives it; the role then sends, and reads nothing."""
+    role = 'shop "clerk"'
+    harness.sql('DROP ROLE IF EXISTS "shop ""clerk"""')
+    harness.sql('CREATE ROLE "shop ""clerk"""')
+    own = database.url.query | {"options": '-c role=shop\\ "clerk"'}
+    clerk = create_engine(database.url.set(query=own))
+    try:
+        with clerk.connect() as connection:
+            with pytest.raises(
+                IncompatibleDatabase, match="may not insert messages: run `perdure migrate --grant shop"
+            ):
+                send(connection, user_id="ana", text="hello")
+            connection.rollback()
+        with pytest.raises(InvalidRequest, match='role "nobody of this name" does not exist'):
+            grant_sending(database.url, "perdure", "nobody of this name")
+        for _ in range(2):
+            grant_sending(database.url, "perdure", role)
+        with clerk.begin() as connection:
+            send(connection, user_id="ana", text="hello")
+        with clerk.connect() as connection, pytest.raises(Exception, match="permission denied"):
+            connection.execute(text("SELECT * FROM perdure.unrouted"))
+        assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 1
+    finally:
+        clerk.dispose()
+        harness.sql('DROP OWNED BY "shop ""clerk"""')
+        harness.sql('DROP ROLE "shop ""clerk"""')
+
+
+def test_what_is_refused_at_once(application: Engine, woken: list[str]) -> None:
+    """What needs no other row is checked before the insert."""
+    with application.connect() as connection:
+        with pytest.raises(InvalidRequest, match="text"):
+            send(connection, user_id="ana", text="")
+        with pytest.raises(TooLarge):
+            send(connection, user_id="ana", text="x" * 10_001)
+        with pytest.raises(InvalidRequest, match="PERDURE_REPLY_TASKS"):
+            send(connection, user_id="ana", text="hello", reply_to={"task": "shop.reply"})
+        with pytest.raises(InvalidRequest, match="colour"):
+            send(connection, user_id="ana", text="hello", colour="red")
+    with pytest.raises(TypeError, match="not <class 'str'>"):
+        send("postgresql://", user_id="ana", text="hello")
+    with pytest.raises(TypeError, match="send_async"):
+        asyncio.run(send_async(object(), user_id="ana", text="hello"))  # type: ignore[arg-type]
+
+
+def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -> None:
+    """Twice in one transaction, and once more through another ingress: all three ids are of one turn."""
+    with application.begin() as connection:
+        first, again = (send(connection, user_id="ana", text="hello", message_id="m") for _ in range(2))
+        other = send(connection, user_id="ana", text="something else", message_id="m")
+    done = routed(harness, first)
+    assert done["status"] == "done"
+    assert read_turn(harness.database, again.turn_id) == done
+    assert harness.send("hello", message_id="m").turn_id == first.turn_id
+    refused = read_turn(harness.database, other.turn_id)
+    assert (refused["status"], refused["error"]["code"]) == ("failed", "CONFLICT")
+    assert "was used for another text" in refused["reply"]["text"]
+    assert route.resolve(harness.runtime, again.turn_id) == first.turn_id
+
+
+def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: Engine) -> None:
+    """The application's commit has accepted the messages: a limit must not lose them."""
+    harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=2)})
+    with application.begin() as connection:
+        sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(5)]
+    for expected in (2, 4, 5):
+        for _ in range(2):
+            route.route_due(harness.runtime)
+            assert harness.sql("SELECT count(*) AS n FROM turns")[0].n == expected
+        harness.move(61)
+    ids = [str(row.turn_id) for row in harness.sql("SELECT turn_id FROM turns ORDER BY seq")]
+    assert ids == [str(each.turn_id) for each in sent]
+
+
+def test_refusals_after_the_commit_are_failed_turns(harness: Harness, application: Engine) -> None:
+    """A busy session, a session of another user, an unknown agent: the reason is where the reply would be."""
+    with application.begin() as connection:
+        first = send(connection, user_id="ana", text="first")
+        busy = send(connection, user_id="ana", text="second", on_busy="reject")
+        lost = send(connection, user_id="ana", text="third", session_id="00000000-0000-7000-8000-000000000000")
+        unknown = send(connection, user_id="ana", text="fourth", agent="nobody")
+        last = send(connection, user_id="ana", text="last")
+    assert routed(harness, first)["status"] == "done"
+    codes = [read_turn(harness.database, each.turn_id)["error"]["code"] for each in (busy, lost, unknown)]
+    assert codes == ["CONFLICT", "NOT_FOUND", "INVALID_REQUEST"]
+    assert read_turn(harness.database, last.turn_id)["status"] == "done"
+
+
+def test_many_workers_route_in_order_and_once(harness: Harness, application: Engine) -> None:
+    """Eight at a time over the messages of three users."""
+    with application.begin() as connection:
+        sent = [send(connection, user_id=f"user {n % 3}", text=f"number {n}") for n in range(60)]
+    workers = [Thread(target=route.route_due, args=(harness.runtime,)) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    for user in range(3):
+        found = harness.sql("SELECT turn_id FROM turns WHERE user_id = %(user)s ORDER BY seq", user=f"user {user}")
+        assert [row.turn_id for row in found] == [each.turn_id for each in sent[user::3]]
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("name", ["turns.accept", "unrouted.routed", "turns.enqueue"])
+def test_killed_while_routing(harness: Harness, application: Engine, name: str, moment: Any, nth: int) -> None:
+    """At each commit: the next worker goes on, and each message is one turn, in order."""
+    with application.begin() as connection:
+        sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(4)]
+    try:
+        with harness.crashing(moment, name, nth):
+            route.route_due(harness.runtime)
+    except Crash:
+        pass
+    except AssertionError:
+        if nth == 1:
+            raise  # each of these commits happens at least once
+    route.route_due(harness.runtime)
+    found = harness.sql("SELECT turn_id FROM turns ORDER BY seq")
+    assert [row.turn_id for row in found] == [each.turn_id for each in sent]
+    assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 0
+
+
+def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
+    """The settled turn, a refused one, and a time that is up."""
+    with application.begin() as connection:
+        sent = send(connection, user_id="ana", text="hello")
+        refused = send(connection, user_id="ana", text="hello", agent="nobody")
+    with pytest.raises(DeadlineExceeded, match=r"is accepted after 0.05 s, and goes on"):
+        result(sent, timeout=0.05)
+    harness.script(says("Good day."))
+    routed(harness, sent)
+    assert result(str(sent.turn_id), timeout=20)["reply"]["text"] == "Good day."
+    assert result(refused, timeout=20)["error"]["code"] == "INVALID_REQUEST"
+    with pytest.raises(NotFound):
+        result("00000000-0000-7000-8000-000000000000", timeout=1)
+    with pytest.raises(InvalidRequest):
+        result("seven", timeout=1)
