@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,7 @@ class Lifecycle:
         where: The servers' addresses.
         waker: Makes what publishes wake-ups; default: to the broker of `where`.
         others: The number of running tasks that are not perdure's: they have no time limit at shutdown.
+        environment: Variables for its child processes.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Lifecycle:
         where: Addresses,
         waker: Callable[[], CeleryWaker] | None = None,
         others: Callable[[], int] = lambda: 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.consumption = pause.Consumption()
         self.standby: Standby | None = None
@@ -90,7 +92,7 @@ class Lifecycle:
         self._waker: CeleryWaker | None = None
         self._make_waker = waker or partial(CeleryWaker, settings, where)
         self._chats: dict[str, Channel] = {}
-        self._isolation = Isolation()
+        self._isolation = Isolation(environment)
         self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption, others)
         self._pid = 0
 

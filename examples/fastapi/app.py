@@ -27,18 +27,18 @@ def customer(request: Request) -> str:
     return found
 
 
-agents = perdure.gateway(app=worker, authenticate=customer)
+agents = perdure.gateway(authenticate=customer)
 app = FastAPI(lifespan=lambda _: agents.running())
 app.mount("/agents", agents)
 
 
 @app.post("/orders")
-def order(item: str, customer: Annotated[str, Depends(customer)]) -> dict[str, int]:
-    """Store an order, and have the agent comment on it in the customer's conversation about orders."""
+def order(item: str, customer: Annotated[str, Depends(customer)]) -> dict[str, object]:
+    """Store an order and a message to the agent, in one transaction: both are there, or neither."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, customer text, item text)"))
         insert = text("INSERT INTO orders (customer, item) VALUES (:customer, :item) RETURNING id")
         number = connection.execute(insert, {"customer": customer, "item": item}).scalar_one()
-    message = {"user_id": customer, "text": f"I have ordered: {item}", "conversation": "orders"}
-    worker.send_task("turns.submit", kwargs=message, task_id=f"order-{number}")  # repeated: the same message
-    return {"order": number}
+        text_of_order = f"I have ordered: {item}"
+        sent = perdure.send(connection, user_id=customer, text=text_of_order, conversation="orders")
+    return {"order": number, "turn_id": str(sent.turn_id)}

@@ -37,3 +37,6 @@ def test_a_user_of_django_talks_to_the_agent(example: Example) -> None:
         turn = ana.post("/agents/v1/messages", json=hello).json()["turn_id"]
         assert "89" in ana.get(f"/agents/v1/turns/{turn}?wait=20").json()["reply"]["text"]
         assert ben.get(f"/agents/v1/turns/{turn}").status_code == 404
+        form = {"item": "a lamp", "csrfmiddlewaretoken": ana.cookies["csrftoken"]}
+        ordered = ana.post("/orders/", data=form).json()["turn_id"]
+        assert ana.get(f"/agents/v1/turns/{ordered}?wait=20").json()["status"] == "done"

@@ -32,7 +32,7 @@ from perdure.workers.assembly import (
     redis_address,
     require_database,
 )
-from perdure.workers.installed.queues import broker_url, publisher
+from perdure.workers.installed.queues import broker_url, installed, publisher
 from perdure.workers.publish.background import BackgroundWaker
 
 
@@ -40,8 +40,8 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
     """The gateway as an ASGI application, for `app.mount("/agents", perdure.gateway(…))`.
 
     Args:
-        app: The Celery application to which `perdure.install` added perdure: wake-ups go to its broker. Default: the
-            broker of `PERDURE_BROKER_URL`.
+        app: The Celery application whose broker gets the wake-ups. Default: the one of this process to which
+            `perdure.install` added perdure, else the broker of `PERDURE_BROKER_URL`.
         authenticate: Returns the `user_id` of a request, or `None` for nobody; a function or a coroutine function. Each
             caller then reaches that user's things only, as with a user token. Keys and tokens are not used.
         options: Settings by their names in Python, as `model="offline"`; they override the environment.
@@ -152,6 +152,7 @@ class _Opened:
 def _assemble(
     settings: Settings, celery: Celery | None, authenticate: Authenticate | None, loop: asyncio.AbstractEventLoop
 ) -> _Opened:
+    celery = celery or installed()
     if celery is None:
         where, publishing = addresses(settings), None
     else:

@@ -8,16 +8,13 @@ its own, beat's entries when beat starts.
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
 
 from celery import Celery
 
 from perdure.errors import SettingsError
 from perdure.settings import Settings
-from perdure.workers.installed.queues import add_queues
+from perdure.workers.installed.queues import add_queues, note
 from perdure.workers.installed.schedule import add_entries
-
-_installed: WeakSet[Celery] = WeakSet()
 
 
 def install(app: Celery) -> None:
@@ -30,15 +27,14 @@ def install(app: Celery) -> None:
         SettingsError: a setting is wrong. A queue or a task of the application with one of perdure's names is refused
             when Celery makes its queues and when a worker of perdure starts.
     """
-    if app in _installed:
-        return
     settings = Settings.load()
+    if not note(app):
+        return
     add_queues(app)
     add_entries(app, settings)
     app.perdure = NotAWorker()
     app.perdure_settings = settings
     app.steps["worker"].add("perdure.workers.installed.step:InstalledStep")
-    _installed.add(app)
 
 
 class NotAWorker:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from typing import Any
+from weakref import WeakSet
 
 from celery import Celery
 from celery.app.amqp import AMQP
@@ -33,6 +34,23 @@ _COPIED = (
     "task_queue_max_priority",
 )
 """Settings of the application that a publisher to its broker needs."""
+
+
+_installed: WeakSet[Celery] = WeakSet()
+"""The applications of this process that have perdure."""
+
+
+def note(app: Celery) -> bool:
+    """Note that `app` has perdure; returns whether this is new."""
+    is_new = app not in _installed
+    _installed.add(app)
+    return is_new
+
+
+def installed() -> Celery | None:
+    """The application of this process that has perdure; `None` if none has, or several."""
+    found = list(_installed)
+    return found[0] if len(found) == 1 else None
 
 
 def broker_url(app: Celery) -> str:

@@ -14,7 +14,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state
 
 from perdure.errors import SettingsError
-from perdure.settings import Settings
+from perdure.settings import BROKERS, Settings
 from perdure.tasks.task import PerdureTask
 from perdure.workers import control as _control  # noqa: F401 (registers the command `inspect perdure`)
 from perdure.workers.application import load_tasks
@@ -47,7 +47,9 @@ class InstalledStep(pause.Step):
         load_tasks(app)
         where = addresses(app, settings)
         waker = partial(CeleryWaker, settings, where, publisher(app))
-        lifecycle = self._lifecycle = app.perdure = Lifecycle(app, settings, where, waker, _running_of_application)
+        broker = {"PERDURE_BROKER_URL": where.broker_url} if where.broker_url.startswith(BROKERS) else {}
+        lifecycle = Lifecycle(app, settings, where, waker, _running_of_application, broker)
+        self._lifecycle = app.perdure = lifecycle
         lifecycle.check()
         lifecycle.start()
         _follow(worker, lifecycle)

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 import perdure
-from shop.celery import app
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
 django = get_asgi_application()
@@ -26,5 +25,5 @@ async def signed_in(request: Request) -> int | None:
     return user.pk if user.is_authenticated else None
 
 
-agents = perdure.gateway(app=app, authenticate=signed_in)
+agents = perdure.gateway(authenticate=signed_in)
 application = Starlette(routes=[Mount("/agents", agents), Mount("/", django)], lifespan=lambda _: agents.running())

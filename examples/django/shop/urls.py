@@ -1,6 +1,8 @@
-"""The shop's pages: Django's admin, where its users sign in."""
+"""The shop's pages: Django's admin, where its users sign in, and the orders."""
 
 from django.contrib import admin
 from django.urls import path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+from shop.views import order
+
+urlpatterns = [path("admin/", admin.site.urls), path("orders/", order)]
