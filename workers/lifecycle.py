@@ -77,6 +77,7 @@ class Lifecycle:
         app: Celery,
         settings: Settings,
         where: Addresses,
+        *,
         waker: Callable[[], CeleryWaker] | None = None,
         others: Callable[[], int] = lambda: 0,
         environment: Mapping[str, str] | None = None,

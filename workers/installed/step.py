@@ -48,7 +48,7 @@ class InstalledStep(pause.Step):
         where = addresses(app, settings)
         waker = partial(CeleryWaker, settings, where, publisher(app))
         broker = {"PERDURE_BROKER_URL": where.broker_url} if where.broker_url.startswith(BROKERS) else {}
-        lifecycle = Lifecycle(app, settings, where, waker, _running_of_application, broker)
+        lifecycle = Lifecycle(app, settings, where, waker=waker, others=_running_of_application, environment=broker)
         self._lifecycle = app.perdure = lifecycle
         lifecycle.check()
         lifecycle.start()
