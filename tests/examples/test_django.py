@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import httpx2
+import pytest
 
 from tests.examples.conftest import QUEUES, Example
 
@@ -19,6 +20,7 @@ def _sign_in(client: httpx2.Client, name: str) -> None:
     assert client.post("/admin/login/", data=fields).status_code == 302
 
 
+@pytest.mark.long
 def test_a_user_of_django_talks_to_the_agent(example: Example) -> None:
     """The session's cookie is all that the gateway needs; the page shows the user, who sees no other user's turn."""
     example.environment |= {"DJANGO_SUPERUSER_PASSWORD": "a long password", "DJANGO_SUPERUSER_EMAIL": "a@b.example"}

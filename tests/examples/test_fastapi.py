@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx2
+import pytest
 
 from tests.examples.conftest import QUEUES, Example
 
@@ -10,6 +11,7 @@ EXAMPLE = "fastapi"
 ANA, BEN = ({"Authorization": f"Bearer token-of-{name}"} for name in ("ana", "ben"))
 
 
+@pytest.mark.long
 def test_a_customer_of_the_shop_talks_to_the_agent(example: Example) -> None:
     """A message, its reply, and an order of the shop's own, whose message the agent answers; all of them only Ana's."""
     address = example.serve("app:app")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 import pytest
@@ -15,6 +18,7 @@ from perdure.workers.installed.install import install
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to
+from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import Worker, WorkerContainer
 from tests.processes.shop import PERDURES, QUEUE
 
@@ -123,6 +127,7 @@ def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Inst
     assert shop.runs() == {"slow": 1, "slow-ended": 1}
 
 
+@pytest.mark.long
 def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation, shop: Shop) -> None:
     """A lease and a sweep later, another worker of the application has it."""
     victim = shop.perdures()
@@ -137,6 +142,7 @@ def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation,
     installation.check()
 
 
+@pytest.mark.long
 def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation: Installation, shop: Shop) -> None:
     """It has no thread and no connection of perdure's, and consumes none of its queues."""
     before = installation.query(CONNECTIONS)
@@ -150,6 +156,53 @@ def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation:
     assert all("watchdog" not in " ".join(process.cmdline()) for process in processes)
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait() == 0
+
+
+THEIRS = ("users", "sessions", "messages", "alembic_version")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "long_s", "countdown_s"),
+    [
+        pytest.param(0.1, 3.0, 4.0, marks=pytest.mark.long),
+        pytest.param(10.0, 110.0, 150.0, marks=[pytest.mark.chaos, pytest.mark.timeout(0)]),
+    ],
+)
+def test_an_application_that_is_not_adapted_shares_the_servers(  # noqa: PLR0917 (fixtures, given by name)
+    installation: Installation,
+    shop: Shop,
+    neighbour: Neighbour,
+    minutes: float,
+    long_s: float,
+    countdown_s: float,
+) -> None:
+    """Next to `celery -A perdure` and to an application with perdure: its tasks run once, its tables are untouched."""
+    tables = [f"public.{name}" for name in THEIRS]
+    with installation.database.engine.begin() as connection:
+        for table in tables:
+            connection.exec_driver_sql(f"CREATE TABLE {table} AS SELECT 'theirs' AS value")
+    neighbour.worker("-c", "20")
+    workers = [shop.perdures(), installation.worker()]
+    sent: Counter[str] = Counter()
+    send_at = 0.0
+    turns: list[UUID] = []
+    ends = time.monotonic() + minutes * 60
+    for number in count():
+        if time.monotonic() >= send_at:
+            sent.update(neighbour.send_timed(5, long_s, countdown_s))
+            send_at = time.monotonic() + long_s
+        turns.append(installation.accept("pure: hello", user=f"user {number % 7}").turn_id)
+        if number % 100 == 30:
+            workers[number // 100 % 2].kill("SIGKILL")
+            workers[number // 100 % 2].container.start()
+        if time.monotonic() > ends:
+            break
+        installation.settled(turns[-1], within_s=60)
+    installation.settled(*turns, within_s=60)
+    wait_until(lambda: neighbour.runs().total() >= sent.total(), "its tasks have run", long_s + countdown_s + 20)
+    assert neighbour.runs() == sent
+    assert [installation.query(f"SELECT value FROM {table}") for table in tables] == [[("theirs",)]] * len(tables)  # noqa: S608 (names of this file)
+    installation.check()
 
 
 def test_a_prefork_worker_of_perdures_queues_is_refused(installation: Installation, shop: Shop) -> None:
