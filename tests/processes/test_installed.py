@@ -33,7 +33,7 @@ class Shop:
     def __init__(self, installation: Installation, directory: Path) -> None:
         directory.mkdir()
         self.directory = directory
-        self.app = Celery("shop", broker=installation.redis.url, set_as_current=False)
+        self.app = Celery("shop", broker=installation.environment["PERDURE_BROKER_URL"], set_as_current=False)
         install(self.app)
         self.app.conf.task_default_queue = QUEUE
         self._installation = installation
@@ -44,7 +44,7 @@ class Shop:
         environment = {
             **self._installation.environment,
             "C_FORCE_ROOT": "1",  # it accepts pickle
-            "NEIGHBOUR_REDIS_URL": self._installation.redis.url,
+            "NEIGHBOUR_REDIS_URL": self._installation.environment["PERDURE_BROKER_URL"],
             "NEIGHBOUR_DIRECTORY": str(self.directory),
         }
         del environment["PERDURE_BROKER_URL"]  # the broker is the application's
@@ -69,8 +69,8 @@ class Shop:
         (self.directory / "gate").touch()
 
 
-@pytest.fixture
-def shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
+@pytest.fixture(name="shop")
+def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
     """The application, without a worker as yet."""
     made = Shop(installation, tmp_path / "shop")
     yield made
