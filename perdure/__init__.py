@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
+    from perdure.workers.installed.gateway import gateway
+    from perdure.workers.installed.install import install
 
 _MODULES = {
     "Agent": "perdure.agents",
@@ -38,6 +40,8 @@ _MODULES = {
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
     "Sent": "perdure.application.sending",
+    "gateway": "perdure.workers.installed.gateway",
+    "install": "perdure.workers.installed.install",
     "required": "perdure.hooks",
     "result": "perdure.application.results",
     "send": "perdure.application.sending",
@@ -66,6 +70,8 @@ __all__ = [
     "TurnStarted",
     "Unknown",
     "celery_tool",
+    "gateway",
+    "install",
     "required",
     "result",
     "send",

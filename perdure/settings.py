@@ -50,7 +50,7 @@ _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
 _LONGEST_NAME = 63
 """Bytes of a name in PostgreSQL."""
 
-_BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
+BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -499,8 +499,8 @@ class Settings(BaseSettings):
     @field_validator("broker_url")
     @classmethod
     def _broker(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and value.get_secret_value().partition("://")[0] not in _BROKERS:
-            raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in _BROKERS)}")
+        if value is not None and value.get_secret_value().partition("://")[0] not in BROKERS:
+            raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in BROKERS)}")
         return value
 
     @field_validator("webhook_secret")

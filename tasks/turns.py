@@ -6,11 +6,9 @@ import logging
 from typing import Any, assert_never
 from uuid import UUID
 
-from celery import shared_task
-
 from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
-from perdure.tasks.task import PerdureTask
+from perdure.tasks.task import PerdureTask, declare
 from perdure.tools.awaited.port import TaskEnded
 from perdure.turns.calls import fan_out
 from perdure.turns.calls.awaited import finish
@@ -26,9 +24,8 @@ log = logging.getLogger(__name__)
 _FAILED = "The task failed. Its error is not known here: the task has no result backend, or another one."
 
 
-@shared_task(
-    name="turns.submit",
-    bind=True,
+@declare(
+    "turns.submit",
     base=PerdureTask,
     hint=False,
     ignore_result=False,
@@ -49,7 +46,7 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
     }
 
 
-@shared_task(name="turns.route", bind=True, base=PerdureTask)
+@declare("turns.route", base=PerdureTask)
 def route(self: PerdureTask, user: str) -> None:
     """Route the messages that an application inserted for a user, by the user's key."""
     if not isinstance(user, str):
@@ -57,9 +54,7 @@ def route(self: PerdureTask, user: str) -> None:
     route_user(self.process.runtime, user)
 
 
-@shared_task(
-    name="turns.tool_result", bind=True, base=PerdureTask, hint=False, acks_late=True, reject_on_worker_lost=True
-)
+@declare("turns.tool_result", base=PerdureTask, hint=False, acks_late=True, reject_on_worker_lost=True)
 def tool_result(
     self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False, part: int | None = None
 ) -> None:
@@ -86,7 +81,7 @@ def _effect_id(text: object) -> UUID:
         raise InvalidRequest("effect_id: must be a UUID.") from None
 
 
-@shared_task(name="turns.run", bind=True, base=PerdureTask)
+@declare("turns.run", base=PerdureTask)
 def run(self: PerdureTask, session_id: str) -> None:
     """Run a session's turns, unless another worker has claimed it."""
     outcome = self.process.runner.run(UUID(session_id))

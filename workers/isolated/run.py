@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from uuid import UUID
@@ -42,9 +42,13 @@ _LOOK_S = 1.0
 
 
 class Isolation:
-    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and one for each session."""
+    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and one for each session.
 
-    def __init__(self) -> None:
+    `environment`: variables of the children, in addition to this process's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._sessions: set[UUID] = set()
         self._children: dict[UUID, subprocess.Popen[bytes]] = {}
@@ -119,7 +123,9 @@ class Isolation:
             if self._stopping:
                 return None
             # SIGKILL: while a call holds the interpreter lock, the process handles no other signal.
-            child = subprocess.Popen(launch.command(argv, death_signal=signal.SIGKILL))
+            child = subprocess.Popen(
+                launch.command(argv, death_signal=signal.SIGKILL), env=os.environ | self._environment
+            )
             self._children[session_id] = child
         try:
             return child.wait()

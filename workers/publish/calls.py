@@ -40,8 +40,10 @@ _REVOKED = "The task was revoked, or was not begun in time."
 class CeleryCalls:
     """A `perdure.tools.awaited.port.TaskCalls` that publishes with `app`. Threads may share it."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, *, owned: bool = True) -> None:
+        """`owned`: `close` also closes the connections of `app`."""
         self._app = app
+        self._owned = owned
         self._lock = threading.Lock()
         self._unavailable_until = 0.0
         self._no_answer_until = 0.0
@@ -109,7 +111,8 @@ class CeleryCalls:
 
     def close(self) -> None:
         """Close the connections to the broker."""
-        self._app.close()
+        if self._owned:
+            self._app.close()
 
     def _publish(self, producer: Any, call: TaskCall) -> None:
         # As `Celery.send_task`, which would subscribe to the result. `ignore_result=None`: as the task declares.

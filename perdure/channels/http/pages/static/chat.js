@@ -1,6 +1,6 @@
 /** The page: conversations, messages, and the turn that runs. */
 
-import { Api, Refused } from "./api.js";
+import { Api, Refused, signedInUser } from "./api.js";
 import { byId, element } from "./elements.js";
 import { LiveTurn, place, show, userMessage } from "./turn.js";
 
@@ -30,7 +30,7 @@ start();
 
 async function start() {
   bind();
-  const token = sessionStorage.getItem(TOKEN);
+  const token = signedInUser() === null ? sessionStorage.getItem(TOKEN) : null;
   try {
     api = new Api(token, trouble);
     await api.ask("GET", `/v1/conversations?limit=1&user_id=${encodeURIComponent(api.user)}`);
