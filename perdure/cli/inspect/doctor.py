@@ -21,7 +21,7 @@ def doctor(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Check the servers that perdure uses for dangerous settings; with --app, your own Celery application.
+    """Find dangerous settings, with --app those of your own Celery application.
 
     Status 1 if there are any.
     """
