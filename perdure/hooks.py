@@ -1,4 +1,4 @@
-"""Hooks: functions of an agent's author that run before and after a turn, and before and after a tool call.
+"""Hooks: an author's functions, `def` or `async def`, that run before and after turns and tool calls.
 
     def blocklist(turn: TurnStarted) -> None:
         if "forbidden" in turn.text:
@@ -8,7 +8,8 @@
 
 A failed hook is logged and stops nothing, unless it is `required`: then the turn fails with its error (or
 `GUARD_REJECTED`), or the tool does not run or its result is withheld, and the model gets the error.
-A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed; its thread cannot be ended and counts as leaked.
+A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed: a coroutine is cancelled; a thread cannot be ended, and
+counts as leaked.
 
 `before_turn` is called once per turn, also if the turn is parked: its call is committed with the user's message.
 After a crash any hook may be called again for the same turn or call, with the same ids.
@@ -22,10 +23,12 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from perdure.errors import GuardRejected, PerdureError, loggable
+from perdure.tools import event_loop
 from perdure.tools.leaks import Leaks
 
 log = logging.getLogger(__name__)
@@ -128,11 +131,11 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
         _Unfinished: it exceeded its time limit.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    context = contextvars.copy_context()
+    context, late = contextvars.copy_context(), threading.Event()
 
     def work() -> None:
         try:
-            context.run(function, seen)
+            context.run(event_loop.call, f"the hook {name}", partial(function, seen), late.is_set)
         except BaseException as error:  # noqa: BLE001 (the caller raises it)
             ended.put(error)
         else:
@@ -143,6 +146,7 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
     try:
         error = ended.get(timeout=within_s)
     except queue.Empty:
+        late.set()
         leaks.add(thread)
         raise _Unfinished(f"it did not return within {within_s:g} s") from None
     if isinstance(error, Exception):

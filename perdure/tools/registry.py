@@ -15,9 +15,10 @@ import json
 import logging
 import threading
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from perdure.errors import OutcomeUnknown, SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
+from perdure.tools import event_loop
 from perdure.tools.docstring import describe
 from perdure.tools.variables import WorkingVariables
 
@@ -95,14 +97,14 @@ class Unknown:
 
 
 ProbeOutcome = Happened | DidNotHappen | Unknown
-Probe = Callable[[ToolContext], ProbeOutcome]
+Probe = Callable[[ToolContext], ProbeOutcome | Awaitable[ProbeOutcome]]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether calls need a person's approval: True, False, or a function of the arguments by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tool:
-    """A function that a model may call. Make one with `@tool`.
+    """A function that a model may call, `def` or `async def`. Make one with `@tool`.
 
     `parameters` is a JSON schema of type object. `timeout_s` overrides the setting, in seconds. `probe` finds out
     whether a call with an unknown outcome took effect. `breaker` is the NAME of the breaker `tool:NAME` of the service
@@ -160,7 +162,15 @@ class Tool:
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}
         try:
-            result = self.function(**arguments, **injected)
+            result = event_loop.call(
+                f"the tool {self.name}",
+                partial(self.function, **arguments, **injected),
+                lambda: context.cancelled.is_set() or context.working_variables.revoked,
+            )
+        except event_loop.Cancelled as error:
+            if error.unwanted:
+                raise OutcomeUnknown("The call was cancelled while it ran.") from error
+            raise ToolError("The call was cancelled.") from error
         except OutcomeUnknown as error:
             raise OutcomeUnknown(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
         except ToolError as error:
@@ -230,6 +240,8 @@ def tool(
         _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
         if not isinstance(requires_approval, bool) and not callable(requires_approval):
             raise _unfit(given, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
+        if inspect.iscoroutinefunction(requires_approval):
+            raise _unfit(given, "has an async function as requires_approval; accepted: a plain def")
         if breaker is not None and not _NAME.fullmatch(breaker):
             raise _unfit(given, f"has breaker={breaker!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
         described = describe(given.__doc__)
@@ -280,9 +292,7 @@ def _check_declaration(
         raise _unfit(function, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0, or None")
     if max_result_chars < 1:
         raise _unfit(function, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise _unfit(function, "is async; tools run in threads: define it with plain def")
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _unfit(function, "is a generator; return one value instead")
 
 

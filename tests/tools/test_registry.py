@@ -214,9 +214,9 @@ def test_defaults_are_not_shared_between_calls() -> None:
     assert [collect.call(collect.parse("{}"), CONTEXT) for _ in range(2)] == ["[1]", "[1]"]
 
 
-async def asynchronous() -> str:
-    """Wait."""
-    return ""
+async def asynchronous_generating() -> Any:
+    """Yield."""
+    yield 1
 
 
 def generating() -> Any:
@@ -271,7 +271,7 @@ def undocumented(a: int) -> str:  # noqa: D103 (the very mistake)
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (asynchronous, "is async"),
+        (asynchronous_generating, "is a generator"),
         (generating, "is a generator"),
         (variadic, r"takes \*args"),
         (keywords, r"takes \*\*kwargs"),

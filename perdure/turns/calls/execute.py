@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.schedule.own import OwnReminders
 from perdure.text.untrusted import cut, storable
-from perdure.tools import guarded
+from perdure.tools import event_loop, guarded
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     DidNotHappen,
@@ -253,9 +254,14 @@ class Executor:
         probe, context = tool.probe, self._context(planned)
         self._hold.step_within(planned.timeout_s)
         done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
-        run = CallThread(
-            planned, lambda: probe(context), self._now() + planned.timeout_s, context.working_variables, done
-        )
+
+        def ask() -> ProbeOutcome:
+            answer: ProbeOutcome = event_loop.call(
+                f"the probe of {tool.name}", partial(probe, context), lambda: context.working_variables.revoked
+            )
+            return answer
+
+        run = CallThread(planned, ask, self._now() + planned.timeout_s, context.working_variables, done)
         try:
             done.get(timeout=planned.timeout_s)
         except queue.Empty:

@@ -1,0 +1,157 @@
+"""The event loop of a process, on which `async def` tools, probes and hooks run.
+
+One thread runs the loop; it starts with the first call, in a forked child with the child's first. The thread of a call
+waits for its coroutine, so the effect, the time limit and the result are handled as those of other tools. When nobody
+waits for a call any longer (its time limit is over, its turn is cancelled, its lease is lost), its task is cancelled.
+
+A tool that blocks the loop stops all others. The loop's watch notes that, the log names the tool, and after
+`_REPLACED_S` seconds further calls get a new loop; the calls on the blocked one run into their time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_WATCH_S = 0.1
+"""Seconds between two looks at whether calls are still wanted."""
+
+_BLOCKED_S = 1.0
+"""Seconds without a look after which the loop counts as blocked."""
+
+_REPLACED_S = 10.0
+
+
+class Cancelled(Exception):
+    """The call was cancelled: by itself, or because it is no longer wanted (`unwanted`)."""
+
+    def __init__(self, *, unwanted: bool) -> None:
+        super().__init__("the call was cancelled")
+        self.unwanted = unwanted
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    name: str
+    is_over: Callable[[], bool]
+    task: asyncio.Task[Any]
+    unwanted: bool = False
+
+
+class _Loop:
+    """One event loop and its thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._calls: set[_Call] = set()
+        self._seen_at = time.monotonic()
+        self._reported = False
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, name="perdure-async-tools", daemon=True).start()
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds for which a coroutine has blocked the loop; 0 if none does."""
+        silent_s = time.monotonic() - self._seen_at
+        return silent_s if silent_s > _BLOCKED_S else 0.0
+
+    def submit(self, name: str, work: Coroutine[Any, Any, Any], is_over: Callable[[], bool]) -> Any:
+        """Run `work` on the loop; returns its result. Blocks.
+
+        Raises:
+            Cancelled: it was cancelled.
+            BaseException: raised by `work`.
+        """
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        context = contextvars.copy_context()
+        self._loop.call_soon_threadsafe(lambda: self._begin(name, work, is_over, context, result))
+        while True:
+            try:
+                return result.result(_BLOCKED_S)
+            except concurrent.futures.TimeoutError:
+                if result.done():  # the coroutine's own
+                    return result.result()
+                self._report()
+
+    def _begin(
+        self,
+        name: str,
+        work: Coroutine[Any, Any, Any],
+        is_over: Callable[[], bool],
+        context: contextvars.Context,
+        result: concurrent.futures.Future[Any],
+    ) -> None:
+        call = _Call(name, is_over, self._loop.create_task(work, context=context))
+        self._calls.add(call)
+
+        def finish(task: asyncio.Task[Any]) -> None:
+            self._calls.discard(call)
+            if task.cancelled():
+                result.set_exception(Cancelled(unwanted=call.unwanted))
+            elif (error := task.exception()) is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(task.result())
+
+        call.task.add_done_callback(finish)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.create_task(self._watch())
+        self._loop.run_forever()
+
+    async def _watch(self) -> None:
+        while True:
+            self._seen_at, self._reported = time.monotonic(), False
+            for call in [each for each in self._calls if not each.unwanted and each.is_over()]:
+                call.unwanted = True
+                call.task.cancel()
+            await asyncio.sleep(_WATCH_S)
+
+    def _report(self) -> None:
+        """Log, once, which tool blocks the loop."""
+        if not self.blocked_s or self._reported:
+            return
+        self._reported = True
+        running = asyncio.current_task(self._loop)
+        name = next((each.name for each in [*self._calls] if each.task is running), "a coroutine")
+        log.warning("%s blocks the event loop: no other async tool goes on; it should await, or be a plain def", name)
+
+
+_lock = threading.Lock()
+_current: _Loop | None = None
+
+
+def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
+    """Call `work`. A coroutine function runs on the event loop, and is cancelled when `is_over` returns True.
+
+    `work` may be a `functools.partial`; `name` is for the log.
+
+    Raises:
+        Cancelled: the coroutine was cancelled, or not begun because it was over.
+        Exception: raised by `work`.
+    """
+    if not inspect.iscoroutinefunction(work):
+        return work()
+    if is_over():
+        raise Cancelled(unwanted=True)
+    return _loop().submit(name, work(), is_over)
+
+
+def _loop() -> _Loop:
+    global _current  # noqa: PLW0603 (one loop a process; replaced after a fork, and when it is blocked)
+    with _lock:
+        if _current is None or _current.pid != os.getpid() or _current.blocked_s > _REPLACED_S:
+            _current = _Loop()
+        return _current

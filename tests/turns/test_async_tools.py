@@ -1,0 +1,312 @@
+"""`async def` tools, probes and hooks: one event loop a process, with the effects and limits of other tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import threading
+import time
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import Agent, Happened, ToolContext, tool
+from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
+from perdure.hooks import ToolCalling, TurnStarted, required
+from perdure.testing import Scripted, ask, call
+from perdure.tools import event_loop
+from perdure.tools.registry import ProbeOutcome
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from perdure.turns.cancel import cancel
+from perdure.turns.run.runner import Runner
+from tests.turns.harness import PATIENCE_S, Harness, until
+from tests.turns.scripted import calls, says
+
+CALLS = 300
+
+
+def context(**more: Any) -> ToolContext:
+    """The context of a call outside of a turn."""
+    return ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threading.Event(), **more)
+
+
+def tool_lines(harness: Harness, turn: dict[str, Any]) -> list[str]:
+    """What the model read of the tools."""
+    return [content for role, content in harness.lines(UUID(turn["session_id"])) if role == "tool"]
+
+
+def test_hundreds_wait_at_once_on_one_thread() -> None:
+    """All calls have begun before the first one ends, and one thread runs them all."""
+    began, threads = [], set()
+    all_began: list[asyncio.Event] = []
+
+    @tool(effect="pure")
+    async def wait(number: int) -> int:
+        """Wait until all calls have begun."""
+        if not all_began:
+            all_began.append(asyncio.Event())
+        began.append(number)
+        threads.add(threading.get_ident())
+        if len(began) == CALLS:
+            all_began[0].set()
+        await all_began[0].wait()
+        return number
+
+    results: dict[int, str] = {}
+
+    def call_one(number: int) -> None:
+        results[number] = wait.call({"number": number}, context())
+
+    callers = [threading.Thread(target=call_one, args=(number,)) for number in range(CALLS)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert results == {number: str(number) for number in range(CALLS)}
+    assert len(threads) == 1
+
+
+def test_a_turn_with_calls_that_run_at_the_same_time(harness: Harness) -> None:
+    """Two calls of one reply meet each other; their results enter the transcript in the order asked."""
+    met: dict[str, asyncio.Event] = {}
+
+    @tool(effect="idempotent")
+    async def meet(own: str, other: str) -> str:
+        """Meet the other call."""
+        met.setdefault(own, asyncio.Event()).set()
+        await met.setdefault(other, asyncio.Event()).wait()
+        return f"{own} met {other}"
+
+    harness.equip(meet)
+    harness.script(calls(("meet", {"own": "a", "other": "b"}), ("meet", {"own": "b", "other": "a"})), says("done"))
+    turn = harness.ask()
+    assert tool_lines(harness, turn) == ["a met b", "b met a"]
+    statuses = [row.status for row in harness.sql("SELECT status FROM tool_effects")]
+    assert statuses == ["done", "done"]
+
+
+def test_past_its_time_limit_the_coroutine_is_cancelled(harness: Harness) -> None:
+    """Its `finally` runs, no thread is left over, and an unsafe call is not repeated."""
+    ended = threading.Event()
+
+    @tool(timeout_s=0.2)
+    async def pay() -> str:
+        """Pay, slowly."""
+        try:
+            await asyncio.sleep(PATIENCE_S * 10)
+        finally:
+            ended.set()
+        return "paid"
+
+    harness.equip(pay)
+    harness.script(calls(("pay", {})), says("I do not know."))
+    runtime = harness.runtime
+    sent = harness.send()
+    Runner(runtime, "harness").run(sent.session_id)
+    assert tool_lines(harness, harness.turn(sent.turn_id)) == [UNKNOWN_OUTCOME]
+    assert ended.wait(PATIENCE_S)
+    until(lambda: runtime.leaks.count == 0, "its thread ends")
+
+
+def test_an_async_probe_decides(harness: Harness) -> None:
+    """A call in doubt is settled by what the probe awaits."""
+
+    async def probe(of: ToolContext) -> ProbeOutcome:
+        await asyncio.sleep(0)
+        return Happened(f"paid by {of.user_id}")
+
+    @tool(timeout_s=0.2, probe=probe)
+    async def pay() -> str:
+        """Pay, slowly."""
+        await asyncio.sleep(PATIENCE_S * 10)
+        return "paid"
+
+    harness.equip(pay)
+    harness.script(calls(("pay", {})), says("Good."))
+    assert tool_lines(harness, harness.ask()) == ["paid by ana"]
+
+
+def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
+    """In the middle of its await; the turn is cancelled, and the call's outcome is unknown."""
+    waits, ended = threading.Event(), threading.Event()
+
+    @tool
+    async def work() -> str:
+        """Work for long."""
+        waits.set()
+        try:
+            await asyncio.sleep(PATIENCE_S * 10)
+        finally:
+            ended.set()
+        return "done"
+
+    harness.equip(work)
+    harness.script(calls(("work", {})))
+    runtime = harness.runtime
+    sent = harness.send()
+    runner = Runner(runtime, "harness")
+    runner.start()
+    running = threading.Thread(target=runner.run, args=(sent.session_id,))
+    running.start()
+    assert waits.wait(PATIENCE_S)
+    cancel(runtime, sent.turn_id)
+    assert ended.wait(PATIENCE_S)
+    running.join(PATIENCE_S)
+    runner.close()
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
+
+
+def test_a_call_that_nobody_wants_is_not_begun() -> None:
+    """A call that is repeated after its turn was cancelled does nothing."""
+    began: list[int] = []
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        began.append(1)
+        return "acted"
+
+    unwanted = context()
+    unwanted.cancelled.set()
+    with pytest.raises(OutcomeUnknown):
+        act.call({}, unwanted)
+    assert began == []
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ToolError("There is no such order."), "There is no such order."),
+        (ValueError("a bug"), "ValueError: a bug"),
+        (asyncio.CancelledError(), "The call was cancelled."),
+        (TimeoutError("too slow"), "TimeoutError: too slow"),
+    ],
+)
+def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str) -> None:
+    """Its own time-out and its own cancellation, too."""
+
+    @tool(effect="pure")
+    async def fail() -> str:
+        """Fail."""
+        await asyncio.sleep(0)
+        raise error
+
+    with pytest.raises(ToolError, match=message):
+        fail.call({}, context())
+
+
+def test_context_variables_reach_the_coroutine() -> None:
+    """What logging and tracing keep for a call holds on the loop as well."""
+    request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
+
+    @tool(effect="pure")
+    async def read() -> str:
+        """Read the variable."""
+        await asyncio.sleep(0)
+        return request.get()
+
+    request.set("r-1")
+    assert read.call({}, context()) == "r-1"
+
+
+def test_a_tool_that_blocks_the_loop_is_named_and_left_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log says which one it is; later calls get a loop that runs."""
+    monkeypatch.setattr(event_loop, "_BLOCKED_S", 0.2)
+    monkeypatch.setattr(event_loop, "_REPLACED_S", 0.4)
+    let_go = threading.Event()
+
+    @tool(effect="pure")
+    async def block() -> str:
+        """Block the loop."""
+        let_go.wait(PATIENCE_S)
+        return "late"
+
+    @tool(effect="pure")
+    async def quick() -> str:
+        """Answer at once."""
+        return "quick"
+
+    with caplog.at_level(logging.WARNING):
+        blocking = threading.Thread(target=block.call, args=({}, context()))
+        blocking.start()
+        until(lambda: "the tool block blocks the event loop" in caplog.text, "it is named")
+        until(lambda: event_loop._current is not None and event_loop._current.blocked_s > 0.4, "it is left behind")
+        assert quick.call({}, context()) == "quick"
+    let_go.set()
+    blocking.join(PATIENCE_S)
+    assert caplog.text.count("blocks the event loop") == 1
+
+
+def test_a_forked_child_has_a_loop_of_its_own() -> None:
+    """A parent's loop has no thread in its child."""
+
+    @tool(effect="pure")
+    async def quick() -> str:
+        """Answer at once."""
+        await asyncio.sleep(0)
+        return "quick"
+
+    quick.call({}, context())
+    pid = os.fork()
+    if pid == 0:  # the child of a process with threads may do little; it ends without Python's clean-up
+        os._exit(0 if quick.call({}, context()) == "quick" else 1)
+    began = time.monotonic()
+    while (done := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        assert time.monotonic() - began < PATIENCE_S
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(done[1]) == 0
+
+
+def test_async_hooks(harness: Harness) -> None:
+    """They see what others see, may refuse, and are cancelled at their time limit."""
+    seen: list[str] = []
+    ended = threading.Event()
+
+    async def look(turn: TurnStarted) -> None:
+        await asyncio.sleep(0)
+        seen.append(turn.text)
+
+    async def refuse(call: ToolCalling) -> None:
+        await asyncio.sleep(0)
+        raise GuardRejected(f"Not {call.tool}.")
+
+    async def hang(turn: TurnStarted) -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S * 10)
+        finally:
+            ended.set()
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        return "acted"
+
+    harness.set(hook_timeout_s=0.2)
+    harness.equip(act, before_turn=[look, hang], before_tool=[required(refuse)])
+    harness.script(calls(("act", {})), says("I may not."))
+    turn = harness.ask("do it")
+    assert seen == ["do it"]
+    assert tool_lines(harness, turn) == ["Error: Not act."]
+    assert ended.wait(PATIENCE_S)
+
+
+def test_in_a_unit_test_without_servers() -> None:
+    """`perdure.testing.ask` runs them, too."""
+
+    @tool(effect="pure")
+    async def double(number: int) -> int:
+        """Double a number."""
+        await asyncio.sleep(0)
+        return 2 * number
+
+    answer = ask(
+        Agent("assistant", "You double.", [double]),
+        "double 4",
+        model=Scripted(call("double", number=4), "It is 8."),
+    )
+    assert answer.reply == "It is 8."
