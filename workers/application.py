@@ -6,14 +6,16 @@ once it is accepted. Every wait for the broker has a timeout.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from kombu import Exchange, Queue
 
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
-from perdure.workers.assembly import Addresses
+
+if TYPE_CHECKING:
+    from perdure.workers.assembly import Addresses
 
 INCLUDED = (
     "perdure.tasks.turns",

@@ -1,7 +1,8 @@
 """Assembles a process: the addresses of its servers, and the parts of its runtime.
 
 An address that the settings leave out is that of the embedded server under the data directory, which `perdure up` runs.
-This module opens a process's connections and passes them on; nothing is opened at import.
+This module opens a process's connections and passes them on; nothing is opened at import. Functions import what only
+some processes need: `perdure send` runs once per message.
 """
 
 from __future__ import annotations
@@ -11,30 +12,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from perdure.agents import Agents
-from perdure.channels.chat import configured
-from perdure.clock import SystemClock
-from perdure.database import compatibility, serverlog
+from perdure.clock import Clock, SystemClock
 from perdure.database.engine import Database
-from perdure.embedded import postgres, redis
-from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
-from perdure.events.writer import EventWriter
-from perdure.memory.redis.memory import RedisMemory
-from perdure.models.embedders.guarded import guard_with
-from perdure.models.embedders.resolve import check as check_embedder
-from perdure.models.embedders.resolve import resolve as resolve_embedder
-from perdure.models.resolve import Models
-from perdure.resilience.resolve import resolve as resolve_breakers
-from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
-from perdure.snapshots.resolve import resolve
 from perdure.tools.leaks import Leaks
-from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
-from perdure.turns.lease.parking import recall
+
+if TYPE_CHECKING:
+    from perdure.embedded.rewriting import AppendOnlyFile
+    from perdure.models.resolve import Models
+    from perdure.runtime import Intake, Runtime, Waker
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +69,8 @@ def database_address(settings: Settings) -> str:
     """
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
+    from perdure.embedded import postgres
+
     found = postgres.find(settings.data_dir / "postgres")
     if found is None:
         raise Unavailable(
@@ -115,6 +109,8 @@ def redis_address(settings: Settings) -> str:
     """
     if settings.redis_url is not None:
         return settings.redis_url.get_secret_value()
+    from perdure.embedded import redis
+
     found = redis.find(settings.data_dir / "redis")
     if found is None:
         raise Unavailable(f"No Redis runs in {settings.data_dir}. " + _START_IT.format(variable="PERDURE_REDIS_URL"))
@@ -132,6 +128,12 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
         SettingsError: a setting, or an agent's own, has a name that does not exist or cannot be set up, or
             `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
     """
+    from perdure.channels.chat import configured
+    from perdure.models.embedders.resolve import check as check_embedder
+    from perdure.models.resolve import Models
+    from perdure.resilience.resolve import resolve as resolve_breakers
+    from perdure.snapshots.resolve import resolve
+
     agents, clock = Agents.from_module(settings.agents), SystemClock()
     check_servers(_servers(agents), settings.mcp)
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
@@ -152,6 +154,8 @@ def require_database(settings: Settings, database_url: str) -> None:
     Raises:
         IncompatibleDatabase: PostgreSQL, pgvector or the schema is too old, or the schema is too new.
     """
+    from perdure.database import compatibility, serverlog
+
     database = open_database(settings, database_url)
     try:
         compatibility.require(database)
@@ -165,6 +169,30 @@ def require_database(settings: Settings, database_url: str) -> None:
         database.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Intake:
+    """The parts of a process that only accepts messages."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    agents: Agents
+    wake: Waker
+
+
+def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intake:
+    """The parts of a process that only accepts messages.
+
+    Does not check the settings of models, the embedder, breakers and the snapshot store, which it does not use; the
+    processes that use them do.
+
+    Raises:
+        SettingsError: the module of `PERDURE_AGENTS` cannot be loaded.
+    """
+    agents = Agents.from_module(settings.agents)
+    return _Intake(settings, SystemClock(), open_database(settings, database_url), agents, wake)
+
+
 def assemble(
     settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None, *, turns: bool = False
 ) -> Runtime:
@@ -176,6 +204,17 @@ def assemble(
     Raises:
         SettingsError: as `check`, or the embedder's model cannot be loaded.
     """
+    from perdure.events.writer import EventWriter
+    from perdure.memory.redis.memory import RedisMemory
+    from perdure.models.embedders.guarded import guard_with
+    from perdure.models.embedders.resolve import resolve as resolve_embedder
+    from perdure.models.resolve import Models
+    from perdure.resilience.resolve import resolve as resolve_breakers
+    from perdure.runtime import Runtime
+    from perdure.snapshots.resolve import resolve
+    from perdure.tools.mcp.connections import Connections
+    from perdure.turns.lease.parking import recall
+
     agents = Agents.from_module(settings.agents)
     servers = _servers(agents)
     check_servers(servers, settings.mcp)
@@ -231,6 +270,9 @@ def _check_models(models: Models, settings: Settings, agents: Agents, *, called:
 
 
 def _embedded_file(settings: Settings, redis_url: str | None) -> AppendOnlyFile | None:
+    from perdure.embedded import redis
+    from perdure.embedded.rewriting import AppendOnlyFile
+
     if redis_url is None or not redis.is_of(settings.data_dir / "redis", redis_url):
         return None
     return AppendOnlyFile(redis_url)

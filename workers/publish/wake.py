@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from celery import Celery
@@ -16,12 +16,22 @@ from redis.exceptions import RedisError
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.application import broker_priority, make_app
-from perdure.workers.assembly import Addresses
+
+if TYPE_CHECKING:
+    from perdure.workers.assembly import Addresses
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Seconds after a failure in which nothing is published, so that not every caller waits for the broker."""
+
+
+class _Unread:
+    """The result of a wake-up, which no caller reads. Celery's `AsyncResult` costs 60 ms to import."""
+
+    def __init__(self, task_id: str) -> None:
+        self.id = task_id
+
 
 RETRY_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 
@@ -73,6 +83,8 @@ class CeleryWaker:
                 task,
                 kwargs=arguments,
                 ignore_result=True,
+                result_cls=_Unread,
+                add_to_parent=False,
                 retry=True,
                 retry_policy=RETRY_ONCE,
                 **described((), arguments),
