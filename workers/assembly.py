@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 _NO_REDIS = "redis://127.0.0.1:0"
 """The URL if no Redis runs: a command to it fails with a message."""
 
+_LOOKED_UP = ("model", "summary_model", "fallback_models", "fallback", "embedder", "snapshots")
+"""The settings that name a part, apart from `PERDURE_BREAKER__REGISTRY`."""
+
 _NO_DATABASE = "postgresql://"
 """The URL in a process that needs no database."""
 
@@ -183,13 +186,12 @@ class _Intake:
 def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intake:
     """The parts of a process that only accepts messages.
 
-    Does not check the settings of models, the embedder, breakers and the snapshot store, which it does not use; the
-    processes that use them do.
-
     Raises:
-        SettingsError: the module of `PERDURE_AGENTS` cannot be loaded.
+        SettingsError: as `check`. A vendor's key may be missing.
     """
     agents = Agents.from_module(settings.agents)
+    if not _has_defaults(settings, agents):
+        check(settings, asks_models=False, asks_embedder=False)
     return _Intake(settings, SystemClock(), open_database(settings, database_url), agents, wake)
 
 
@@ -245,6 +247,16 @@ def assemble(
     if connections is not None:
         connections.open(servers)  # last: if a later step failed, no code would end the server processes
     return made
+
+
+def _has_defaults(settings: Settings, agents: Agents) -> bool:
+    """Whether all names that `check` looks up have their defaults. Looking them up imports models and embedders."""
+    fields, breaker = type(settings).model_fields, type(settings.breaker).model_fields
+    return (
+        all(getattr(settings, name) == fields[name].default for name in _LOOKED_UP)
+        and settings.breaker.registry == breaker["registry"].default
+        and not any(agent.model or agent.servers for agent in agents)
+    )
 
 
 def _servers(agents: Agents) -> list[McpServer]:
