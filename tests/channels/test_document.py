@@ -168,7 +168,7 @@ def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
     "url", [" http://example.com/", "\thttp://example.com/", "ftp://example.com/", "http:example.com", "//example.com/"]
 )
 def test_a_url_begins_with_its_scheme(client: TestClient, url: str) -> None:
-    """As the pattern in the document says; Python ignores leading blanks."""
+    """The document's pattern refuses leading blanks, which Python's URL parser ignores."""
     body = {"user_id": "ann", "text": "hello", "reply_to": {"url": url}}
 
     assert client.post("/v1/messages", json=body).status_code == 400

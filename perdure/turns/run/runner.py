@@ -397,7 +397,7 @@ class Runner:
         return replace(found, spent_s=lost.spent_s + self._runtime.clock.monotonic() - since)
 
     def _release(self, hold: Hold) -> bool:
-        """Release the session; whether it has turns to run and the broker took no wake-up for them."""
+        """Release the session; returns whether it has turns to run whose wake-up the broker did not accept."""
         rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
         if rows and rows[0].may_end:
             self._runtime.wake.ending(hold.session_id)

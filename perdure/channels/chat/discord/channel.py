@@ -127,7 +127,7 @@ class Discord:
             raise Unauthorized("The request's timestamp is too old.")
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (the protocol's)
-        """The interaction of a webhook's request, whose signature is valid, and its answer.
+        """The interaction in a webhook request with a valid signature, and the response to it.
 
         Raises:
             InvalidRequest: the body is not an interaction.
