@@ -18,7 +18,7 @@ _LONGEST_CALL = 300
 
 
 class Rewound(Exception):
-    """Text that was passed on is not part of the answer."""
+    """Text that was already sent to the client is not part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same conversation, agent and messages."""
+        """A digest of the conversation, the agent and the messages; a repeated request has the same."""
         message = self.message
         parts = [message.conversation, message.agent, None if message.session_id is None else str(message.session_id)]
         text = json.dumps([*parts, self.messages], sort_keys=True, ensure_ascii=True)
