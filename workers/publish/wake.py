@@ -13,6 +13,7 @@ from kombu.exceptions import KombuError
 from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
+from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.application import broker_priority, make_app
@@ -93,7 +94,7 @@ class CeleryWaker:
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own; the sweeper repeats this)
             with self._lock:
                 self._unavailable_until = time.monotonic() + PAUSE_S
-            log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, error)
+            log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, loggable(error))
             return False
         return True
 
@@ -105,7 +106,7 @@ class CeleryWaker:
             for answer in self._app.control.broadcast(question, reply=True, timeout=within_s) or ():
                 answers |= answer
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-            log.warning("the workers cannot be inspected (%s)", error)
+            log.warning("the workers cannot be inspected (%s)", loggable(error))
             time.sleep(max(within_s - (time.monotonic() - began), 0))
         return answers
 

@@ -10,9 +10,10 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,9 +67,10 @@ def send(
     Prints the ids of the turn and the session, or with --wait the reply. The exit status is 1 if the turn fails, if it
     is not settled when the time is up, or if a signal ends the wait.
     """
-    gc.disable()  # the imports make no garbage, and collecting during them takes a tenth of the CPU time
-    from perdure.turns.inbox.accept import accept
-    from perdure.turns.inbox.incoming import parse_incoming
+    with _without_collection():
+        import perdure.workers.publish.wake  # noqa: F401 (what `connecting.intake` imports)
+        from perdure.turns.inbox.accept import accept
+        from perdure.turns.inbox.incoming import parse_incoming
 
     content = _text(text)
     if not content.strip():
@@ -89,6 +91,16 @@ def send(
         turn = _settled(runtime, accepted, wait, interruptible)
     over = "Interrupted" if interruptible.ended else f"No reply within {wait:g} s"
     _write_turn(turn, over, as_json=as_json)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage: imports make little, and collecting during them takes a tenth of the command's CPU time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _text(given: str | None) -> str:
@@ -138,7 +150,6 @@ class _Wait:
 
 def _settled(runtime: Intake, accepted: Accepted, seconds: float, interruptible: _Wait) -> dict[str, Any]:
     """The turn, once it is settled, the time is up, or a signal has ended the wait."""
-    gc.enable()
     from perdure.turns.reading import Delays, SettlementWatch, read_turn
 
     watch, delays = SettlementWatch(runtime.database), Delays(runtime.database, accepted.turn_id)

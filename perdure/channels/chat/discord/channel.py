@@ -247,7 +247,7 @@ class Discord:
         try:
             return self._rest.run(partial(read_history, chat=chat, after=after, now=self._clock.now()), HISTORY_S)
         except Undeliverable as error:
-            log.info("the history of a channel cannot be read: %s", error)
+            log.info("the history of a channel cannot be read: status %s", error.status_code)
             return ()
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:

@@ -1,6 +1,7 @@
 """Requests of chat front ends for titles, tags and follow-up questions of a conversation.
 
-The summary model answers them without a turn, and they are not stored in the conversation. Recognised by the headers `X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:`.
+The summary model answers them without a turn, and they are not stored in the conversation. Recognised by the headers
+`X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:`.
 """
 
 from __future__ import annotations
