@@ -281,7 +281,7 @@ class SessionMachine(RuleBasedStateMachine):
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
     ) -> Callable[[ModelRequest, ModelCall], ModelReply]:
-        """The model's answer, after what happens while it thinks."""
+        """The model's answer, after the event `meanwhile` that happens during the call."""
 
         def think(request: ModelRequest, call: ModelCall) -> ModelReply:
             observe, self.harness.database.observe = (

@@ -73,7 +73,7 @@ def accept_once(runtime: Runtime, request: Request) -> Accepted:
 
 
 def note_sent(executor: Executor, request: Request, turn_id: UUID) -> None:
-    """The answer was sent to the end. Blocks."""
+    """Record that the answer was sent completely. Blocks."""
     if request.key is None:
         given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}
         executor.run(queries.NOTE_ANSWERED, given)

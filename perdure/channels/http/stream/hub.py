@@ -263,7 +263,7 @@ class Hub:
 
 
 async def _logged(task: Coroutine[Any, Any, None]) -> None:
-    """A task that runs as long as the gateway; its end by an error is logged when it happens."""
+    """A task that runs as long as the gateway; an error that ends it is logged at once."""
     try:
         await task
     except Exception:
