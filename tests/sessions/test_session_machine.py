@@ -90,7 +90,7 @@ class Environment:
     remembered: Remembered
 
     def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
-        """Ends sessions as the task does, cleaning included; and who keeps its leases."""
+        """What ends sessions as the task does, cleaning included, and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper

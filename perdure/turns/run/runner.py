@@ -229,7 +229,7 @@ class Runner:
     def _verdict(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript
     ) -> tuple[Verdict, VariableSet] | Stop:
-        """The verdict with the working variables: held by an earlier runner, or from the step loop's ending."""
+        """The verdict and the working variables: those that an earlier runner held, else those of the step loop."""
         if ref.held is not None:
             variables = VariableSet(kept_variables(self._runtime.database, claimed))
             return Verdict.from_json(ref.held), variables

@@ -188,7 +188,7 @@ class Discord:
         return any(each.get("id") == self._bot_id for each in named)
 
     def _text(self, data: Update) -> str:
-        """The text, with names in place of the ids of those whom it mentions, and without a mention of the bot."""
+        """The text, with mentions shown as names and without a mention of the bot."""
         names = {each["id"]: f"@{each.get('global_name') or each['username']}" for each in data.get("mentions", ())}
         names[self._bot_id] = ""
         return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()
