@@ -72,7 +72,7 @@ def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Itera
 
 
 def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
-    """Newcomers copy them. 404 and 409 are about the turns and sessions that they refer to."""
+    """Newcomers copy them. 404 and 409 concern the turns and sessions that the examples name."""
     named = defaultdict(lambda: "x", say(conversation="a"), conversation="a?user_id=ann")
     statuses = {
         (name, str(example)): client.request(*name.format_map(named).split(), json=example).status_code

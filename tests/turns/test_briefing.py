@@ -1,4 +1,4 @@
-"""What of the past reaches the model: what bears on the question, quoted, bounded, and of this user only."""
+"""The part of the past that reaches the model: relevant to the question, quoted, bounded, and this user's only."""
 
 from __future__ import annotations
 

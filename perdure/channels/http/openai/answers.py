@@ -31,7 +31,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing has happened for a while."""
+    """No event has come for one keep-alive interval."""
 
 
 @dataclass(frozen=True, slots=True)
