@@ -7,7 +7,7 @@
 PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done || echo python3)
 BIN := .venv/bin
-SOURCES := perdure workers tasks schedules alembic benchmarks tests
+SOURCES := perdure workers tasks schedules alembic benchmarks examples tests
 ARGS ?=
 # More than cores, for tests wait; the long ones, which `make check` adds, wait most. Each collects all tests first.
 CORES := $(shell getconf _NPROCESSORS_ONLN)

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
     from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.tools.awaited.task import celery_tool
+    from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
+    from perdure.workers.installed.gateway import gateway
+    from perdure.workers.installed.install import install
 
 _MODULES = {
     "Agent": "perdure.agents",
@@ -27,6 +31,7 @@ _MODULES = {
     "Happened": "perdure.tools.registry",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
+    "SleepUntil": "perdure.tools.awaited.timer",
     "ToolCalled": "perdure.hooks",
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
@@ -35,10 +40,14 @@ _MODULES = {
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
     "Sent": "perdure.application.sending",
+    "gateway": "perdure.workers.installed.gateway",
+    "install": "perdure.workers.installed.install",
     "required": "perdure.hooks",
     "result": "perdure.application.results",
     "send": "perdure.application.sending",
     "send_async": "perdure.application.sending",
+    "celery_tool": "perdure.tools.awaited.task",
+    "sleep_until": "perdure.tools.awaited.timer",
     "tool": "perdure.tools.registry",
 }
 
@@ -52,6 +61,7 @@ __all__ = [
     "McpServer",
     "OutcomeUnknown",
     "Sent",
+    "SleepUntil",
     "ToolCalled",
     "ToolCalling",
     "ToolContext",
@@ -59,10 +69,14 @@ __all__ = [
     "TurnEnding",
     "TurnStarted",
     "Unknown",
+    "celery_tool",
+    "gateway",
+    "install",
     "required",
     "result",
     "send",
     "send_async",
+    "sleep_until",
     "tool",
 ]
 

@@ -27,6 +27,8 @@ from perdure.errors import InvalidRequest, SettingsError
 from perdure.hooks import Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
 from perdure.settings import OnUnavailable
 from perdure.text.untrusted import IDENTIFIER, is_identifier
+from perdure.tools.awaited.task import CeleryTool
+from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
 from perdure.tools.sources import Toolset
@@ -64,6 +66,10 @@ class ErrorTexts:
         return self.by_code.get(code)
 
 
+OwnTool = Tool | CeleryTool | SleepUntil
+"""A tool that an agent itself declares."""
+
+
 @dataclass(frozen=True)
 class Agent:
     """Instructions, tools, and limits that replace those of the settings.
@@ -77,7 +83,7 @@ class Agent:
 
     name: str
     instructions: str
-    tools: Sequence[Tool | McpServer | Callable[..., Any]] = ()
+    tools: Sequence[OwnTool | McpServer | Callable[..., Any]] = ()
     model: str | None = None
     max_steps: int | None = None
     timeout_s: float | None = None
@@ -89,7 +95,7 @@ class Agent:
     before_tool: Hooks[ToolCalling] = ()
     after_tool: Hooks[ToolCalled] = ()
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
-    _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
+    _by_name: dict[str, OwnTool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         servers = tuple(given for given in self.tools if isinstance(given, McpServer))
@@ -98,7 +104,7 @@ class Agent:
                 f"agent {self.name!r} has two MCP servers with the same name: {[each.name for each in servers]}"
             )
         own = [given for given in self.tools if not isinstance(given, McpServer)]
-        made = [given if isinstance(given, Tool) else tool()(given) for given in own]
+        made = [given if isinstance(given, OwnTool) else tool()(given) for given in own]
         by_name = {each.name: each for each in made}
         if len(by_name) != len(made):
             raise SettingsError(
@@ -135,12 +141,12 @@ class Agent:
         """The agent's bank of cases; `None` if it uses no bank."""
         return self.casebank or None
 
-    def find_tool(self, name: str) -> Tool | None:
+    def find_tool(self, name: str) -> OwnTool | None:
         """The tool of that name, or `None`."""
         return self._by_name.get(name)
 
     @property
-    def tool_list(self) -> tuple[Tool, ...]:
+    def tool_list(self) -> tuple[OwnTool, ...]:
         """The agent's tools, in the order given."""
         return tuple(self._by_name.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.agents import Agent
 from perdure.tools.builtin import calculator, clock
 from perdure.tools.memory import forget, recall, remember
+from perdure.tools.reminders import remind_me, schedules, unschedule
 
 assistant = Agent(
     "assistant",
@@ -14,5 +15,5 @@ assistant = Agent(
         "What you know of the person is told below; recall more when you need it, remember what they ask you to, "
         "and forget it when they ask for that. When you do not know something, say so."
     ),
-    tools=[calculator, clock, remember, recall, forget],
+    tools=[calculator, clock, remember, recall, forget, remind_me, schedules, unschedule],
 )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.models.protocol import Model
     from perdure.resilience.registry import Switchboard
     from perdure.snapshots.store import SnapshotStore
+    from perdure.tools.awaited.port import TaskCalls
     from perdure.tools.mcp.connections import Connections
     from perdure.users.erase import Eraser, RedisFile
 
@@ -117,6 +118,8 @@ class Runtime:
     """The Redis of event streams, in a process that serves them."""
     events: EventWriter | None = None
     """Writes the events of turns; `None` in a process that runs none."""
+    calls: TaskCalls | None = None
+    """Sends the tasks of Celery tools; `None` in a process that runs no turns."""
 
     @cached_property
     def recall(self) -> Recall:

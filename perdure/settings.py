@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from datetime import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -49,7 +50,7 @@ _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
 _LONGEST_NAME = 63
 """Bytes of a name in PostgreSQL."""
 
-_BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
+BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -157,6 +158,36 @@ class GuardSettings(_Group):
     per_minute: Annotated[int, Field(ge=0)] = 0
     per_hour: Annotated[int, Field(ge=0)] = 0
     max_chars: Count = 10_000
+
+
+class ScheduleSettings(_Group):
+    """`PERDURE_SCHEDULE__*`: limits of users' schedules. `quiet_hours`: nothing fires then, in the schedule's zone."""
+
+    user_limit: Count = 100
+    quiet_hours: str = ""
+
+    @field_validator("quiet_hours")
+    @classmethod
+    def _times_of_day(cls, value: str) -> str:
+        _quiet_times(value)
+        return value
+
+    @property
+    def quiet_times(self) -> tuple[time, time] | None:
+        """The local times of day at which the quiet hours begin and end; `None`: there are none."""
+        return _quiet_times(self.quiet_hours)
+
+
+def _quiet_times(value: str) -> tuple[time, time] | None:
+    if not value:
+        return None
+    try:
+        begin, end = (time.fromisoformat(each.strip()) for each in value.split("-"))
+    except ValueError:
+        begin = end = time()
+    if begin == end or begin.tzinfo or end.tzinfo:
+        raise ValueError("accepted: two different times of day, such as 22:00-07:00")
+    return begin, end
 
 
 class MemorySettings(_Group):
@@ -387,6 +418,7 @@ class Settings(BaseSettings):
     turn: TurnSettings = TurnSettings()
     approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     memory: MemorySettings = MemorySettings()
     consolidation: ConsolidationSettings = ConsolidationSettings()
     breaker: BreakerSettings = BreakerSettings()
@@ -467,8 +499,8 @@ class Settings(BaseSettings):
     @field_validator("broker_url")
     @classmethod
     def _broker(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and value.get_secret_value().partition("://")[0] not in _BROKERS:
-            raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in _BROKERS)}")
+        if value is not None and value.get_secret_value().partition("://")[0] not in BROKERS:
+            raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in BROKERS)}")
         return value
 
     @field_validator("webhook_secret")

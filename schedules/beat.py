@@ -16,9 +16,9 @@ from celery.schedules import BaseSchedule, schedstate
 from perdure import schedules
 from perdure.clock import Clock, SystemClock
 from perdure.schedule.cadence import Cadence
-from perdure.schedule.entry import Entry
+from perdure.schedule.entry import Entry, options
 from perdure.settings import Settings
-from perdure.tasks.scheduled import ScheduledTask, options
+from perdure.tasks.scheduled import ScheduledTask
 
 _SCHEDULER = "celery.beat:Scheduler"
 """Celery's scheduler in memory; the default one writes a file."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import shared_task
-
 from perdure.casebank import executions, reflection
 from perdure.casebank.embedding import embed_cases
 from perdure.casebank.plan.policy import Rule
@@ -22,11 +20,12 @@ from perdure.errors import Conflict, PerdureError, Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
+from perdure.tasks.task import declare
 
 log = logging.getLogger(__name__)
 
 
-@shared_task(name="casebank.prune", bind=True, base=ScheduledTask, ignore_result=False)
+@declare("casebank.prune", base=ScheduledTask, ignore_result=False)
 def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None:
     """Plan a run, and apply the plan unless it is a dry run; the result is that of `POST /v1/consolidation/run`.
 
@@ -44,7 +43,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
         return None
 
 
-@shared_task(name="casebank.advance", bind=True, base=ScheduledTask)
+@declare("casebank.advance", base=ScheduledTask)
 def advance(self: ScheduledTask) -> dict[str, Any] | None:
     """Expire a plan that was not approved in time, then continue an approved or interrupted run."""
     runtime = self.process.runtime
@@ -54,14 +53,14 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
     return None if result is None else _without_quotations(result)
 
 
-@shared_task(name="casebank.count", bind=True, base=ScheduledTask)
+@declare("casebank.count", base=ScheduledTask)
 def count(self: ScheduledTask) -> int:
     """Add the uses that turns have recorded to their cases; returns their number."""
     leaving = self.process.leaving
     return executions.count(self.process.runtime.database, lambda: not leaving.is_set())
 
 
-@shared_task(name="casebank.reflect", bind=True, base=ScheduledTask, ignore_result=False)
+@declare("casebank.reflect", base=ScheduledTask, ignore_result=False)
 def reflect(self: ScheduledTask) -> dict[str, Any]:
     """Set each case's success rate from its newest uses, and embed the cases without vectors."""
     runtime = self.process.runtime
@@ -70,7 +69,7 @@ def reflect(self: ScheduledTask) -> dict[str, Any]:
     return {"rated": done.rated, "flagged": done.flagged}
 
 
-@shared_task(name="casebank.suggest", bind=True, base=ScheduledTask)
+@declare("casebank.suggest", base=ScheduledTask)
 def suggest(self: ScheduledTask) -> int | None:
     """Have the summary model suggest improvements for a few flagged cases; see `reflection.suggest`."""
     runtime = self.process.runtime

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from celery import shared_task
-
 from perdure.network.queues import ReplyTask, reply_queue
-from perdure.tasks.task import PerdureTask
+from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.outbox import DeliveryFailed, NotDue, Undeliverable, deliver
 
 
@@ -44,7 +42,7 @@ class TaskCarrier:
             raise DeliveryFailed("the broker did not accept the task")
 
 
-@shared_task(name="deliveries.send", bind=True, base=PerdureTask)
+@declare("deliveries.send", base=PerdureTask)
 def send(self: PerdureTask, delivery_id: str) -> None:
     """Attempt the delivery, if it is due. If this process has no room, the sweeper publishes the task again."""
     process = self.process

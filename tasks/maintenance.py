@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from celery import shared_task
-
 from perdure.retention import retain as delete_old
 from perdure.tasks.scheduled import ScheduledTask
+from perdure.tasks.task import declare
 
 log = logging.getLogger(__name__)
 
 
-@shared_task(name="maintenance.retain", bind=True, base=ScheduledTask, ignore_result=False)
+@declare("maintenance.retain", base=ScheduledTask, ignore_result=False)
 def retain(self: ScheduledTask) -> dict[str, int]:
     """Delete rows that are older than their retention; returns their number by kind."""
     process = self.process

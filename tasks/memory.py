@@ -6,8 +6,6 @@ import logging
 from typing import assert_never
 from uuid import UUID
 
-from celery import shared_task
-
 from perdure.errors import InvalidRequest
 from perdure.memory.consolidation.consolidate import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
 from perdure.memory.decay import decay as decay_all
@@ -16,13 +14,13 @@ from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
-from perdure.tasks.task import PerdureTask
+from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.lease.claim import Claimed
 
 log = logging.getLogger(__name__)
 
 
-@shared_task(name="memory.consolidate", bind=True, base=ScheduledTask, ignore_result=False)
+@declare("memory.consolidate", base=ScheduledTask, ignore_result=False)
 def consolidate(self: ScheduledTask) -> dict[str, int]:
     """Consolidate a batch of ended sessions."""
     counts = consolidator(self.process).batch(_report).as_result()
@@ -30,7 +28,7 @@ def consolidate(self: ScheduledTask) -> dict[str, int]:
     return counts
 
 
-@shared_task(name="memory.consolidate_session", bind=True, base=PerdureTask)
+@declare("memory.consolidate_session", base=PerdureTask)
 def consolidate_session(self: PerdureTask, session_id: str) -> None:
     """Consolidate one ended session. If this process has no room, the sweeper publishes the task again."""
     wanted = _id(session_id)
@@ -51,7 +49,7 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
             assert_never(outcome)
 
 
-@shared_task(name="memory.decay", bind=True, base=ScheduledTask)
+@declare("memory.decay", base=ScheduledTask)
 def decay(self: ScheduledTask) -> int:
     """Compute each memory's value as of now; returns how many changed."""
     done = decay_all(self.process.runtime.database)
@@ -59,7 +57,7 @@ def decay(self: ScheduledTask) -> int:
     return done.changed
 
 
-@shared_task(name="memory.refresh_hot", bind=True, base=ScheduledTask)
+@declare("memory.refresh_hot", base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
     """Recompute all users' hot memories; returns their number. Also builds the index on vectors once there are many."""
     runtime = self.process.runtime

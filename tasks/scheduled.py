@@ -11,19 +11,12 @@ import logging
 from functools import partial
 from typing import Any, assert_never
 
-from perdure.schedule.entry import Entry
+from perdure.schedule.entry import HEADER, Entry, options
 from perdure.schedule.ledger import Done, NotDue, run_slot
 from perdure.tasks.deliveries import Publisher
 from perdure.tasks.task import PerdureTask
 
 log = logging.getLogger(__name__)
-
-HEADER = "perdure_entry"
-
-
-def options(entry: Entry) -> dict[str, Any]:
-    """The options of Celery's `apply_async` for a firing of `entry`."""
-    return {"queue": entry.queue, "headers": {HEADER: entry.name}}
 
 
 def fire(publisher: Publisher, entry: Entry) -> bool:

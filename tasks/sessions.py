@@ -7,8 +7,6 @@ from functools import partial
 from typing import assert_never
 from uuid import UUID
 
-from celery import shared_task
-
 from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
 from perdure.runtime import Runtime
@@ -16,7 +14,7 @@ from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, Released, e
 from perdure.snapshots.deletion import delete_snapshots
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
-from perdure.tasks.task import PerdureTask
+from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.inbox.incoming import parse_reason
 from perdure.turns.lease.claim import Claimed
 from perdure.turns.sweep import postpone
@@ -24,7 +22,7 @@ from perdure.turns.sweep import postpone
 log = logging.getLogger(__name__)
 
 
-@shared_task(name="sessions.end", bind=True, base=PerdureTask, hint=False)
+@declare("sessions.end", base=PerdureTask, hint=False)
 def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     """End a session whose turns are settled; with a reason, request its end first.
 
@@ -56,7 +54,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
             assert_never(outcome)
 
 
-@shared_task(name="sessions.expire_idle", bind=True, base=ScheduledTask)
+@declare("sessions.expire_idle", base=ScheduledTask)
 def expire(self: ScheduledTask) -> int:
     """Request the end of idle sessions; returns their number."""
     runtime = self.process.runtime

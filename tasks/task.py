@@ -2,17 +2,22 @@
 
 If the database cannot be reached, a wake-up is dropped (the sweeper issues it again) and a submission is retried. Any
 other error of the domain fails the task with its code and message. The caller never receives a stack trace.
+
+The task modules declare their functions with `declare`; `register` makes tasks of them in one application. Celery's
+`shared_task` would make them tasks of every application in the process.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from celery import Task
+from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, TaskPredicate
 
-from perdure.errors import PerdureError, Unavailable, loggable
+from perdure.errors import PerdureError, SettingsError, Unavailable, loggable
 from perdure.tasks import current_task
 from perdure.tasks.arguments import described
 from perdure.tasks.process import Process
@@ -22,6 +27,44 @@ log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
 _MOST_DOUBLINGS = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Declared:
+    """A function that `register` makes a task of. Importing its module declares it."""
+
+    name: str
+    function: Callable[..., Any]
+    options: dict[str, Any]
+
+
+_declared: dict[str, Declared] = {}
+
+
+def declare(name: str, **options: Any) -> Callable[[Callable[..., Any]], Declared]:
+    """Declare the decorated function as the task `name`, whose first argument is the task. `options` as in Celery."""
+
+    def of(function: Callable[..., Any]) -> Declared:
+        made = _declared[name] = Declared(name, function, options)
+        return made
+
+    return of
+
+
+def register(app: Celery) -> None:
+    """Make tasks of `app` of the functions declared up to now. Idempotent.
+
+    Raises:
+        SettingsError: the application has a task of its own with one of the names.
+    """
+    for each in list(_declared.values()):
+        existing = app.tasks.get(each.name)
+        if existing is None:
+            app.task(each.function, name=each.name, bind=True, shared=False, lazy=False, **each.options)
+        elif not isinstance(existing, PerdureTask):
+            raise SettingsError(
+                f"the application {app.main!r} has a task {each.name!r}, which is a name of perdure's: rename your task"
+            )
 
 
 class Refused(Exception):
@@ -35,6 +78,21 @@ class PerdureTask(Task):  # type: ignore[misc]
     hint = True
     Request = f"{__package__}.request:Request"
     """The class of the task's messages in a worker, which Celery imports."""
+    from_config = ()
+    """The application's defaults (`task_acks_late` and others) are for its own tasks; perdure's have those below."""
+
+    serializer = "json"
+    ignore_result = True
+    acks_late = False
+    acks_on_failure_or_timeout = True
+    reject_on_worker_lost = False
+    track_started = False
+    store_eager_result = False
+    store_errors_even_if_ignored = False
+
+    @classmethod
+    def annotate(cls) -> None:
+        """Ignore `task_annotations`: the application's are for its own tasks."""
 
     @property
     def process(self) -> Process:
@@ -67,7 +125,16 @@ class PerdureTask(Task):  # type: ignore[misc]
             current_task.reset(token)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Publish the task, or a retry of it, with its arguments masked in events."""
+        """Publish the task, or a retry of it, with its arguments masked in events.
+
+        Raises:
+            SettingsError: `task_always_eager` is set: these tasks run in a worker only.
+        """
+        if self.app.conf.task_always_eager:
+            raise SettingsError(
+                f"task_always_eager is true, and {self.name} runs in a worker only: unset it, or test your agent with "
+                "perdure.testing.ask"
+            )
         return super().apply_async(args, kwargs, **{**described(args, kwargs), **options})
 
     def refused(self, error: PerdureError) -> Exception:

@@ -1,4 +1,4 @@
-"""`turns.submit` accepts a message from another service; `turns.run` is a wake-up."""
+"""`turns.submit` accepts another service's message, `turns.tool_result` a Celery tool's result; `turns.run` wakes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import logging
 from typing import Any, assert_never
 from uuid import UUID
 
-from celery import shared_task
-
 from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
-from perdure.tasks.task import PerdureTask
+from perdure.tasks.task import PerdureTask, declare
+from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.calls import fan_out
+from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.inbox.route import route_user
@@ -20,10 +21,11 @@ from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)
 
+_FAILED = "The task failed. Its error is not known here: the task has no result backend, or another one."
 
-@shared_task(
-    name="turns.submit",
-    bind=True,
+
+@declare(
+    "turns.submit",
     base=PerdureTask,
     hint=False,
     ignore_result=False,
@@ -44,7 +46,7 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
     }
 
 
-@shared_task(name="turns.route", bind=True, base=PerdureTask)
+@declare("turns.route", base=PerdureTask)
 def route(self: PerdureTask, user: str) -> None:
     """Route the messages that an application inserted for a user, by the user's key."""
     if not isinstance(user, str):
@@ -52,7 +54,34 @@ def route(self: PerdureTask, user: str) -> None:
     route_user(self.process.runtime, user)
 
 
-@shared_task(name="turns.run", bind=True, base=PerdureTask)
+@declare("turns.tool_result", base=PerdureTask, hint=False, acks_late=True, reject_on_worker_lost=True)
+def tool_result(
+    self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False, part: int | None = None
+) -> None:
+    """Record the result of a Celery tool's task, whose link this is; a repeated one changes nothing.
+
+    For a task that `failed`, Celery passes its id as the `value`: the result backend has the error.
+    """
+    runtime = self.process.runtime
+    wanted = _effect_id(effect_id)
+    if part is not None and (isinstance(part, bool) or not isinstance(part, int)):
+        raise InvalidRequest("part: must be an integer.")
+    ended = TaskEnded(failed=False, value=value)
+    if failed:
+        task_id = wanted if part is None else fan_out.task_id(wanted, part)
+        found = None if runtime.calls is None else runtime.calls.ask(task_id)
+        ended = found if isinstance(found, TaskEnded) and found.failed else TaskEnded(failed=True, value=_FAILED)
+    finish(runtime, wanted, ended, part)
+
+
+def _effect_id(text: object) -> UUID:
+    try:
+        return UUID(str(text))
+    except ValueError:
+        raise InvalidRequest("effect_id: must be a UUID.") from None
+
+
+@declare("turns.run", base=PerdureTask)
 def run(self: PerdureTask, session_id: str) -> None:
     """Run a session's turns, unless another worker has claimed it."""
     outcome = self.process.runner.run(UUID(session_id))

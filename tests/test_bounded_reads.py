@@ -11,8 +11,10 @@ from perdure import retention
 from perdure.database.engine import Database, Statement
 from perdure.memory import import_export_queries as exchange
 from perdure.memory.consolidation import queries as consolidation
+from perdure.schedule import reminder_queries
 from perdure.sessions import queries as sessions
 from perdure.turns.inbox import queries as turns
+from perdure.turns.inbox import route_queries
 from tests.databases import engine_of
 from tests.plans import outline, plans, rows_read
 
@@ -30,6 +32,10 @@ _FILL = f"""
     INSERT INTO unrouted (turn_id, user_id, message, accepted_at, due_at, error_code, settled_at)
     SELECT gen_random_uuid(), 'user ' || n, '{{}}', now(), now() + (n - 20) * interval '1 minute',
            CASE WHEN n % 2 = 0 THEN 'CONFLICT' END, CASE WHEN n % 2 = 0 THEN now() - n * interval '1 minute' END
+    FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO reminders (schedule_id, user_id, text, cron, timezone, channel, created_at, next_due)
+    SELECT gen_random_uuid(), 'user ' || n, 'text', '0 7 * * *', 'UTC', 'http', now(),
+           now() + (n - 20) * interval '1 minute'
     FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO link_codes SELECT 'user ' || n, sha256(n::text::bytea), now() - n * interval '1 minute'
     FROM generate_series(0, {_OTHERS}) AS n;
@@ -117,6 +123,9 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (sessions.EXPIRE_IDLE, {"reason": "idle"}, 4_100),
     (sessions.COUNT_FROM_NOW, {}, 4_100),
     (consolidation.GIVEN_UP, {}, 60),
+    (route_queries.DUE_USERS, {}, 60),
+    (reminder_queries.TAKE_DUE, {}, 110),
+    (reminder_queries.LIST_OF_USER, {"user_id": "user 7"}, 1),
     (exchange.EXPORT, {}, 400),
     (exchange.EXPORT_OF_SESSIONS, {}, 10),
     (exchange.LOCK, {}, 2),

@@ -20,6 +20,7 @@ from perdure.errors import GuardRejected, ProviderError, ToolError, Unavailable,
 from perdure.tasks.arguments import described
 from perdure.tasks.request import Request
 from perdure.workers import logs
+from perdure.workers.application import load_tasks
 
 SECRET = "zyxomma-of-logs"
 
@@ -168,8 +169,7 @@ def test_arguments_are_shown_as_ids(positional: Any, named: Any, args: str, kwar
 def test_a_workers_request_hides_what_any_publisher_sent() -> None:
     """`task-received`, `celery inspect active` and the log are made from it."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.loader.import_default_modules()
-    app.loader.import_module("perdure.tasks.turns")
+    load_tasks(app)
     task = app.tasks["turns.submit"]
     kwargs = {"text": SECRET, "session_id": SESSION}
     content_type, encoding, body = dumps(([SECRET], kwargs, {}), "json")

@@ -6,9 +6,11 @@ once it is accepted. Every wait for the broker has a timeout.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
+from celery.signals import import_modules
 from kombu import Exchange, Queue
 
 from perdure.network.queues import QUEUES
@@ -17,18 +19,19 @@ from perdure.settings import Settings
 if TYPE_CHECKING:
     from perdure.workers.assembly import Addresses
 
-INCLUDED = (
+TASK_MODULES = (
     "perdure.tasks.turns",
     "perdure.tasks.deliveries",
     "perdure.tasks.sessions",
     "perdure.tasks.memory",
     "perdure.tasks.casebank",
     "perdure.tasks.maintenance",
-    "perdure.workers.control",
 )
 
 ROUTES = {
+    "turns.route": "ingress",
     "turns.submit": "ingress",
+    "turns.tool_result": "ingress",
     "turns.*": "turns",
     "deliveries.*": "deliveries",
     "sessions.*": "sessions",
@@ -36,6 +39,29 @@ ROUTES = {
     "casebank.*": "maintenance",
     "maintenance.*": "maintenance",
 }
+
+TASKS = frozenset(
+    {
+        "turns.submit",
+        "turns.route",
+        "turns.tool_result",
+        "turns.run",
+        "deliveries.send",
+        "sessions.end",
+        "sessions.expire_idle",
+        "memory.consolidate",
+        "memory.consolidate_session",
+        "memory.decay",
+        "memory.refresh_hot",
+        "casebank.prune",
+        "casebank.advance",
+        "casebank.count",
+        "casebank.reflect",
+        "casebank.suggest",
+        "maintenance.retain",
+    }
+)
+"""The names of all tasks, for a process that does not load them."""
 
 PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
 """The priority of a queue's tasks, 9 first; a session's wake-up has the priority of its turn.
@@ -57,7 +83,7 @@ REDELIVER_S = 60
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
     """The application for the servers at `where`. A `publisher` has timeouts of half a second, others of five."""
-    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=INCLUDED)
+    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,
@@ -66,10 +92,10 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         result_serializer="json",
         event_serializer="json",
         accept_content=["json"],
-        task_queues=[_queue(name, where.broker_url) for name in QUEUES],
+        task_queues=queues(where.broker_url),
         task_default_queue="ingress",
         task_create_missing_queues=True,
-        task_routes=_routes(where.broker_url),
+        task_routes=routes(where.broker_url),
         task_ignore_result=True,
         result_expires=86_400,
         worker_consumer="perdure.workers.consumer.consumer:Consumer",
@@ -83,7 +109,7 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         # If Redis refuses a command, reconnect and do not end the worker (`perdure.workers.consumer.broken_keys`).
-        broker_channel_error_retry=not where.broker_url.startswith(("amqp", "pyamqp")),
+        broker_channel_error_retry=not is_amqp(where.broker_url),
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,
@@ -96,13 +122,27 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         redis_retry_on_timeout=True,
         redis_backend_health_check_interval=int(_WORKER_WAIT_S),
     )
+    import_modules.connect(lambda **_: load_tasks(app), sender=app, weak=False)
     return app
+
+
+def load_tasks(app: Celery) -> None:
+    """Register perdure's tasks with `app`.
+
+    Raises:
+        SettingsError: `app` has a task of its own with one of the names.
+    """
+    from perdure.tasks.task import register  # noqa: PLC0415 (with the domain, which publishers need not import)
+
+    for module in TASK_MODULES:
+        import_module(module)
+    register(app)
 
 
 def registered() -> frozenset[str]:
     """The names of all tasks."""
-    app = Celery("perdure", include=INCLUDED, set_as_current=False)
-    app.loader.import_default_modules()
+    app = Celery("perdure", set_as_current=False)
+    load_tasks(app)
     return frozenset(app.tasks)
 
 
@@ -112,7 +152,7 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
     The keys begin with `prefix`. Under kombu's default keys, which all applications on the database share, the short
     visibility timeout would redeliver the running and postponed tasks of other applications.
     """
-    if broker_url.startswith(("amqp", "pyamqp")):
+    if is_amqp(broker_url):
         return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
     return {
         # These include each level of a publisher with kombu's defaults.
@@ -137,7 +177,7 @@ def broker_priority(broker_url: str, priority: int) -> int:
     RabbitMQ delivers 9 first. On Redis level 0 is first, and each level is a list: consumers with kombu's defaults read
     the levels 0, 3, 6 and 9, so perdure publishes to these only. Its workers read all ten.
     """
-    if broker_url.startswith(("amqp", "pyamqp")):
+    if is_amqp(broker_url):
         return priority
     return (_PRIORITIES - 1 - priority) // 3 * 3
 
@@ -152,7 +192,17 @@ def restored_level(level: int) -> int:
     return level // 3 * 3
 
 
-def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
+def is_amqp(broker_url: str) -> bool:
+    """Whether the broker speaks AMQP, as RabbitMQ does."""
+    return broker_url.startswith(("amqp", "pyamqp"))
+
+
+def queues(broker_url: str) -> list[Queue]:
+    """Perdure's queues, as they are declared at the broker."""
+    return [_queue(name, broker_url) for name in QUEUES]
+
+
+def routes(broker_url: str) -> dict[str, dict[str, Any]]:
     """The queue and priority of each task that this application publishes."""
     return {
         task: {"queue": queue, "priority": broker_priority(broker_url, PRIORITIES[queue])}
@@ -163,6 +213,6 @@ def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
 def _queue(name: str, broker_url: str) -> Queue:
     # RabbitMQ refuses a declaration with other arguments than the queue has. Other publishers declare queues without
     # any, so only `turns`, which they do not publish to, has one.
-    ranked = name == "turns" and broker_url.startswith(("amqp", "pyamqp"))
+    ranked = name == "turns" and is_amqp(broker_url)
     arguments = {"x-max-priority": _PRIORITIES - 1} if ranked else None
     return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.embedded.rewriting import AppendOnlyFile
     from perdure.models.resolve import Models
     from perdure.runtime import Intake, Runtime, Waker
+    from perdure.tools.awaited.port import TaskCalls
 
 log = logging.getLogger(__name__)
 
@@ -196,9 +197,17 @@ def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intak
 
 
 def assemble(
-    settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None, *, turns: bool = False
+    settings: Settings,
+    database_url: str,
+    wake: Waker,
+    redis_url: str | None = None,
+    *,
+    turns: bool = False,
+    calls: TaskCalls | None = None,
 ) -> Runtime:
     """The parts of one process; `redis_url` is needed to run turns and end sessions.
+
+    `calls` sends the tasks of Celery tools.
 
     `turns` connects the agents' MCP servers (call this after the fork) and requires the keys of the models; without it
     a missing key raises an error when a model is called.
@@ -236,6 +245,7 @@ def assemble(
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
         redis_memory=RedisMemory.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
         redis_url=redis_url,
+        calls=calls,
         events=EventWriter(redis_url, settings.redis_prefix, settings.stream, clock) if turns and redis_url else None,
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,

@@ -6,11 +6,15 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
+from perdure.workers.lifecycle import Lifecycle
+
 
 @inspect_command(name="perdure")  # type: ignore[untyped-decorator]  # celery carries no types
 def inspect_perdure(state: Any) -> dict[str, Any]:
     """The worker's running turns, leaked threads, phase of the intake, and counts of its tasks."""
-    lifecycle = state.app.perdure
+    lifecycle = getattr(state.app, "perdure", None)
+    if not isinstance(lifecycle, Lifecycle):
+        return {}  # a worker of an application that consumes none of perdure's queues
     process = lifecycle()
     standby = {} if lifecycle.standby is None else lifecycle.standby.report()
     return {

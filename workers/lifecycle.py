@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ from perdure.workers.consumer.old_unacked import OldUnacked
 from perdure.workers.embedding import Embedding
 from perdure.workers.isolated.kill import Warden
 from perdure.workers.isolated.run import Isolation
+from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.shutdown.flush import flushers
 from perdure.workers.shutdown.phases import Shutdown
@@ -61,9 +62,29 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The parts of one worker process: assembled on first use, closed by `close`."""
+    """The parts of one worker process: assembled on first use, closed by `close`.
 
-    def __init__(self, app: Celery, settings: Settings, where: Addresses) -> None:
+    Args:
+        app: The worker's application.
+        settings: The settings.
+        where: The servers' addresses.
+        waker: Makes what publishes wake-ups; default: to the broker of `where`.
+        calls: Makes what sends the tasks of Celery tools; default: to the broker of `where`.
+        others: The number of running tasks that are not perdure's: they have no time limit at shutdown.
+        environment: Variables for its child processes.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        settings: Settings,
+        where: Addresses,
+        *,
+        waker: Callable[[], CeleryWaker] | None = None,
+        calls: Callable[[], CeleryCalls] | None = None,
+        others: Callable[[], int] = lambda: 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.consumption = pause.Consumption()
         self.standby: Standby | None = None
         self._embedding: Embedding | None = None
@@ -73,9 +94,12 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._waker: CeleryWaker | None = None
+        self._calls: CeleryCalls | None = None
+        self._make_waker = waker or partial(CeleryWaker, settings, where)
+        self._make_calls = calls or partial(CeleryCalls.at, settings, where)
         self._chats: dict[str, Channel] = {}
-        self._isolation = Isolation()
-        self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption)
+        self._isolation = Isolation(environment)
+        self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption, others)
         self._pid = 0
 
     def __call__(self) -> Process:
@@ -96,11 +120,14 @@ class Lifecycle:
         standby = self.standby = Standby(process, self._settings, self._isolation, self.consumption)
         embedding = self._embedding = Embedding(process.runtime)
         embedding.start()
-        _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
         _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
+
+    def restore_old(self) -> None:
+        """Restore, in a thread, what a release before `PERDURE_REDIS_PREFIX` left unacknowledged."""
+        _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
         """Start the watchdog, which kills the worker `name` if none of its threads runs. Call this when it is ready."""
@@ -129,8 +156,7 @@ class Lifecycle:
         process.runner.close()
         if process.runtime.connections is not None:
             process.runtime.connections.close()
-        if self._waker is not None:
-            self._waker.close()
+        self._close_publishers()
         for each in self._chats.values():
             each.close()
         if process.runtime.redis_memory is not None:
@@ -141,10 +167,17 @@ class Lifecycle:
         process.runtime.database.close()
         self._shutdown.end(released, began)
 
+    def _close_publishers(self) -> None:
+        for publisher in (self._waker, self._calls):
+            if publisher is not None:
+                publisher.close()
+
     def _assemble(self) -> Process:
-        waker = self._waker = CeleryWaker(self._settings, self._where)
+        waker = self._waker = self._make_waker()
         found = schedules.entries(self._app.tasks, self._settings)
-        runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url, turns=True)
+        calls = self._calls = self._make_calls()
+        where = self._where
+        runtime = assemble(self._settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)
         runtime.leaks.on_too_many = _shut_down_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
@@ -190,9 +223,11 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
         or_exit(lifecycle.check)
         if sender is None or not pause.is_prefork(sender):  # its children assemble their own parts
             or_exit(lifecycle.start)
+            lifecycle.restore_old()
 
     def begin_child(**_: Any) -> None:
         or_exit(lifecycle.start)
+        lifecycle.restore_old()
         lifecycle.watch(f"{socket.gethostname()}:{os.getpid()}")
 
     def ready(sender: Any, **_: Any) -> None:

@@ -33,9 +33,7 @@ def upgrade() -> None:
         sa.Column("routed_to", sa.Uuid(), nullable=True, comment="another message's turn that this message belongs to"),
         sa.Column("error_code", sa.Text(), nullable=True, comment="why it was refused"),
         sa.Column("error_message", sa.Text(), nullable=True),
-        sa.Column(
-            "settled_at", sa.DateTime(timezone=True), nullable=True, comment="when one of these was set"
-        ),
+        sa.Column("settled_at", sa.DateTime(timezone=True), nullable=True, comment="when one of these was set"),
         sa.PrimaryKeyConstraint("turn_id", name=op.f("unrouted_pkey")),
         comment="Messages of applications, inserted in their transactions. A routed one becomes a turn and is deleted.",
     )

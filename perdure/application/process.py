@@ -13,7 +13,8 @@ from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.settings import Settings
 from perdure.turns.reading import SettlementWatch
-from perdure.workers.assembly import addresses, database_address, open_database
+from perdure.workers.assembly import Addresses, addresses, database_address, open_database
+from perdure.workers.installed.queues import broker_url, installed, publisher
 from perdure.workers.publish.background import BackgroundWaker
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,11 @@ class Parts:
     @cached_property
     def _waker(self) -> BackgroundWaker | None:
         try:
-            waker = BackgroundWaker(self.settings, addresses(self.settings, database=False))
+            if (app := installed()) is None:
+                waker = BackgroundWaker(self.settings, addresses(self.settings, database=False))
+            else:
+                where = Addresses("postgresql://", "", broker_url(app))
+                waker = BackgroundWaker(self.settings, where, publisher(app))
         except Unavailable as error:
             log.warning("%s Messages are routed by the sweeper.", error.message)
             return None

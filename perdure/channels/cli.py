@@ -34,7 +34,7 @@ from perdure.turns.cancel import cancel
 from perdure.turns.committed import Committed, read_committed
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.reading import DELAYED, Delays, SettlementWatch, read_turn
+from perdure.turns.reading import DELAYED, Delays, SettlementWatch, delay_message, read_turn
 
 _LOOK_S = 0.25
 _AGAIN_S = 1.0
@@ -213,7 +213,7 @@ class Conversation:
         if event.kind is EventKind.MESSAGE:
             self._seen = event.data["seq"]
         if event.kind is EventKind.STATE and event.data["status"] == "parked":
-            self._on_note(DELAYED)
+            self._on_note(delay_message(event.data) or DELAYED)
         on_event(event)
         return None
 

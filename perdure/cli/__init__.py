@@ -53,7 +53,11 @@ COMMANDS = {
     "channels": Command(
         "serve.channels", "channels", "Listen on the configured chats: Discord's gateway, Slack's Socket Mode."
     ),
-    "doctor": Command("inspect.doctor", "doctor", "Check the servers that perdure uses for dangerous settings."),
+    "doctor": Command(
+        "inspect.doctor",
+        "doctor",
+        "Find dangerous settings, with --app those of your own Celery application.",
+    ),
     "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
     "chat": Command("talk.chat", "chat", "Talk to an agent."),
     "send": Command("talk.send", "send", "Send a message."),

@@ -37,6 +37,7 @@ _CREATED_IN = {
     "0025": "answered_requests",
     "0026": "unrouted",
     "0027": "chat_places",
+    "0028": "reminders",
 }
 """The tables that each revision creates."""
 

@@ -169,6 +169,31 @@ answered_requests = Table(
     comment="The last turn whose answer was sent to the end, for requests without an idempotency key.",
 )
 
+reminders = Table(
+    "reminders",
+    metadata,
+    Column("schedule_id", Uuid, primary_key=True),
+    Column("user_id", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("cron", Text, comment="NULL: it fires once"),
+    Column("once", _timestamp, comment="the moment of a schedule that fires once"),
+    Column("timezone", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("conversation", Text),
+    Column("agent", Text),
+    Column("reply_to", JSONB),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("next_due", _timestamp, comment="NULL: paused, or its only message was refused"),
+    Column("taken_until", _timestamp, comment="a worker fires it until then"),
+    Column("last_slot", _timestamp),
+    Column("last_turn_id", Uuid),
+    Column("error", Text, comment="why its last message was refused"),
+    Column("created_at", _timestamp, nullable=False),
+    Index("reminders_user_id_idx", "user_id", "next_due"),
+    Index("reminders_next_due_idx", "next_due"),
+    comment="Users' schedules. One that fires once is deleted when its message is accepted.",
+)
+
 unrouted = Table(
     "unrouted",
     metadata,
@@ -440,9 +465,16 @@ tool_effects = Table(
     Column("decide_at", _timestamp, nullable=False, comment="in doubt no earlier than this: intent + timeout"),
     Column("finished_at", _timestamp),
     Column("variables", JSON, comment="[[number, name, value]], changes that wait for the step; no value: removed"),
+    Column("waits_for", Text, comment="whose result it waits for, without a worker"),
+    Column("sent_at", _timestamp, comment="since when its task is, or may be, sent"),
+    Column("probe_at", _timestamp, comment="when the sweeper asks about its task, or revokes it"),
+    Column("progress", Text, comment="what its task last reported, as JSON"),
+    Column("parts", JSON, comment="[[status, result]], of a call with a list of arguments"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
+    _one_of("waits_for", ("task", "timer")),
     UniqueConstraint("turn_id", "message_seq", "position"),
+    Index("tool_effects_probe_idx", "probe_at", postgresql_where=text("probe_at IS NOT NULL")),
     comment="Tool calls: intent before, result after.",
 )
 

@@ -6,6 +6,9 @@
     ledger.py    claims a slot, renews its lease, settles it
     sweep.py     fires due slots that no worker has claimed
     reading.py   the output of `perdure schedules list`
+    cron.py      slots of a cron expression, for users' schedules
+    quiet.py     hours in which users' schedules do not fire
+    reminders.py users' schedules: add, list, pause, remove; own.py, of one tool call; reminder_queries.py
 
 The task's work settles a slot, not the message that fires it. Messages may be duplicate, late or lost: the ledger runs
 each slot once, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`), the workers' sweeper and

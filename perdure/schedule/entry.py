@@ -8,6 +8,9 @@ from typing import Any
 
 from perdure.schedule.cadence import Cadence
 
+HEADER = "perdure_entry"
+"""The header of a task message that fires an entry; its value is the entry's name."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -22,3 +25,8 @@ class Entry:
     queue: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     within_s: float = 3_600
+
+
+def options(entry: Entry) -> dict[str, Any]:
+    """The options of Celery's `apply_async` for a firing of `entry`."""
+    return {"queue": entry.queue, "headers": {HEADER: entry.name}}

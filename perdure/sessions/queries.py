@@ -205,20 +205,27 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
+# A turn of the session waits for a person, a task or a moment. All columns are those of the locked row: a turn that is
+# parked concurrently is not missed.
+_WAITS = """
+    lease_until IS NULL AND not_before IS NOT NULL AND NOT paced AND queued_at IS NULL AND unsettled > 0 AS waits
+""".strip()
+
 # The end of a session denies its undecided approvals, and the waiting turn continues. A session without unsettled turns
 # is due for the sweeper at once.
 _DENY_APPROVALS = f"""
         state = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED, column="s.state")}
                              ELSE s.state END,
-        not_before = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.not_before END,
+        not_before = CASE WHEN s.state = '{State.WAITING_APPROVAL}' THEN NULL WHEN found.waits THEN perdure_now()
+                          ELSE s.not_before END,
         woken_at = CASE WHEN s.state = '{State.WAITING_APPROVAL}' OR s.unsettled = 0 AND s.end_requested_at IS NULL
                         THEN NULL ELSE s.woken_at END,
         wakes = CASE WHEN s.unsettled = 0 AND s.end_requested_at IS NULL THEN 0 ELSE s.wakes END
 """.strip()
 
-# The priority of the turn that waited for an approval until now, and is to be woken; NULL if none did.
+# The priority of the turn that waited until now, and is to be woken; NULL if none did.
 _FREED = f"""
-    CASE found.state WHEN '{State.WAITING_APPROVAL}' THEN (
+    CASE WHEN found.state = '{State.WAITING_APPROVAL}' OR found.waits THEN (
         SELECT t.priority FROM turns AS t
         WHERE t.session_id = s.session_id AND t.settled_at IS NULL ORDER BY t.seq LIMIT 1) END AS freed
 """.strip()
@@ -228,7 +235,7 @@ REQUEST_END = Statement(
     "sessions.request_end",
     f"""
     WITH found AS (
-        SELECT session_id, state FROM sessions
+        SELECT session_id, state, {_WAITS} FROM sessions
         WHERE session_id = %(session_id)s AND ended_at IS NULL
         FOR NO KEY UPDATE
     )
@@ -246,7 +253,7 @@ LEAVE = Statement(
     "sessions.leave",
     f"""
     WITH found AS (
-        SELECT session_id, state FROM sessions
+        SELECT session_id, state, {_WAITS} FROM sessions
         WHERE session_id = %(session_id)s AND end_requested_at IS NULL
         FOR NO KEY UPDATE
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from typing import Any, TypedDict, Unpack, assert_never
 from uuid import UUID, uuid4
@@ -26,13 +27,15 @@ from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.testing.scripted import Scripted
 from perdure.testing.store import MemoryStore
+from perdure.testing.tasks import InlineCalls, Tasks
 from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
+from perdure.turns.calls.awaited import finish
 from perdure.turns.lease.claim import Claimed, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.parking import Delayed
-from perdure.turns.run.react import Parked, Stop, Turn, Waiting
+from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, conclude
 from perdure.turns.run.transcript import Entry, Transcript
 
@@ -47,7 +50,7 @@ class Call:
     """A tool call of a turn, as the engine recorded it.
 
     `arguments` are what the model wrote: by name, or the text itself if it is not a JSON object. `status` is `done`,
-    `failed`, `denied` or `unknown`; while the turn waits for a decision, `asked` or `approved`. `result` is the text
+    `failed`, `denied` or `unknown`; while the turn waits, `asked`, `approved` or `intended`. `result` is the text
     that the model read; `None` while the call waits. `effect_id` is `None` for a call that was refused before it could
     run.
     """
@@ -64,7 +67,8 @@ class Answer:
     """How a turn ended.
 
     `status` is `done`, `failed`, `waiting_approval` (a call needs a decision and `approve` is `None`) or `parked` (no
-    model answers and the agent has `on_unavailable="park"`). `reply` is what the user reads, also of a failed turn.
+    model answers and the agent has `on_unavailable="park"`, or a Celery task has no function in `tasks`). `reply` is
+    what the user reads, also of a failed turn.
     `transcript` holds the messages of this turn.
     """
 
@@ -94,6 +98,7 @@ class Options(TypedDict, total=False):
     approve: Approve | None
     clock: MovedClock | None
     settings: Settings | None
+    tasks: Tasks | None
 
 
 def ask(agent: Agent, text: str, *, model: Model, **options: Unpack[Options]) -> Answer:
@@ -110,7 +115,8 @@ class Conversation:
 
     `working_variables` are those that the session begins with. `approve` decides about calls that need approval; `None`
     ends the turn with the status `waiting_approval`. `settings` are the defaults unless given: the environment is not
-    read. `clock` is the model's if the model is `Scripted`.
+    read. `clock` is the model's if the model is `Scripted`; it advances to the moments for which `sleep_until` waits.
+    `tasks` are functions that stand for Celery tasks, by name; a turn that waits for another task ends as `parked`.
     """
 
     def __init__(
@@ -126,6 +132,7 @@ class Conversation:
         approve: Approve | None = None,
         clock: MovedClock | None = None,
         settings: Settings | None = None,
+        tasks: Tasks | None = None,
     ) -> None:
         self._agent = agent
         self._user = user_key(tenant, user_id)
@@ -137,6 +144,8 @@ class Conversation:
         self._session_id = new_id(self._clock)
         self._store = MemoryStore()
         self._store.variables = dict(working_variables or {})
+        self._store.agent = agent.name
+        self._tasks = InlineCalls(tasks or {})
         self._runtime = self._make_runtime(model)
         self._turns = 0
         self._open = False
@@ -160,6 +169,11 @@ class Conversation:
             hold = self._hold(ref)
             spent_s = self._clock.monotonic() - began
             ended = Turn(self._runtime, hold, ref, transcript, spent_s, variables=variables).run()
+            if isinstance(ended, Asleep):
+                asleep_since = self._clock.monotonic()
+                if self._wait():
+                    began += self._clock.monotonic() - asleep_since  # the time limit does not count it
+                    continue
             if not isinstance(ended, Waiting) or self._approve is None:
                 break
             self._decide(transcript, self._approve)
@@ -191,6 +205,17 @@ class Conversation:
         hold.begin(ref.turn_id)
         return hold
 
+    def _wait(self) -> bool:
+        """Run the tasks and let the time pass for which a turn waits; False if a task has no function."""
+        for effect in self._store.waiting():
+            if effect.waits_for == "timer":
+                self._clock.advance(timedelta(seconds=max(0.0, effect.undecided_s)))
+                effect.undecided_s = 0.0
+        while (ended := self._tasks.run()) is not None:
+            call, outcome = ended
+            finish(self._runtime, call.effect_id, outcome, call.part)
+        return all(effect.undecided_s <= 0 for effect in self._store.waiting())
+
     def _decide(self, transcript: Transcript, approve: Approve) -> None:
         asking = transcript.asking()
         if asking is None:
@@ -204,6 +229,8 @@ class Conversation:
         match ended:
             case Waiting():
                 return self._read(transcript, "waiting_approval")
+            case Asleep():
+                return self._read(transcript, "parked")
             case Delayed(error):
                 return self._read(transcript, "parked", error)
             case Parked():
@@ -271,6 +298,7 @@ class Conversation:
             _NoWorkers(),
             PostgresSnapshots(self._store),
             breakers=Breakers(self._settings.breaker, self._clock),
+            calls=self._tasks,
         )
 
 

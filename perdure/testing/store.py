@@ -23,6 +23,8 @@ from sqlalchemy import Row
 from perdure.database.engine import Database, Statement, Transaction
 from perdure.errors import Unavailable
 
+_INTENT = ("position", "tool", "arguments", "effect", "status", "waits_for")
+
 
 @dataclass(slots=True)
 class Effect:
@@ -39,6 +41,9 @@ class Effect:
     variables: list[Any] | None = None
     finished: bool = False
     undecided_s: float = 0.0
+    waits_for: str | None = None
+    sent: bool = False
+    parts: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,23 @@ class _Row:
     undecided: bool = False
     variables: str | None = None
     delivery_id: None = None
+    ending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The row of a task's call."""
+
+    effect_id: UUID
+    agent: str
+    tool: str
+    arguments: str
+    parts: list[Any] | None
+    left_s: float
+    waits: bool = True
+    session_id: None = None
+    turn_id: None = None
+    priority: int = 5
 
 
 class MemoryStore(Database):
@@ -60,6 +82,7 @@ class MemoryStore(Database):
         self.messages: list[dict[str, Any]] = []
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
+        self.agent = ""
         self._lock = threading.RLock()
         self._statements: dict[str, Callable[[Mapping[str, Any]], Sequence[object]]] = {
             "turns.step": self._step,
@@ -69,6 +92,17 @@ class MemoryStore(Database):
             "turns.lock_held": lambda _: [_Row()],
             "turns.wait_approval": lambda _: [_Row()],
             "turns.begin_approved": self._begin_approved,
+            "turns.note_sent": self._note_sent,
+            "turns.lock_of_call": lambda _: [_Row()],
+            "turns.read_call": self._read_call,
+            "turns.finish_task": self._finish_task,
+            "turns.resume_parked": lambda _: [],
+            "turns.make_parts": self._set_parts,
+            "turns.set_parts": self._set_parts,
+            "turns.is_ending": lambda _: [_Row()],
+            "turns.is_cancelled": lambda _: [],
+            "turns.record_results": self._record_results,
+            "turns.wait_calls": lambda _: [_Row()] if self.waiting() else [],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],
         }
@@ -108,13 +142,18 @@ class MemoryStore(Database):
         """The calls that wait for a decision."""
         return [each for each in self.effects.values() if each.status == "asked"]
 
+    def waiting(self) -> list[Effect]:
+        """The calls that wait for a task or a moment."""
+        return [each for each in self.effects.values() if each.waits_for is not None and each.status == "intended"]
+
     def _step(self, step: Mapping[str, Any]) -> Sequence[object]:
         base = len(self.messages)
         self.append(step["turn_id"], json.loads(step["messages"]))
         for intent in json.loads(step["intents"]):
             effect_id = UUID(intent["effect_id"])
-            columns = {name: intent[name] for name in ("position", "tool", "arguments", "effect", "status")}
-            self.effects[effect_id] = Effect(effect_id, len(self.messages), **columns)
+            columns = {name: intent[name] for name in _INTENT}
+            self.effects[effect_id] = made = Effect(effect_id, len(self.messages), **columns)
+            made.undecided_s = 0.0 if made.waits_for is None else intent["timeout_s"]
         for result in json.loads(step["results"]):
             effect = self.effects[UUID(result["effect_id"])]
             effect.status, effect.result, effect.variables = result["status"], result["result"], None
@@ -131,6 +170,32 @@ class MemoryStore(Database):
             effect.status = finished["status"]
         effect.result, effect.finished = finished["result"], True
         effect.variables = None if finished["variables"] is None else json.loads(finished["variables"])
+        return []
+
+    def _note_sent(self, sent: Mapping[str, Any]) -> Sequence[object]:
+        self.effects[sent["effect_id"]].sent = True
+        return []
+
+    def _read_call(self, given: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[given["effect_id"]]
+        call = _Call(effect.effect_id, self.agent, effect.tool, effect.arguments, effect.parts, effect.undecided_s)
+        return [] if effect.finished else [call]
+
+    def _finish_task(self, finished: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[finished["effect_id"]]
+        effect.status, effect.result, effect.finished = finished["status"], finished["result"], True
+        return []
+
+    def _set_parts(self, given: Mapping[str, Any]) -> Sequence[object]:
+        self.effects[given["effect_id"]].parts = json.loads(given["parts"])
+        return []
+
+    def _record_results(self, given: Mapping[str, Any]) -> Sequence[object]:
+        for result in json.loads(given["results"]):
+            effect = self.effects[UUID(result["effect_id"])]
+            if not effect.finished and effect.status in {"intended", "approved"}:
+                effect.status, effect.result = result["status"], result["result"]
+                effect.finished = result["status"] != "unknown"
         return []
 
     def _effects_of_step(self, step: Mapping[str, Any]) -> Sequence[object]:

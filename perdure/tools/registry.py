@@ -35,6 +35,7 @@ from perdure.tools.variables import WorkingVariables
 
 if TYPE_CHECKING:
     from perdure.memory.recall.agent_memory import OwnMemory
+    from perdure.schedule.own import OwnReminders
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class ToolContext:
 
     `effect_id` is the idempotency key: the same for every attempt at the same call. `cancelled` is set when the turn no
     longer needs the result. `working_variables` persist until the session ends, `memory` (the user's) beyond it;
-    `memory` is None in a process without memory. Users of two tenants may have the same `user_id`: a tool that stores
-    data by user must use both `tenant` and `user_id` as the key.
+    `memory` is None in a process without memory. `reminders` are the user's schedules. Users of two tenants may have
+    the same `user_id`: a tool that stores data by user must use both `tenant` and `user_id` as the key.
     """
 
     user_id: str
@@ -73,6 +74,7 @@ class ToolContext:
     working_variables: WorkingVariables = field(default_factory=WorkingVariables, compare=False)
     memory: OwnMemory | None = field(default=None, compare=False)
     tenant: str | None = None
+    reminders: OwnReminders | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

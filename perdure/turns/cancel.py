@@ -24,12 +24,15 @@ from perdure.turns.run.transcript import UNREADABLE, Transcript
 
 log = logging.getLogger(__name__)
 
+_WAITING = frozenset({"waiting_approval", "parked"})
+
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
     """Request that a turn is cancelled; a settled turn is not changed.
 
-    A running turn stops between steps or during a model call. A turn that has not begun or waits for an approval is
-    settled here; the approval's calls are denied. For any other, a wake-up is published, and a worker settles it.
+    A running turn stops between steps or during a model call. A turn that has not begun, or waits for an approval, a
+    task or a moment, is settled here; the approval's calls are denied, and the sweeper revokes tasks. For any other
+    turn, a wake-up is published, and a worker settles it.
 
     Raises:
         NotFound: there is no such turn.
@@ -45,7 +48,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
         runtime.wake.delivery(row.delivery_id)
     if row.may_end:
         runtime.wake.ending(row.session_id)
-    if row.status == "cancelled" or (row.status == "waiting_approval" and _close(runtime, row.session_id, turn_id)):
+    if row.status == "cancelled" or (row.waits and _close(runtime, row.session_id, turn_id)):
         return
     runtime.wake.session(row.session_id, row.priority)
 
@@ -63,11 +66,11 @@ def settle_begun(runtime: Intake, transaction: Transaction, tenure: Tenure, row:
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
-    """Settle a turn if it still waits for an approval; whether the session then has no more turns to run."""
+    """Settle a turn if it still waits; whether the session then has no more turns to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()
-        if not rows or (rows[0].turn_id, rows[0].status) != (turn_id, "waiting_approval"):
+        if not rows or rows[0].turn_id != turn_id or rows[0].status not in _WAITING:
             return False
         tenure = Tenure(session_id, Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s)
         settled = settle_begun(runtime, transaction, tenure, rows[0])

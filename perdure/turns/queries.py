@@ -26,7 +26,10 @@ CANCEL = Statement(
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
         WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority
+        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority,
+                  t.status = 'waiting_approval' OR t.status = 'parked' AND EXISTS (
+                      SELECT FROM tool_effects AS e
+                      WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL) AS waits
     ), released AS (
         UPDATE sessions AS s
         SET unsettled = s.unsettled - asked.settled::int, turn_count = s.turn_count + asked.settled::int,
@@ -43,7 +46,7 @@ CANCEL = Statement(
         FROM asked WHERE settled AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id,
+    SELECT asked.session_id, asked.status, asked.priority, asked.waits, (SELECT delivery_id FROM owed) AS delivery_id,
            coalesce((SELECT may_end FROM released), false) AS may_end
     FROM asked
     """,
@@ -321,6 +324,12 @@ _TURN = """
                 WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
                   AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
                 END AS pending_approvals,
+           CASE WHEN t.status = 'parked' THEN (
+                SELECT jsonb_build_object('kind', e.waits_for, 'name', e.tool, 'until', e.decide_at,
+                                          'progress', e.progress)
+                FROM tool_effects AS e
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL
+                ORDER BY e.decide_at, e.position LIMIT 1) END AS waiting_for,
            t.accepted_at, t.started_at, t.settled_at
     FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
 """
@@ -434,7 +443,10 @@ MESSAGES_OF_TURN = Statement(
 STATES = Statement(
     "turns.states",
     """
-    SELECT t.turn_id, t.status, s.tick, s.not_before
+    SELECT t.turn_id, t.status, s.tick, s.not_before,
+           CASE WHEN t.status = 'parked' THEN (
+                SELECT string_agg(e.progress, ' ' ORDER BY e.effect_id) FROM tool_effects AS e
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL) END AS progress
     FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.turn_id = ANY (%(turn_ids)s::uuid[])
     """,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,6 +32,9 @@ SETTLED = frozenset({"done", "failed", "cancelled"})
 
 DELAYED = "The answer is delayed: no model is available at present. It is sent as soon as one is."
 """The message of a turn that is parked until a model may answer."""
+
+_WAITS = "The answer waits for {name}, until {until} at the latest."
+"""The message of a turn that is parked until a task has ended or a moment has come."""
 
 _ROUND_S = 0.05
 _ROUND_IF_NOTIFIED_S = 0.5
@@ -177,6 +180,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
         ],
+        "waiting_for": row.waiting_for,
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
@@ -194,6 +198,17 @@ def _delay(row: Row[Any]) -> dict[str, str | None] | None:
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
 
 
+def delay_message(turn: Mapping[str, Any]) -> str | None:
+    """Why the answer of a parked turn is delayed, for its user; `None` if nothing is known to delay it."""
+    waiting = turn.get("waiting_for")
+    if waiting is not None:
+        return _WAITS.format(
+            name=waiting["name"], until=datetime.fromisoformat(waiting["until"]).isoformat(" ", "seconds")
+        )
+    delayed = turn.get("delayed")
+    return None if delayed is None else str(delayed["message"])
+
+
 class Delays:
     """Reports that a turn's answer is delayed, once for each time that it is parked."""
 
@@ -208,9 +223,9 @@ class Delays:
         Raises:
             Unavailable: the database cannot be reached.
         """
-        delayed = read_turn(self._executor, self._turn_id)["delayed"]
-        reported, self._reported = self._reported, delayed is not None
-        return None if delayed is None or reported else str(delayed["message"])
+        message = delay_message(read_turn(self._executor, self._turn_id))
+        reported, self._reported = self._reported, message is not None
+        return None if reported else message
 
 
 def _instant(value: datetime | None) -> str | None:

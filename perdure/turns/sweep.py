@@ -17,6 +17,8 @@ from perdure.memory.consolidation import consolidate
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, queries
+from perdure.turns.calls import awaited
+from perdure.turns.inbox.remind import fire_due
 from perdure.turns.inbox.route import route_due
 from perdure.turns.lease import parking, user_share
 
@@ -72,10 +74,12 @@ def sweep(
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
         route_due(runtime)
+        fire_due(runtime)
     refused = _wake_sessions(runtime, due)
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     runtime.eraser.finish_due()
+    awaited.probe_due(runtime, lambda: stopped_after(0))
     drawn = 0 if refused or endings[begun:] else _wake_consolidations(runtime)
     sent = 0 if refused or endings[begun:] else _wake_deliveries(runtime, stopped_after)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)

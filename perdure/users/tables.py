@@ -57,6 +57,7 @@ USER_TABLES = (
     UserTable("tool_effects", _OF_TURNS),
     UserTable("messages", _OF_SESSIONS),
     UserTable("snapshots", _OF_SESSIONS),
+    UserTable("reminders", _OF_USER),
     UserTable("unrouted", _OF_USER),
     UserTable("inbox", _OF_USER),
     UserTable("turns", _OF_SESSIONS),

@@ -23,13 +23,14 @@ from perdure.clock import MovedClock
 from perdure.errors import ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.runtime import Runtime
+from perdure.schedule.entry import HEADER
 from perdure.schedules import entries
 from perdure.settings import CasebankSettings, PruneApproval
 from perdure.tasks import casebank
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import HEADER
 from perdure.turns.outbox import signature
 from perdure.turns.run.runner import Runner
+from perdure.workers.application import load_tasks
 from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away
@@ -42,7 +43,7 @@ Call = Callable[..., Any]
 def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
     """Call tasks directly, or for an entry of the schedule, in a process that can be shut down."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.loader.import_default_modules()
+    load_tasks(app)
     assert casebank.prune.name in app.tasks
     found = entries(app.tasks, runtime.settings)
     process = Process(

@@ -105,7 +105,10 @@ class World:
         runner.run(UUID(sent["session_id"]))
         runner.close()
         turn = self.client.get(f"/v1/turns/{sent['turn_id']}").json()
+        reminder = {"user_id": "ann", "text": "tea", "cron": "0 17 * * *"}
+        scheduled = self.client.post("/v1/schedules", json=reminder).json()
         self.ids |= {TURN_ID: sent["turn_id"], SESSION_ID: sent["session_id"]}
+        self.ids[PATH["schedule_id"]] = scheduled["schedule_id"]
         self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
 
     def add_case(self, status: str) -> None:

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, celery_tool, tool
 from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen, ProviderError
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings
+from perdure.turns.calls import queries
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.reading import read_turn
 from perdure.turns.run.runner import Ran, Runner
 from tests.cli.conftest import Environment, Perdure
+from tests.turns.broker import Broker
 from tests.turns.scripted import Scripted, calls, says
 
 AGENTS = '''
@@ -68,6 +70,25 @@ def test_calls_are_shown_and_decided(
     results = [each.content for each in model.requests[-1].messages if each.role == "tool"]
     assert results[0].endswith("paid 4")
     assert "denied this call" in results[1]
+
+
+def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> None:
+    """The tool, until when, and the progress, whose control characters do not reach the terminal."""
+    model, broker = Scripted(calls(("shop_export", {}))), Broker()
+    waiting = replace(
+        runtime,
+        agents=Agents([Agent("assistant", "You export.", [celery_tool("shop.export")])]),
+        models=lambda _name: model,
+        calls=broker,
+    )
+    sent = accept.accept(waiting, Incoming(user_id="ann", text="export"))
+    Runner(waiting, "test").run(sent.session_id)
+    progress = {"effect_id": broker.sent[0].task_id, "progress": "half\x1b[31m done"}
+    runtime.database.run(queries.NOTE_PROGRESS, progress)
+    shown = perdure("turns", "show", str(sent.turn_id))
+    assert "the task shop_export, until 20" in shown.stdout
+    assert "half" in shown.stdout
+    assert "\x1b" not in shown.stdout
 
 
 def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:

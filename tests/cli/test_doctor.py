@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -57,3 +58,56 @@ def test_each_dangerous_setting_is_named_with_the_way_out(
     }
     assert all(each["risk"] and each["fix"] for each in found.values())
     assert "maxmemory-policy is allkeys-lru" in perdure("doctor").stdout
+
+
+APPLICATION = '''
+import perdure
+from celery import Celery
+
+app = Celery("shop", broker={url!r}, set_as_current=False)
+perdure.install(app)
+app.conf.update(
+    accept_content=["json", "pickle"],
+    task_always_eager=True,
+    broker_transport_options={{"visibility_timeout": 100}},
+)
+
+@app.task(name="shop.export", acks_late=True, time_limit=110, shared=False)
+def export():
+    """Take 110 s."""
+
+@app.task(name="memory.decay", shared=False)
+def decay():
+    """Have a name of perdure's."""
+'''
+
+
+def test_the_dangerous_settings_of_an_application_are_named(
+    environment: Environment, tmp_path: Path, redis_url: str, server: Redis
+) -> None:
+    """Each of them loses its tasks, runs them twice, or lets others run code."""
+    (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
+    server.config_set("maxmemory-policy", "allkeys-lru")
+    ended = Perdure(environment, tmp_path)("doctor", "--app", "shop", "--json")
+    found = [each["setting"] for each in json.loads(ended.stdout)["findings"]]
+    assert ended.returncode == 1
+    assert found == [
+        "accept_content has pickle",
+        "task_acks_late without task_reject_on_worker_lost",
+        "task_always_eager is true",
+        "a name of perdure's",
+        "visibility_timeout is 100",
+        "visibility_timeout is 100, under kombu's default keys",
+        "maxmemory-policy is allkeys-lru",
+    ]
+
+
+def test_an_application_with_celerys_defaults_has_no_dangerous_setting(
+    environment: Environment, tmp_path: Path, redis_url: str, server: Redis
+) -> None:
+    """Status 0; and 2 for a module without one."""
+    (tmp_path / "shop.py").write_text(f"from celery import Celery\napp = Celery('shop', broker={redis_url!r})\n")
+    run = Perdure(environment, tmp_path)
+    assert run("doctor", "--app", "shop").returncode == 0
+    missing = run("doctor", "--app", "nothing")
+    assert (missing.returncode, "--app is 'nothing'" in missing.stderr) == (2, True)

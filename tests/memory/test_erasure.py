@@ -171,6 +171,13 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         turn_id=sent.turn_id,
     )
     harness.sql(
+        "INSERT INTO reminders (schedule_id, user_id, text, cron, timezone, channel, created_at, next_due) "
+        "VALUES (%(id)s, %(user)s, %(word)s, '0 7 1 1 *', 'UTC', 'http', now(), now() + interval '9 years')",
+        id=uuid4(),
+        user=user,
+        word=word,
+    )
+    harness.sql(
         "INSERT INTO unrouted (turn_id, user_id, message, error_code, settled_at) "
         "VALUES (%(id)s, %(user)s, jsonb_build_object('text', %(word)s::text), 'CONFLICT', now())",
         id=uuid4(),

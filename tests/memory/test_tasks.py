@@ -20,6 +20,7 @@ from perdure.tasks.process import Process
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
+from perdure.workers.application import load_tasks
 from tests.conftest import RecordingWaker
 from tests.memory.archive import LYON, Archive
 from tests.turns.harness import Harness
@@ -50,7 +51,7 @@ def call(process: Process) -> Call:
     def made(name: str, **arguments: Any) -> Any:
         return app.tasks[name].apply(kwargs=arguments, throw=True).get()
 
-    app.loader.import_default_modules()
+    load_tasks(app)
     assert {memory.consolidate.name, sessions.end.name} <= set(app.tasks)
     return made
 

@@ -13,17 +13,21 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
-from perdure import Agent, tool
+from perdure import Agent, celery_tool, tool
 from perdure.database.engine import Database
 from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
 from perdure.turns import outbox
+from perdure.turns.calls import awaited
 from perdure.workers.watchdog import heartbeat
 from tests.processes.faults import SCENE, SILENCE_S, Effect, Faults, done
 
 ATTEMPT_S = 1.5
 RETRY_S = 0.5
+PROBE_S = 0.5
+TASK_TIMEOUT_S = 8.0
 
 _FROZEN_S = 600
 
@@ -37,6 +41,7 @@ def _notify(_database: Database, moment: str, name: str) -> None:
 mock.patch.object(Database, "_notify", _notify).start()
 mock.patch.object(outbox, "ATTEMPT_S", ATTEMPT_S).start()
 mock.patch.object(outbox, "FIRST_RETRY_S", RETRY_S).start()
+mock.patch.object(awaited, "LEAST_PROBE_S", PROBE_S).start()
 if SILENCE_S in os.environ:
     mock.patch.object(heartbeat, "LEAST_LIMIT_S", float(os.environ[SILENCE_S])).start()
 
@@ -127,5 +132,15 @@ def frozen(note: str, context: ToolContext) -> str:
     return "unreachable"
 
 
-tools = [pure, idempotent, unsafe, probed, deadly, stuck, slow, guarded, hanging, frozen]
+tools: list[Any] = [pure, idempotent, unsafe, probed, deadly, stuck, slow, guarded, hanging, frozen]
+tools += [
+    celery_tool("reports.make", name="report", effect="idempotent", timeout_s=60),
+    celery_tool("reports.make", name="reports", effect="idempotent", timeout_s=60, max_parallel=2),
+    celery_tool("reports.charge", name="charge", timeout_s=TASK_TIMEOUT_S),
+    celery_tool("reports.slow", name="slowly", timeout_s=60),
+    celery_tool("reports.fail", name="fails", timeout_s=60),
+    celery_tool("reports.odd", name="odd", timeout_s=60),
+    celery_tool("reports.silent", name="silent", timeout_s=60),
+    celery_tool("reports.nobodys", name="nobodys", timeout_s=60),
+]
 tester = Agent("tester", "You are under test.", tools=tools)

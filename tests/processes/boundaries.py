@@ -40,6 +40,7 @@ BESIDE = (
     "sweep.take",
     "sweep.wake_due",
     "sweep.admit_due",
+    "sweep.probe_due",
     "deliveries.due",
     "sessions.endings_due",
     "slots.take_round",

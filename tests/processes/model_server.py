@@ -21,7 +21,11 @@ from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step,
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
 ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging", "frozen")
-PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
+TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
+PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
+
+PARTS = 5
+"""Tasks of a call of the tool `reports`."""
 
 _LONGEST_S = 60.0
 
@@ -125,7 +129,8 @@ def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answ
     tools = PLANS.get(text.partition(":")[0], ())
     if not tools:
         return Answer(answer_to(text), piece=64, latency_s=latency_s)
-    arguments = json.dumps({"note": text})
+    parts = [{"note": f"{text} {number}"} for number in range(PARTS)]
+    arguments = json.dumps({"calls": parts} if tools == ("reports",) else {"note": text})
     calls = [Call(name, arguments, f"call_{number}") for number, name in enumerate(tools)]
     return Answer(calls=calls, piece=64, latency_s=latency_s)
 

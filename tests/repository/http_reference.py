@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.answer import RUN_ID, SESSION_ID, TURN_ID
+from perdure.channels.http.schemas.schedules import SCHEDULE_ID
 from perdure.settings import Settings
 from tests.repository.source import ROOT
 
@@ -30,6 +31,7 @@ PATH = {
     "user_id": "ann",
     "conversation": "trip-to-rome",
     "case_id": "case-17",
+    "schedule_id": SCHEDULE_ID,
     "name": "llm:openai:gpt-5",
 }
 """The value of each parameter of a path in the examples."""
@@ -41,6 +43,7 @@ TITLES = {
     "messages": "Messages",
     "turns": "Turns",
     "sessions": "Sessions and conversations",
+    "schedules": "Schedules",
     "memory": "Memory",
     "users": "Users",
     "tokens": "Tokens",

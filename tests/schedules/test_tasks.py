@@ -20,12 +20,12 @@ from perdure.embedded.redis import client_url
 from perdure.errors import ProviderError
 from perdure.runtime import Runtime
 from perdure.schedule.cadence import Every
-from perdure.schedule.entry import Entry
+from perdure.schedule.entry import HEADER, Entry
 from perdure.schedule.ledger import register
 from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.schedule.sweep import sweep_slots
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import HEADER, ScheduledTask, fire
+from perdure.tasks.scheduled import ScheduledTask, fire
 from perdure.turns.run.runner import Runner
 
 PATIENCE_S = 30
@@ -63,7 +63,7 @@ def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Cele
     def body(_: ScheduledTask, **arguments: Any) -> str:
         return work(arguments)
 
-    made.task(body, name="tests.work", bind=True, base=ScheduledTask, shared=False)
+    made.task(body, name="tests.work", bind=True, base=ScheduledTask, shared=False, ignore_result=False)
     register(runtime.database, [ENTRY], 30)
     clock.advance(timedelta(hours=1))
     process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, {ENTRY.name: ENTRY})

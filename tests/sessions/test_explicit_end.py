@@ -25,6 +25,7 @@ from perdure.turns.calls.approvals import ENDED, decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
+from perdure.workers.application import load_tasks
 from tests.sessions.conftest import End
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import Line, calls
@@ -81,6 +82,7 @@ def _by_task(harness: Harness, session_id: UUID, _: pytest.MonkeyPatch) -> None:
     process = Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: True)
     with Celery("tests", broker="memory://", set_as_current=False) as app:
         app.perdure = lambda: process
+        load_tasks(app)
         app.tasks[end_task.name].apply(kwargs={"session_id": str(session_id), "reason": "enough"}, throw=True)
 
 

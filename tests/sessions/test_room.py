@@ -15,7 +15,7 @@ from perdure.tasks.process import ENDINGS, Process
 from perdure.tasks.sessions import end
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from perdure.workers.application import CONCURRENCY
+from perdure.workers.application import CONCURRENCY, load_tasks
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
 
@@ -31,6 +31,7 @@ def task(process: Process) -> Iterator[Any]:
     """Runs `sessions.end` in that process."""
     with Celery("tests", broker="memory://", set_as_current=False) as app:
         app.perdure = lambda: process
+        load_tasks(app)
         found = app.tasks[end.name]
         yield lambda session_id: found.apply(kwargs={"session_id": str(session_id)}, throw=True)
 

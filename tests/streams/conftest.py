@@ -147,6 +147,7 @@ class Client:
     committed: list[str] = field(default_factory=list)
     kinds: list[EventKind] = field(default_factory=list)
     done: dict[str, Any] | None = None
+    states: list[dict[str, Any]] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
         """Show an event."""
@@ -161,6 +162,8 @@ class Client:
                 self.shown = ""
                 assert event.id.epoch == len(self.committed) + 1, "a message is missing or repeated"
                 self.committed.append(event.data["content"])
+            case EventKind.STATE:
+                self.states.append(dict(event.data))
             case EventKind.DONE:
                 self.done = dict(event.data)
             case _:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
+from perdure import celery_tool
 from perdure.errors import ProviderError, RateLimited
 from perdure.events.event import Event, EventId, EventKind
 from perdure.models.protocol import ModelReply, ToolCall
 from perdure.redis import client_url
+from perdure.tools.awaited.port import TaskEnded, TaskRuns
 from perdure.tools.registry import tool
+from perdure.turns.calls.awaited import finish, probe_due
 from perdure.turns.cancel import cancel
 from tests.streams.conftest import Client, Streaming, Watching, run
+from tests.turns.broker import Broker
 
 
 def test_text_arrives_while_the_model_speaks(streaming: Streaming) -> None:
@@ -278,3 +283,36 @@ def test_hostile_text_reaches_the_client_storable(streaming: Streaming, piece: s
 
     run(main())
     assert client.committed[-1] == "done"
+
+
+def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> None:
+    """The state has the task and its progress, each time that it changes; the result ends the wait."""
+    broker = Broker()
+    streaming.harness.equip(celery_tool("reports.export", effect="idempotent"))
+    streaming.runtime = replace(streaming.runtime, calls=broker, agents=streaming.harness.agents)
+    client = Client()
+    states = client.states
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            streaming.model.reply(ModelReply("", (ToolCall("call_0", "reports_export", "{}"),), model="typist"))
+            await client.follow(events, lambda _: states[-1:] != [] and "waiting_for" in states[-1])
+            task = broker.sent[0].task_id
+            broker.states[task] = TaskRuns("half")
+            streaming.harness.move(60)
+            probe_due(streaming.runtime)
+            await client.follow(events, lambda _: states[-1].get("waiting_for", {}).get("progress") == "half")
+            finish(streaming.runtime, task, TaskEnded(failed=False, value="made"))
+            streaming.start(streaming.harness.sql("SELECT session_id FROM sessions")[0].session_id)
+            streaming.model.reply("Here it is.")
+            await client.follow(events)
+
+    run(main())
+    assert states[0]["status"] in {"accepted", "running"}
+    waits = [each["waiting_for"] for each in states if "waiting_for" in each]
+    assert [(each["kind"], each["name"], each["progress"]) for each in waits] == [
+        ("task", "reports_export", None), ("task", "reports_export", "half"),
+    ]  # fmt: skip
+    assert client.committed[-2:] == ["made", "Here it is."]

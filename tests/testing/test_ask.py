@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import pytest
 
-from perdure import Agent, ToolContext, required, tool
+from perdure import Agent, ToolContext, celery_tool, required, sleep_until, tool
 from perdure.errors import Abandoned, GuardRejected, ProviderError
 from perdure.models.protocol import ModelReply, Role
 from perdure.settings import Settings, TurnSettings
@@ -203,3 +203,36 @@ def test_needs_no_pytest() -> None:
     """Agents are tried in scripts and notebooks, too; pytest is no dependency of perdure."""
     program = "import sys, perdure.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_functions_stand_for_celery_tasks() -> None:
+    """A result, an error, a list of arguments; a task without a function leaves the turn parked."""
+
+    def export(year: int) -> dict[str, int]:
+        if year < 2000:
+            raise ValueError("too old")
+        return {"rows": year}
+
+    tools = [
+        celery_tool("reports.export", effect="idempotent"),
+        celery_tool("reports.export", name="many", max_parallel=2),
+        celery_tool("reports.other", name="other"),
+    ]
+    agent = Agent("assistant", "You report.", tools)
+    both = [call("reports_export", year=2025), call("reports_export", year=1999)]
+    many = call("many", calls=[{"year": 2001}, {"year": 2002}, {"year": 2003}])
+    answer = ask(agent, "Report.", model=Scripted(both, many, "Done."), tasks={"reports.export": export})
+    assert (answer.status, answer.reply) == ("done", "Done.")
+    assert [each.result for each in answer.calls[:2]] == ['{"rows": 2025}', "Error: ValueError: too old"]
+    assert str(answer.calls[2].result).count("rows") == 3
+
+    answer = ask(agent, "Report.", model=Scripted(call("other")))
+    assert (answer.status, answer.calls[0].status) == ("parked", "intended")
+
+
+def test_sleep_until_advances_the_clock() -> None:
+    """The test does not wait."""
+    model = Scripted(call("sleep_until", moment=(datetime.now(UTC) + timedelta(days=2)).isoformat()), "Good morning.")
+    answer = ask(Agent("assistant", "You wait.", [sleep_until]), "Wait.", model=model)
+    assert answer.reply == "Good morning."
+    assert model.clock.offset > timedelta(days=1)

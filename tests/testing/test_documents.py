@@ -67,7 +67,9 @@ def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pyte
         exec(compile(block, f"{name}.md", "exec"), namespace)  # noqa: S102 (the repository's own documents)
 
 
-@pytest.mark.parametrize("path", [each for each in files() if each.suffix == ".md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [each for each in files() if each.suffix == ".md"], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_each_link_to_a_file_of_the_repository_leads_there(path: Path) -> None:
     """Documents are split and renamed; what links to them is easily forgotten."""
     for link in _LINK.findall(_FENCED.sub("", path.read_text(encoding="utf-8"))):

@@ -14,7 +14,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from perdure import Agent
-from perdure.agents import Agents
+from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
 from perdure.events.writer import EventWriter
@@ -28,9 +28,9 @@ from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.store import SnapshotStore
+from perdure.tools.awaited.port import TaskCalls
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
-from perdure.tools.registry import Tool
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import Claimed, claim
@@ -73,6 +73,7 @@ class Harness:
         self.connections: Connections | None = None
         self.events: EventWriter | None = None
         self.redis_url: str | None = None
+        self.calls: TaskCalls | None = None
         self.any_model: Model | None = None
         """Instead of the script's."""
 
@@ -93,6 +94,7 @@ class Harness:
             quoting_key=self.quoting_key,
             redis_url=self.redis_url,
             events=self.events,
+            calls=self.calls,
         )
 
     def _model(self, name: str) -> Model:
@@ -102,7 +104,7 @@ class Harness:
         """What the model says next; then it says `ok`."""
         self.model.lines = list(lines)
 
-    def equip(self, *tools: Tool | McpServer, **limits: Any) -> None:
+    def equip(self, *tools: OwnTool | McpServer, **limits: Any) -> None:
         """Give the default agent these tools and limits."""
         self.agents = Agents([Agent("assistant", "You help.", tools, **limits), Agent("other", "You do not.")])
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import JSON
 
-from perdure import ToolContext, tool
+from perdure import ToolContext, celery_tool, tool
 from perdure.casebank.reflection import reflect
 from perdure.database.engine import as_json
 from perdure.database.fencing import Fence
@@ -29,6 +29,8 @@ from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read, restore
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.route import route_user
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.outbox import Delivered, deliver
@@ -37,6 +39,7 @@ from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript
 from tests.casebank.bank import put
 from tests.memory.conftest import line
+from tests.turns.broker import Broker
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
@@ -249,22 +252,37 @@ def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: P
     assert [row.text for row in harness.sql("SELECT text FROM inbox")] == ["hello"]
 
 
+def the_parts_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
+    """A list of arguments, one of whose tasks ends, with another element behind each part."""
+    broker = Broker()
+    harness.calls = broker
+    harness.equip(celery_tool("shop.export", name="many", max_parallel=2))
+    harness.script(calls(("many", {"calls": [{}, {}]})))
+    harness.ask()
+    harness.sql("""UPDATE tool_effects SET parts = '[["sent", null, {"newer": 1}], ["sent", null, {"newer": 2}]]'""")
+    finish(harness.runtime, broker.sent[0].effect_id, TaskEnded(failed=False, value="made"), 0)
+    [row] = harness.sql("SELECT parts FROM tool_effects")
+    assert row.parts == [["done", "made", {"newer": 1}], ["sent", None, {"newer": 2}]]
+
+
 READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
-        a_happening, a_delivery, the_turn_itself, the_review_of_a_case, an_unrouted_message,
+        a_happening, a_delivery, the_turn_itself, the_review_of_a_case, an_unrouted_message, the_parts_of_a_call,
     )
 }  # fmt: skip
 
 COLUMNS = {
     "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "turns.held": "a_held_ending",
-    "tool_effects.variables": "the_changes_of_a_call", "snapshots.events": "an_imported_snapshot",
+    "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
+    "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
     "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
     "snapshots.variables": "any JSON object is one, by its meaning",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
     "case_archive.review": "is copied as it is", "unrouted.message": "an_unrouted_message",
+    "reminders.reply_to": "is copied as it is",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.settings import Settings
+from perdure.turns.calls.queries import PROBE_DUE
 from perdure.turns.lease.queries import ADMIT, ADMIT_DUE
 from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
 from tests.conftest import RecordingWaker
@@ -34,6 +35,10 @@ _FILL = """
     SELECT gen_random_uuid(), session_id, 1, 'ana', 'assistant', 'http', 5, 'accepted', now() FROM sessions;
     INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
     SELECT gen_random_uuid(), turn_id, '{}', 'pending', now() - interval '1 hour', now() FROM turns;
+    INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
+                              decide_at, waits_for)
+    SELECT gen_random_uuid(), turn_id, 1, 0, 'export', '{}', 'pure', 'intended', now(), now() + interval '1 hour',
+           'task' FROM turns;
 """
 
 RESET = """
@@ -41,6 +46,7 @@ RESET = """
     UPDATE sessions SET unsettled = 1, end_requested_at = NULL, not_before = NULL, paced = false, wakes = 0,
            woken_at = now() - interval '1 hour', queued_at = NULL, user_id = 'ana';
     UPDATE deliveries SET due_at = now() - interval '1 hour', wake_at = NULL, wakes = 0;
+    UPDATE tool_effects SET probe_at = now() - interval '1 minute';
 """
 
 QUEUED = "UPDATE sessions SET not_before = now() + interval '1 hour', queued_at = now() - interval '1 minute'"
@@ -65,6 +71,10 @@ BACKLOGS = {
     "deliveries due": (DELIVERIES_DUE, "SELECT 1", MOST),
     "deliveries postponed": (DELIVERIES_DUE, "UPDATE deliveries SET due_at = now() + interval '5 minutes'", 0),
     "deliveries published": (DELIVERIES_DUE, "UPDATE deliveries SET wake_at = now() + interval '1 minute'", 0),
+    "tasks to ask about": (PROBE_DUE, "SELECT 1", MOST),
+    "tasks asked about just now": (PROBE_DUE, "UPDATE tool_effects SET probe_at = now() + interval '1 minute'", 0),
+    "tasks with results": (PROBE_DUE, "UPDATE tool_effects SET probe_at = NULL", 0),
+    "tasks, clock set back": (PROBE_DUE, "UPDATE tool_effects SET probe_at = now() + interval '1 day'", MOST),
 }  # fmt: skip
 
 SHARES = {
@@ -103,6 +113,7 @@ def _check(large: Harness, backlogs: dict[str, tuple[Statement, str, int]]) -> N
         large.sql(arranged)
         large.sql("VACUUM ANALYZE sessions")
         large.sql("VACUUM ANALYZE deliveries")
+        large.sql("VACUUM ANALYZE tool_effects")
         for nodes in plans(large.database, statement, _parameters()):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned, (name, outline(nodes))
@@ -112,5 +123,6 @@ def _check(large: Harness, backlogs: dict[str, tuple[Statement, str, int]]) -> N
 
 
 def _parameters() -> dict[str, Any]:
-    share = {"user_id": "ana", "user_concurrency": 10, "most_users": MOST}
+    share: dict[str, Any] = {"user_id": "ana", "user_concurrency": 10, "most_users": MOST}
+    share |= {"least_s": 5.0, "most_s": 60.0}
     return {"most": MOST, "most_paced": 10, "backoff_s": 5.0, "lease_s": 30.0, "furthest_s": 3_600.0, **share}

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from uuid import UUID
@@ -30,6 +30,7 @@ from perdure.turns.run.runner import Runner
 from perdure.workers.assembly import addresses, assemble
 from perdure.workers.isolated.kill import Warden, owner
 from perdure.workers.logs import configure
+from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.shutdown.flush import flush, flushers
 
@@ -41,9 +42,13 @@ _LOOK_S = 1.0
 
 
 class Isolation:
-    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and one for each session."""
+    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and one for each session.
 
-    def __init__(self) -> None:
+    `environment`: variables of the children, in addition to this process's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._sessions: set[UUID] = set()
         self._children: dict[UUID, subprocess.Popen[bytes]] = {}
@@ -118,7 +123,9 @@ class Isolation:
             if self._stopping:
                 return None
             # SIGKILL: while a call holds the interpreter lock, the process handles no other signal.
-            child = subprocess.Popen(launch.command(argv, death_signal=signal.SIGKILL))
+            child = subprocess.Popen(
+                launch.command(argv, death_signal=signal.SIGKILL), env=os.environ | self._environment
+            )
             self._children[session_id] = child
         try:
             return child.wait()
@@ -133,7 +140,8 @@ def main(session_id: UUID) -> None:
     configure()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True)
+    calls = CeleryCalls.at(settings, where)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)
     runner = Runner(runtime, owner=owner())
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
@@ -144,6 +152,7 @@ def main(session_id: UUID) -> None:
     if runtime.connections is not None:
         runtime.connections.close()
     waker.close()
+    calls.close()
     if runtime.redis_memory is not None:
         runtime.redis_memory.close()
     if runtime.breakers is not None:

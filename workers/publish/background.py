@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from celery import Celery
 from kombu import Producer
 from kombu.exceptions import EncodeError
 from kombu.utils.uuid import uuid
@@ -45,8 +46,8 @@ _Wake = tuple[str, dict[str, Any], dict[str, Any]]
 class BackgroundWaker(CeleryWaker):
     """A `CeleryWaker` whose callers do not wait for the broker. `close` publishes the queued wake-ups."""
 
-    def __init__(self, settings: Settings, where: Addresses) -> None:
-        super().__init__(settings, where)
+    def __init__(self, settings: Settings, where: Addresses, app: Celery | None = None) -> None:
+        super().__init__(settings, where, app)
         self._reset()
 
     def _reset(self) -> None:

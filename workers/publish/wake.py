@@ -38,10 +38,13 @@ RETRY_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interv
 
 
 class CeleryWaker:
-    """A `perdure.runtime.Waker` that publishes to the broker. Threads may share it."""
+    """A `perdure.runtime.Waker` that publishes to the broker. Threads may share it.
 
-    def __init__(self, settings: Settings, where: Addresses) -> None:
-        self._app = make_app(settings, where, publisher=True)
+    `app` publishes; default: one for the broker of `where`.
+    """
+
+    def __init__(self, settings: Settings, where: Addresses, app: Celery | None = None) -> None:
+        self._app = app or make_app(settings, where, publisher=True)
         self._broker_url = where.broker_url
         self._lock = threading.Lock()
         self._unavailable_until = 0.0

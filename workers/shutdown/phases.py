@@ -19,6 +19,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from enum import Enum, auto
 
 from perdure.errors import Unavailable
@@ -41,21 +42,36 @@ _EXIT_S = 0.5
 """Seconds of these that are kept for the exit itself, after waiting for isolated children."""
 
 
+_LOOK_S = 0.5
+"""Seconds between two looks at the application's tasks."""
+
+
 class _Event(Enum):
     REQUESTED = auto()
     ENDED = auto()
 
 
 class Shutdown:
-    """The shutdown of one worker process."""
+    """The shutdown of one worker process.
 
-    def __init__(self, budget: ShutdownSettings, isolation: Isolation, consumption: Consumption) -> None:
+    `others`: the number of running tasks of an application that shares the worker. The worker waits for them without a
+    limit, as Celery does.
+    """
+
+    def __init__(
+        self,
+        budget: ShutdownSettings,
+        isolation: Isolation,
+        consumption: Consumption,
+        others: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.requested = False
         self.begun = threading.Event()
         self._hard = False
         self._budget = budget
         self._isolation = isolation
         self._consumption = consumption
+        self._others = others
         # SimpleQueue: `put` may be called in a signal handler, even in one that interrupts another.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._began = 0.0
@@ -82,9 +98,11 @@ class Shutdown:
         log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
         keeper.drain()
         self._isolation.stop()
-        if self._next(release_at_s) is _Event.ENDED:
-            return
-        self._exit_at_hard_limit(process)
+        event = self._next(release_at_s)
+        if event is None and self._others():
+            event = self._await_others(process)
+        if event is not _Event.ENDED:
+            self._exit_at_hard_limit(process)
 
     def finish(self, process: Process) -> None:
         """Flush. Call this when the pool has ended."""
@@ -115,10 +133,22 @@ class Shutdown:
         )  # fmt: skip
         self._events.put(_Event.ENDED)
 
+    def _await_others(self, process: Process) -> _Event | None:
+        """Release the leases, and wait for the application's tasks; the next event, `None` if perdure's tasks hang."""
+        log.info("shutdown: waits for %d tasks of the application, without a limit", self._others())
+        _release_leases(process)
+        while self._others():
+            if (event := self._event(_LOOK_S)) is not None:
+                return event
+        return self._event(_RELEASE_S)
+
     def _next(self, within_s: float | None) -> _Event | None:
         """The next event; None if none arrives within `within_s` seconds of the beginning."""
+        return self._event(None if within_s is None else max(within_s - self._passed_s(), 0))
+
+    def _event(self, timeout_s: float | None) -> _Event | None:
         try:
-            return self._events.get(timeout=None if within_s is None else max(within_s - self._passed_s(), 0))
+            return self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
 

@@ -21,12 +21,12 @@ from perdure.channels.http.api import (
     links,
     memory,
     messages,
+    schedules,
     sessions,
-    tokens,
     turns,
     users,
 )
-from perdure.channels.http.auth import Keys
+from perdure.channels.http.auth import Authenticate, Keys
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
@@ -37,7 +37,10 @@ from perdure.runtime import Runtime
 
 
 def create_app(
-    runtime: Runtime, broker_reachable: Callable[[], bool], killed_lately: health.KilledLately = tuple
+    runtime: Runtime,
+    broker_reachable: Callable[[], bool],
+    killed_lately: health.KilledLately = tuple,
+    authenticate: Authenticate | None = None,
 ) -> FastAPI:
     """The application over `runtime`. The server calls `drain` of its `state.gateway` at shutdown.
 
@@ -45,11 +48,12 @@ def create_app(
         runtime: The parts of this process; the caller closes them.
         broker_reachable: Whether the broker is available; may block.
         killed_lately: The workers that `/readyz` reports as killed.
+        authenticate: An application's own authentication, in place of keys.
 
     Raises:
         SettingsError: the configured keys are invalid.
     """
-    gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock))
+    gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock), authenticate)
     channels = configured.channels(runtime.settings, runtime.clock)
     ingresses = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
 
@@ -86,9 +90,9 @@ def create_app(
         turns,
         sessions,
         conversations,
+        schedules,
         memory,
         users,
-        tokens,
         links,
         casebank,
         consolidation,

@@ -6,15 +6,18 @@ when it changes. The keys of a file that cannot be read are refused; an invalid 
 Without keys, each program that reaches the port has access, and so does each page that a browser on this machine
 shows. The gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose
 `Origin`, if there is one, is the gateway's own.
+
+A gateway that is mounted in an application may have the application authenticate its users instead (`authenticated`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import ipaddress
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -26,7 +29,7 @@ from fastapi import Request
 from pydantic import SecretStr
 
 from perdure.access.keys import ACCEPTED, OF_A_LINE, SHORTEST, Key, parse_entry, parse_key
-from perdure.access.tenants import tenant_of
+from perdure.access.tenants import tenant_of, user_key
 from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
 from perdure.channels.http.throttle import WrongKeys
 from perdure.clock import Clock
@@ -66,6 +69,29 @@ class Caller:
     def is_operator(self) -> bool:
         """Whether this is an administrator of all tenants, with access to everything."""
         return self.kind is KeyKind.ADMIN and self.tenant is None
+
+
+Authenticate = Callable[[Request], Awaitable[object] | object]
+"""The application's own authentication: the `user_id` of a request, or `None`. A FastAPI dependency whose only
+parameter is the request is one."""
+
+
+async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
+    """The user of `request`, as the application authenticates it: a caller with access to that user's things only.
+
+    The application's session may be in a cookie, which a browser sends with requests of other sites, too. So a request
+    of another origin is refused.
+
+    Raises:
+        Unauthorized: the application knows no user for the request.
+        Forbidden: the request is from a page of another origin.
+    """
+    _refuse_other_origins(request)
+    found = authenticate(request)
+    user_id = await found if inspect.isawaitable(found) else found
+    if user_id is None or user_id == "":
+        raise Unauthorized("Sign in to the application.")
+    return Caller(KeyKind.USER, None, user_key(None, str(user_id)))
 
 
 class _Entry(Protocol):
@@ -220,6 +246,12 @@ def _refuse_other_sites(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is not None and origin.lower() != f"{request.url.scheme}://{host}".lower():
         raise Forbidden("This gateway has no keys, so it answers no request from another origin. Set PERDURE_API_KEYS.")
+
+
+def _refuse_other_origins(request: Request) -> None:
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
+        raise Forbidden("This gateway answers no request from another origin.")
 
 
 def _hostname(url: str) -> str:

@@ -54,7 +54,7 @@ async def caller_of(request: Request) -> Caller:
     caller: Caller | None = request.scope.get(_CALLER)
     if caller is None:
         gateway: Gateway = request.app.state.gateway
-        caller = request.scope[_CALLER] = gateway.keys.caller(request)
+        caller = request.scope[_CALLER] = await gateway.caller(request)
     return caller
 
 

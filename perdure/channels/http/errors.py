@@ -94,7 +94,8 @@ def headers_of(error: PerdureError) -> dict[str, str]:
 
 def _shaped(request: Request, error: PerdureError) -> Response:
     """The response for an error, in the shape for the request's path."""
-    path, shapes = request.url.path, request.app.state.error_shapes
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))  # the gateway may be mounted
+    shapes = request.app.state.error_shapes
     shape = next((shapes[each] for each in shapes if path == each or path.startswith(f"{each}/")), problem_of)
     response: Response = shape(error)
     return response

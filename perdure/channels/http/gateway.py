@@ -23,7 +23,7 @@ from fastapi import Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
-from perdure.channels.http.auth import Keys
+from perdure.channels.http.auth import Authenticate, Caller, Keys, authenticated
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
@@ -46,11 +46,15 @@ T = TypeVar("T")
 
 
 class Gateway:
-    """The parts of the gateway's process. Belongs to one event loop."""
+    """The parts of the gateway's process. Belongs to one event loop.
 
-    def __init__(self, runtime: Runtime, keys: Keys) -> None:
+    `authenticate`: the application's own authentication, in place of `keys`.
+    """
+
+    def __init__(self, runtime: Runtime, keys: Keys, authenticate: Authenticate | None = None) -> None:
         self.runtime = runtime
         self.keys = keys
+        self.authenticate = authenticate
         self._settlements = SettlementWatch(runtime.database)
         self._shutting_down = False
         self._intake_closed = False
@@ -63,6 +67,16 @@ class Gateway:
         self._threads = Threads(_MAX_THREADS)
         self.side_requests = SideRequests(runtime)
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
+
+    async def caller(self, request: Request) -> Caller:
+        """The caller that sent `request`.
+
+        Raises:
+            Unauthorized, RateLimited, Forbidden: as `Keys.caller` and `authenticated`.
+        """
+        if self.authenticate is not None:
+            return await authenticated(self.authenticate, request)
+        return self.keys.caller(request)
 
     def admit(self) -> None:
         """Check that the gateway accepts messages.

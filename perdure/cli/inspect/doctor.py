@@ -1,8 +1,11 @@
-"""`perdure doctor`: checks the settings of PostgreSQL and Redis; see `server_settings`."""
+"""`perdure doctor`: checks the settings of PostgreSQL and Redis (`server_settings`), or of a Celery application."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -11,15 +14,18 @@ from perdure.cli.display import AsJson, write_json, write_table, write_text
 from perdure.cli.errors import FAILED
 
 
-def doctor(*, as_json: AsJson = False) -> None:
-    """Check the servers that perdure uses for dangerous settings.
+def doctor(
+    app: Annotated[
+        str | None, typer.Option(help="The module of your own Celery application, as `celery -A` takes it.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Find dangerous settings, with --app those of your own Celery application.
 
     Status 1 if there are any.
     """
-    from perdure.cli.inspect.server_settings import findings
-
-    with connecting.opened() as (settings, database):
-        found = list(findings(settings, database))
+    found = _of_servers() if app is None else _of_application(app)
     if as_json:
         write_json({"findings": [asdict(each) for each in found]})
     elif found:
@@ -30,3 +36,17 @@ def doctor(*, as_json: AsJson = False) -> None:
         write_text("No dangerous setting was found.")
     if found:
         raise typer.Exit(FAILED)
+
+
+def _of_servers() -> list[Any]:
+    from perdure.cli.inspect.server_settings import findings
+
+    with connecting.opened() as (settings, database):
+        return list(findings(settings, database))
+
+
+def _of_application(module: str) -> list[Any]:
+    from perdure.workers.installed.dangers import application, dangers
+
+    sys.path.insert(0, str(Path.cwd()))  # as `celery -A` does
+    return list(dangers(application(module)))

@@ -1,10 +1,10 @@
-"""`perdure schedules`: the scheduled entries, their last slots and their next ones."""
+"""`perdure schedules`: perdure's own entries and users' schedules, their last slots and their next ones."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,20 +23,101 @@ def _commands() -> None:
 
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
-    """List scheduled entries with their last and next slots."""
+    """List scheduled entries and users' schedules."""
     from perdure import schedules
     from perdure.schedule.reading import read_schedules
+    from perdure.schedule.reminders import list_reminders
     from perdure.settings import Settings
     from perdure.workers.application import registered
 
     found = schedules.entries(registered(), Settings.load())
     with connecting.database() as database:
         standings = [asdict(each) for each in read_schedules(database, found.values())]
+        standings += [_of_user(each) for each in list_reminders(database)]
     shown = [{name: _plain(value) for name, value in each.items()} for each in standings]
     if as_json:
         write_json(shown)
     else:
         write_table(_COLUMNS, [[each[column] for column in _COLUMNS] for each in shown])
+
+
+@commands.command("add")
+def add(
+    text: Annotated[str, typer.Argument(help="What is sent to the agent.")],
+    *,
+    user: Annotated[str, typer.Option(metavar="USER", help="The user whose message it is.")] = "local",
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Once: such as 2026-05-02T09:30.")] = None,
+    cron: Annotated[str | None, typer.Option(metavar="EXPRESSION", help="Such as '30 7 * * MON-FRI'.")] = None,
+    timezone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Such as Europe/Paris; default: PERDURE_TIMEZONE.")
+    ] = None,
+    conversation: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The conversation that it is sent to.")
+    ] = None,
+    tenant: connecting.Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Schedule a message of a user, once or again and again."""
+    from perdure.clock import SystemClock
+    from perdure.ids import new_id
+    from perdure.schedule import reminders
+
+    key, _ = connecting.parse_user(user, tenant)
+    clock = SystemClock()
+    with connecting.opened() as (settings, database):
+        moment = reminders.parse_moment(settings, clock.now(), at, cron, timezone)
+        new = reminders.NewReminder(new_id(clock), key or user, text, moment, "cli", conversation=conversation)
+        made = reminders.add(database, settings, new)
+    if as_json:
+        write_json(made)
+    else:
+        typer.echo(f"{made['schedule_id']} fires at {made['next_due']}")
+
+
+@commands.command("pause")
+def pause(
+    schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")],
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="End the pause.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pause a user's schedule, or resume it."""
+    from perdure.clock import SystemClock
+    from perdure.schedule import reminders
+
+    wanted = connecting.parse_id(schedule_id, "schedule")
+    with connecting.opened() as (settings, database):
+        changed = reminders.pause(database, SystemClock(), settings, wanted, paused=not resume)
+    if as_json:
+        write_json(changed)
+    else:
+        typer.echo("paused" if changed["paused"] else f"fires at {changed['next_due']}")
+
+
+@commands.command("remove")
+def remove(schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")]) -> None:
+    """Remove a user's schedule."""
+    from perdure.schedule import reminders
+
+    wanted = connecting.parse_id(schedule_id, "schedule")
+    with connecting.database() as database:
+        reminders.remove(database, wanted, reminders.owner(database, wanted))
+    typer.echo("removed")
+
+
+def _of_user(found: dict[str, Any]) -> dict[str, Any]:
+    """A user's schedule in the columns of an entry, and its own."""
+    return {
+        **found,
+        "entry": found["schedule_id"],
+        "task": None,
+        "schedule": "paused" if found["paused"] else f"{found['cron'] or 'once'} {found['timezone']}",
+        "since": found["created_at"],
+        "last_done_slot": found["last_slot"],
+        "last_done_at": None,
+        "running": False,
+        "attempts": 0,
+    }
 
 
 def _plain(value: Any) -> Any:

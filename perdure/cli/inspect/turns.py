@@ -62,10 +62,16 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         "reply": turn["reply"] and turn["reply"]["text"],
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
         "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
+        "waiting_for": turn["waiting_for"] and _awaited(turn["waiting_for"]),
         "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
         "pending_approvals": [_pending_call(each) for each in turn["pending_approvals"]],
     }
     write_fields({name: value for name, value in flat.items() if value not in (None, [])})
+
+
+def _awaited(waiting: dict[str, Any]) -> str:
+    progress = "" if waiting["progress"] is None else f"; its progress: {waiting['progress']}"
+    return f"the {waiting['kind']} {waiting['name']}, until {waiting['until']}{progress}"
 
 
 @commands.command()

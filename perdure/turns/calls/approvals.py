@@ -80,6 +80,12 @@ class Undecided(Exception):
     """Some of the calls still need a person's decision."""
 
 
+def none_begun(statuses: Iterable[str]) -> bool:
+    """Whether a message's calls wait for approval or for their beginning; one commit begins all that are approved."""
+    present = set(statuses)
+    return bool(present & UNBEGUN) and present <= UNBEGUN | {"denied"}
+
+
 def parse_decision(given: Mapping[str, Any]) -> Decision:
     """Validate the body of a request.
 

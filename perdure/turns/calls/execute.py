@@ -21,6 +21,7 @@ from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
 from perdure.hooks import ToolCalled, ToolCalling, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
+from perdure.schedule.own import OwnReminders
 from perdure.text.untrusted import cut, storable
 from perdure.tools import guarded
 from perdure.tools.registry import (
@@ -162,14 +163,17 @@ class Executor:
         for effect_id in effect_ids:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
-    def run(self, calls: Sequence[Planned]) -> list[Result]:
+    def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
         """Run calls concurrently; a call whose time limit passes is decided, or run once more.
+
+        The effect rows record the results of several calls, and of one to `record`.
 
         Raises:
             LeaseLost: another worker has the session.
         """
         done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
-        waiting = {each.position: self._start(each, done, record=len(calls) > 1) for each in calls}
+        record = record or len(calls) > 1
+        waiting = {each.position: self._start(each, done, record=record) for each in calls}
         repeated: set[int] = set()
         results: list[Result] = []
         while waiting:
@@ -182,17 +186,17 @@ class Executor:
                     continue
                 if isinstance(finished.outcome, NotBegun):
                     self.extend(finished.planned)
-                    waiting[position] = self._start(finished.planned, done, record=len(calls) > 1)
+                    waiting[position] = self._start(finished.planned, done, record=record)
                 elif self._resolve(finished, results, again=position not in repeated):
                     repeated.add(position)
-                    waiting[position] = self._start_again(finished.planned, done, record=len(calls) > 1)
+                    waiting[position] = self._start_again(finished.planned, done, record=record)
                 continue
             for run in [run for run in waiting.values() if self._now() >= run.until]:
                 position = run.planned.position
                 decided = self._timed_out(run, again=position not in repeated)
                 if decided is None:
                     repeated.add(position)
-                    waiting[position] = self._start_again(run.planned, done, record=len(calls) > 1)
+                    waiting[position] = self._start_again(run.planned, done, record=record)
                 else:
                     del waiting[position]
                     results.append(decided)
@@ -419,6 +423,14 @@ class Executor:
             cancelled=self._hold.unwanted,
             working_variables=WorkingVariables(self._variables),
             memory=memory_of_call(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
+            reminders=OwnReminders(
+                self._runtime.database,
+                self._runtime.clock,
+                self._runtime.settings,
+                self._turn.user_id,
+                self._turn.turn_id,
+                planned.effect_id,
+            ),
         )
 
     def _now(self) -> float:

@@ -4,7 +4,8 @@ Their intents are committed with the message, their results afterwards, as one s
 calls each result is also recorded in its own row as soon as it is known (`calls.execute`).
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it.
-Calls that wait for approval have not begun and are not in doubt (`approvals`).
+Calls that wait for approval have not begun and are not in doubt (`approvals`). Neither are those that wait for a task
+or a moment (`awaited`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from perdure.tools.registry import (
 )
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls import approvals
+from perdure.turns.calls import approvals, awaited
+from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.execute import Executor
+from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.calls.result_values import (
     UNKNOWN_OUTCOME,
@@ -69,6 +72,7 @@ class Ledger:
         self._agent = agent
         self._variables = variables
         self._commit = commit
+        self._hooks = ToolHooks(runtime, hold, turn, agent)
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
@@ -80,6 +84,7 @@ class Ledger:
             LeaseLost: another worker has the session.
             Interrupted: the turn must stop before a call can be decided.
             Undecided: calls wait for approval.
+            Awaiting: calls wait for a task or a moment.
             Unavailable: the database refuses the commit.
         """
         results = self._resume(asking) if planned is None else self._perform(planned, intended_at)
@@ -94,7 +99,30 @@ class Ledger:
         runnable = [each for each in planned if each.refusal is None]
         refused = [refused_result(each) for each in planned if each.refusal is not None]
         self._executor.intended((each.effect_id for each in runnable), intended_at)
-        return in_call_order(refused + self._executor.run(runnable))
+        return in_call_order(self._run(refused, runnable))
+
+    def _run(self, results: list[Result], begun: Sequence[Planned], *, still_wait: bool = False) -> list[Result]:
+        """Run calls that have begun, in addition to `results`; `still_wait`: a call of an earlier worker waits.
+
+        Raises:
+            Awaiting: a call waits for a task or a moment.
+        """
+        here = [each for each in begun if each.waits_for is None]
+        if len(here) == len(begun) and not still_wait:
+            return results + self._executor.run(here)
+        for each in begun:
+            failed = None if each.waits_for is None else self._send(each)
+            results += [failed] if failed else []
+        raise Awaiting([*results, *self._executor.run(here, record=True)])
+
+    def _send(self, planned: Planned) -> Result | None:
+        """Send the task of a call, after the hooks; a result if it is not sent."""
+        refused = self._hooks.before(planned)
+        if refused is not None:
+            return refused
+        if not self._hold.still_valid():
+            self._executor.extend(planned)
+        return awaited.send(self._runtime, self._hold, planned)
 
     def extend(self, planned: Sequence[Planned]) -> None:
         """Restart the time limits of calls that have not begun since their intents were committed.
@@ -109,11 +137,12 @@ class Ledger:
     def _resume(self, asking: Entry) -> list[Result]:
         """Results of calls that another worker began, or that waited for approval, in call order."""
         rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
-        if any(row.status in approvals.UNBEGUN for row in rows.values()):
-            results, again = self._begin(asking, rows)
+        if approvals.none_begun(row.status for row in rows.values()):
+            results, again, still_wait = *self._begin(asking, rows), False
         else:
-            results, again = self._take_over(asking, rows)
-        return in_call_order(with_edited_arguments(asking, rows, results + self._executor.run(again)))
+            results, again, still_wait = self._take_over(asking, rows)
+        results = self._run(results, again, still_wait=still_wait)
+        return in_call_order(with_edited_arguments(asking, rows, results))
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
         """Begin calls that waited for approval; returns results of those that do not run, and the calls to run."""
@@ -139,24 +168,45 @@ class Ledger:
         running = {each.position for each in again}
         return [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running], again
 
-    def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Take over calls that another worker began; returns results of decided ones, and the calls to run again."""
-        wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
+    def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned], bool]:
+        """Take over calls that another worker began.
+
+        Returns the results of decided ones, the calls to run again, and whether some wait for a task or a moment.
+        """
+        in_doubt = [row for row in rows.values() if row.status == "intended" and row.waits_for is None]
+        wait_s = max((row.undecided_s for row in in_doubt), default=0.0)
         if wait_s > 0:
             self._wait(wait_s)
             rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
         self._variables.replay(recorded_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
+        waited, still_wait = [], False
         for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
-            found = self._recorded_or_planned(fresh, rows.get(fresh.position))
-            if isinstance(found, Result):
-                results.append(found)
+            row = rows.get(fresh.position)
+            if row is not None and row.waits_for is not None:
+                found = self._recorded_or_waiting(fresh, row)
+                waited.append((replace(fresh, effect_id=row.effect_id), found))
+                still_wait = still_wait or not isinstance(found, Result)
             else:
-                again.append(found)
+                found = self._recorded_or_planned(fresh, row)
+            results += [found] if isinstance(found, Result) else []
+            again += [found] if isinstance(found, Planned) else []
         for each in again:
-            self._executor.extend(each)
-        return results, again
+            if each.waits_for is None:
+                self._executor.extend(each)
+        if not still_wait:
+            seen = {
+                found.position: self._hooks.after(each, found) for each, found in waited if isinstance(found, Result)
+            }
+            results = [seen.get(result.position, result) for result in results]
+        return results, again, still_wait
+
+    def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
+        """The result of a call for a task or a moment; `None` if it still waits, the call if it must be sent."""
+        if row.status != "intended":
+            return recorded_result(fresh.position, row)
+        return awaited.resume(self._runtime, self._hold, row, fresh)
 
     def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from perdure.agents import Agent
 from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
+from perdure.tools.awaited.task import CeleryTool
+from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.sources import RunnableTool, Toolset
 from perdure.turns.lease.hold import Hold
 
@@ -36,6 +39,17 @@ class Planned:
     refusal: str | None = None
     repeated: bool = False
 
+    @property
+    def waits_for(self) -> str | None:
+        """`task` or `timer` if the turn waits for the result without a worker; `None` for a call that runs here."""
+        match self.tool:
+            case CeleryTool():
+                return "task"
+            case SleepUntil():
+                return "timer"
+            case _:
+                return None
+
     def intent(self) -> dict[str, Any]:
         """The row that is committed before the call begins."""
         return self._row("intended", self.timeout_s)
@@ -55,6 +69,7 @@ class Planned:
             "effect": self.tool.effect,
             "status": status,
             "timeout_s": within_s,
+            "waits_for": self.waits_for,
         }
 
 
@@ -81,7 +96,18 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
         return Planned(position, call, effect_id, refusal=refusal)
     try:
         arguments = tool.parse(call.arguments)
+        timeout_s = _time_limit(tool, arguments, runtime)
     except ToolError as error:
         return Planned(position, call, effect_id, refusal=error.message)
-    timeout_s = tool.timeout_s or runtime.settings.turn.tool_timeout_s
     return Planned(position, call, effect_id, tool, arguments, timeout_s, tool.needs_approval(arguments))
+
+
+def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:
+    """Seconds for the call; for a timer, the seconds until its moment.
+
+    Raises:
+        ToolError: the moment is invalid.
+    """
+    if isinstance(tool, SleepUntil):
+        return tool.wait_s(arguments, runtime.clock.now(), ZoneInfo(runtime.settings.timezone))
+    return tool.timeout_s or runtime.settings.turn.tool_timeout_s

@@ -1,4 +1,4 @@
-"""The statements of the tool ledger and of approvals."""
+"""The statements of the tool ledger, of approvals and of calls that wait for a task or a moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ EXTEND_EFFECT = Statement(
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
-    SELECT effect_id, position, arguments, effect, status, result, variables,
+    SELECT effect_id, position, arguments, effect, status, result, variables, waits_for, sent_at IS NOT NULL AS sent,
+           parts,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
@@ -168,4 +169,161 @@ DECIDE = Statement(
                       WHERE turn_id = %(turn_id)s AND status = 'asked' AND effect_id <> %(effect_id)s)
     RETURNING session_id
     """,
+)
+
+# --- calls that wait for a task or a moment ------------------------------------------------
+
+# A task is sent, or it may be. The sweeper asks about it from now on (see PROBE_DUE).
+NOTE_SENT = Statement(
+    "turns.note_sent",
+    """
+    UPDATE tool_effects
+    SET sent_at = coalesce(sent_at, perdure_now()), probe_at = perdure_now() + make_interval(secs => %(probe_s)s)
+    WHERE effect_id = %(effect_id)s AND status = 'intended' AND finished_at IS NULL
+    """,
+)
+
+IS_ENDING = Statement(
+    "turns.is_ending",
+    "SELECT end_requested_at IS NOT NULL AS ending FROM sessions WHERE session_id = %(session_id)s",
+    writes=False,
+)
+
+# Records the results of a message's calls while others of its calls still wait. The transcript gets all of them later.
+RECORD_RESULTS = Statement(
+    "turns.record_results",
+    """
+    UPDATE tool_effects AS t
+    SET status = r.status, result = r.result,
+        finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
+        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' THEN perdure_now() END  -- to revoke it
+    FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
+    WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
+      AND t.finished_at IS NULL
+    """,
+)
+
+# Releases the session until the first of its waiting calls is due, or a task that could not be sent is tried again.
+# Counts as no attempt and no claim. Writes nothing if no call waits any more, or if the session's end or the turn's
+# cancellation is requested.
+WAIT_CALLS = Statement(
+    "turns.wait_calls",
+    f"""
+    WITH open AS (
+        SELECT min(CASE WHEN waits_for = 'task' AND sent_at IS NULL
+                        THEN least(decide_at, perdure_now() + make_interval(secs => %(retry_s)s))
+                        ELSE decide_at END) AS due_at
+        FROM tool_effects
+        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'intended' AND waits_for IS NOT NULL
+    ), fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            paced = false, not_before = open.due_at,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = {sql(Trigger.TURN_STOPPED)}
+        FROM open
+        WHERE {HELD} AND open.due_at IS NOT NULL AND end_requested_at IS NULL
+          AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s
+    RETURNING t.turn_id
+    """,
+)
+
+# The lock on the session of a task's call, which accept, park and cancel take.
+LOCK_OF_CALL = Statement(
+    "turns.lock_of_call",
+    """
+    SELECT session_id FROM sessions
+    WHERE session_id = (SELECT t.session_id FROM tool_effects AS e JOIN turns AS t USING (turn_id)
+                        WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task')
+    FOR NO KEY UPDATE
+    """,
+)
+
+# The call of a task, unless it has its result. Read under that lock by a statement of its own: the one that waited for
+# the lock would see the row as it was before.
+READ_CALL = Statement(
+    "turns.read_call",
+    """
+    SELECT e.effect_id, t.session_id, t.turn_id, t.agent, t.priority, e.tool, e.arguments, e.parts,
+           e.status = 'intended' AS waits,
+           greatest(extract(epoch FROM e.decide_at - perdure_now())::float, 1) AS left_s
+    FROM tool_effects AS e JOIN turns AS t USING (turn_id)
+    WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task' AND e.finished_at IS NULL
+    """,
+    writes=False,
+)
+
+# Records the result of a task. One that comes after the turn stopped waiting changes no status, and reaches no
+# transcript.
+FINISH_TASK = Statement(
+    "turns.finish_task",
+    """
+    UPDATE tool_effects
+    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
+        result = %(result)s, finished_at = perdure_now(), probe_at = NULL
+    WHERE effect_id = %(effect_id)s AND waits_for = 'task' AND finished_at IS NULL
+    RETURNING effect_id
+    """,
+)
+
+# Makes the session of a parked turn claimable once none of its calls waits any more. `not_before` is kept, as now: the
+# claim then counts as no attempt (see CLAIM).
+RESUME_PARKED = Statement(
+    "turns.resume_parked",
+    """
+    UPDATE sessions AS s SET not_before = perdure_now(), woken_at = perdure_now(), wakes = 0
+    FROM turns AS t
+    WHERE s.session_id = %(session_id)s AND s.lease_until IS NULL AND s.not_before IS NOT NULL AND s.queued_at IS NULL
+      AND t.turn_id = %(turn_id)s AND t.status = 'parked' AND t.settled_at IS NULL
+      AND NOT EXISTS (SELECT FROM tool_effects
+                      WHERE turn_id = %(turn_id)s AND status = 'intended' AND waits_for IS NOT NULL)
+    RETURNING s.session_id
+    """,
+)
+
+# Tasks that the sweeper asks about, the longest due first, and tasks to revoke, whose turns wait no longer. The pause
+# grows with the wait. A moment further ahead than any pause was written while the server's clock was ahead.
+PROBE_DUE = Statement(
+    "sweep.probe_due",
+    """
+    WITH due AS (
+        (SELECT effect_id FROM tool_effects WHERE probe_at <= perdure_now()
+         ORDER BY probe_at LIMIT (SELECT %(most)s::bigint))
+        UNION ALL
+        (SELECT effect_id FROM tool_effects WHERE probe_at > perdure_now() + interval '1 hour'
+         ORDER BY probe_at LIMIT (SELECT %(most)s::bigint))
+        LIMIT %(most)s
+    ), locked AS (
+        SELECT effect_id FROM tool_effects WHERE effect_id = ANY (ARRAY(SELECT effect_id FROM due))
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE tool_effects AS e
+    SET probe_at = CASE WHEN e.status = 'intended' THEN perdure_now() + make_interval(
+            secs => least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s)) END
+    FROM locked WHERE e.effect_id = locked.effect_id
+    RETURNING e.effect_id, e.status = 'intended' AS waits, e.progress, e.parts
+    """,
+)
+
+NOTE_PROGRESS = Statement(
+    "turns.note_progress",
+    "UPDATE tool_effects SET progress = %(progress)s WHERE effect_id = %(effect_id)s AND status = 'intended'",
+)
+
+# --- calls with a list of arguments --------------------------------------------------------
+
+MAKE_PARTS = Statement(
+    "turns.make_parts",
+    """
+    UPDATE tool_effects SET parts = %(parts)s::json
+    WHERE effect_id = %(effect_id)s AND status = 'intended' AND parts IS NULL
+    """,
+)
+
+SET_PARTS = Statement(
+    "turns.set_parts",
+    "UPDATE tool_effects SET parts = %(parts)s::json, progress = %(progress)s WHERE effect_id = %(effect_id)s",
 )

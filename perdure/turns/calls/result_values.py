@@ -24,6 +24,11 @@ UNKNOWN_OUTCOME = (
     "for it may have taken effect. Check before you call it again."
 )
 
+LOST = (
+    "The task of this call has not ended, and this conversation no longer waits for it. "
+    "Its outcome is unknown: it may have taken effect. Check before you call it again."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -101,6 +106,8 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
     """The result that the effect row records."""
     if row is None:
         return Result(position, *outcome_of(None, None))
+    if row.status == "unknown" and row.waits_for == "task":
+        return Result(position, "unknown", LOST, row.effect_id)
     return Result(position, *outcome_of(row.status, row.result), row.effect_id)
 
 

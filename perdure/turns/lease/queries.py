@@ -12,8 +12,8 @@ from perdure.turns.intake import CLOSED
 # When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims
 # it, until a settled turn of the user (ADMIT) or the sweeper (ADMIT_DUE) admits it.
 #
-# A session that waits for a person or a model (`not_before`), or after an error (`strikes`), takes no place. Admitted
-# sessions are in `sessions_admitted_idx`, which queueing keeps short.
+# A session that waits for a person, a task, a moment or a model (`not_before`), or after an error (`strikes`), takes no
+# place. Admitted sessions are in `sessions_admitted_idx`, which queueing keeps short.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
 """.strip()
@@ -156,7 +156,7 @@ CLAIM = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            -- Not counted after a wait for a person or, with an error code (see PARK_FOR), for a model.
+            -- Not counted after a wait for a person, a task or a moment or, with an error code (see PARK_FOR), a model.
             attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
@@ -363,6 +363,7 @@ RECALL = Statement(
     WITH parked AS (
         SELECT s.session_id, t.accepted_at FROM turns AS t JOIN sessions AS s USING (session_id)
         WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now() AND s.queued_at IS NULL
+          AND s.paced
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
     UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = perdure_now()

@@ -64,16 +64,17 @@ STEP = Statement(
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), {_WITH_MESSAGES}, intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
-                                  intended_at, decide_at)
+                                  waits_for, intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
-               e.status, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+               e.status, e.waits_for, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
         FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
-            effect_id uuid, position int, tool text, arguments text, effect text, status text,
+            effect_id uuid, position int, tool text, arguments text, effect text, status text, waits_for text,
             timeout_s double precision)
     ), finished AS (
         UPDATE tool_effects AS t
         SET status = r.status, result = r.result, variables = NULL,
-            finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END
+            finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
+            probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' THEN perdure_now() END  -- to revoke it
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
     ), {WITH_STEP.strip()}
@@ -120,7 +121,8 @@ SETTLE = Statement(
         RETURNING t.turn_id, t.reply_to
     ), doubtful AS (
         UPDATE tool_effects AS e
-        SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
+        SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END,
+            probe_at = CASE WHEN e.status = 'intended' AND e.waits_for = 'task' THEN perdure_now() END  -- to revoke it
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
     ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)

@@ -26,8 +26,9 @@ from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls import approvals
+from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.approvals import Undecided
+from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.ledger import Interrupted, Ledger
 from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.lease import parking
@@ -49,7 +50,12 @@ class Waiting:
     """Calls wait for a person's decision. The session is released already."""
 
 
-Stop = Parked | Waiting | parking.Delayed
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """Calls wait for a task or a moment. The session is released already."""
+
+
+Stop = Parked | Waiting | Asleep | parking.Delayed
 
 
 class Turn:
@@ -172,6 +178,8 @@ class Turn:
             reply = self._step()
         except Undecided:
             return self._wait_for_approval()
+        except Awaiting as awaiting:
+            return self._wait_for_calls(awaiting)
         except (CallAborted, Interrupted) as error:
             # While the hold is stopping, the loop's next check returns the reason.
             return None if self._hold.stopping.is_set() else Failed(_aborted_call(error))
@@ -181,12 +189,28 @@ class Turn:
             return self._delay(error) or Failed(error)
         return None if reply is None else Replied(reply)
 
-    def _wait_for_approval(self) -> Waiting | None:
-        """Release the session until its calls are decided. `None`: the turn is cancelled or its session is ending."""
+    def _wait_for_calls(self, awaiting: Awaiting) -> Asleep | None:
+        """Release the session until its calls have results or are due. `None`: the turn continues."""
+        asking = self.ref.turn_id, self._seq_of_calls()
+        waits = awaited.wait(self._runtime, self._hold, asking, awaiting.results, self.spent_s)
+        if waits is approvals.Waits.CANCELLED:
+            self._hold.cancel(self.ref.turn_id)
+        if waits is not approvals.Waits.YES:
+            return None
+        self._events.state("parked")
+        return Asleep()
+
+    def _seq_of_calls(self) -> int:
+        """The number of the message whose calls are open."""
         asking = self.transcript.asking()
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
-        waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
+        return asking.seq
+
+    def _wait_for_approval(self) -> Waiting | None:
+        """Release the session until its calls are decided. `None`: the turn is cancelled or its session is ending."""
+        seq = self._seq_of_calls()
+        waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, seq, self.spent_s)
         self._events.state("waiting_approval")
         if waits is approvals.Waits.CANCELLED:
             self._hold.cancel(self.ref.turn_id)

@@ -40,7 +40,7 @@ from perdure.turns.lease.claim import (
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.parking import Delayed
-from perdure.turns.run.react import Parked, Stop, Turn, Waiting
+from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
 from perdure.turns.run.remember import remember
 from perdure.turns.run.retry_commit import find_again, persist
 from perdure.turns.run.settle import (
@@ -303,6 +303,9 @@ class Runner:
                 return self._park(hold, ref, began)
             case Waiting():
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
+                return Parked()
+            case Asleep():
+                log.info("turn %s waits for a task or a moment", ref.turn_id)
                 return Parked()
             case Delayed(error, wait_s):
                 log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))

@@ -1,29 +1,36 @@
-"""`/v1/users`: exports or erases all data of a user."""
+"""`/v1/users`: exports or erases all data of a user. `POST /v1/tokens`: mints a user token."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
+from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
 from perdure.channels.http import parameters
-from perdure.channels.http.dependencies import TheGateway, TheUsers
-from perdure.channels.http.schemas.answer import WITH_KEY, problems
+from perdure.channels.http.auth import KeyKind
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.tokens import NewToken, Token
 from perdure.channels.http.schemas.users import Erased, Export
+from perdure.errors import Forbidden
 from perdure.users.export import export_user
 
-router = APIRouter(prefix="/users", tags=["users"], responses=problems(*WITH_KEY, 400))
+router = APIRouter(responses=problems(*WITH_KEY, 400))
+_users = APIRouter(prefix="/users", tags=["users"])
+_tokens = APIRouter(tags=["tokens"], route_class=StrictRoute, responses=problems(*WITH_BODY))
 
 
-@router.get("/{user_id}/export", response_model=Export, response_description="The export.", responses=problems(404))
+@_users.get("/{user_id}/export", response_model=Export, response_description="The export.", responses=problems(404))
 async def export(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Response:
     """Export all data of a user: rows by table, and recent stream events."""
     runtime, key = gateway.runtime, users.key(user_id)
     return await gateway.json_response(partial(export_user, runtime.database, runtime.clock, runtime.redis_memory, key))
 
 
-@router.delete("/{user_id}", response_description="Erased.")
+@_users.delete("/{user_id}", response_description="Erased.")
 async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Erased:
     """Erase a user's messages and everything derived from them; the answer counts the rows, by table.
 
@@ -31,3 +38,20 @@ async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUse
     """
     erased = await gateway.in_thread(partial(gateway.runtime.eraser.erase, users.key(user_id)))
     return Erased(user_id=user_id, **asdict(erased))
+
+
+@_tokens.post("/tokens", status_code=HTTPStatus.CREATED, response_description="The token.")
+async def mint(wanted: NewToken, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> Token:
+    """Mint a token with which a browser or a phone reaches one user's things, and nothing else.
+
+    It expires after `ttl_s` seconds. A new `PERDURE_SECRET_KEY` revokes all tokens.
+    """
+    if caller.kind is KeyKind.USER:
+        raise Forbidden("A user token mints no tokens: use a service key.")
+    user = users.key(wanted.user_id)
+    token, expires_at = await gateway.in_thread(partial(gateway.keys.tokens.mint, user, wanted.ttl_s))
+    return Token(token=token, expires_at=expires_at.isoformat())
+
+
+router.include_router(_users)
+router.include_router(_tokens)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from http import HTTPStatus
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
+from perdure.access.tenants import user_of
+from perdure.channels.http.gateway import Gateway
 from perdure.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
@@ -41,8 +44,14 @@ class _File:
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    """The web chat."""
-    return _respond(request, "chat.html")
+    """The web chat; with its user, if the application authenticates users."""
+    gateway: Gateway = request.app.state.gateway
+    if gateway.authenticate is None:
+        return _respond(request, "chat.html")
+    caller = await gateway.caller(request)
+    user = escape(user_of(caller.user or ""))
+    content = _files()["chat.html"].content.decode().replace("<title>", f'<meta name="user" content="{user}">\n<title>')
+    return Response(content, headers={**_HEADERS, "cache-control": "no-store"}, media_type=_TYPES[".html"])
 
 
 @router.get("/chat/{name}")

@@ -100,6 +100,19 @@ class Approval(Answer):
     expires_at: Instant
 
 
+class Awaited(Answer):
+    """The task or the moment that a parked turn waits for: the one that is due first. `name` is the tool's.
+
+    `until`: when it is due; a task that has not ended by then is lost. `progress`: what the task last reported, as
+    text; null if nothing.
+    """
+
+    kind: Literal["task", "timer"]
+    name: str
+    until: Instant
+    progress: str | None
+
+
 class Turn(Answer):
     """A message and its outcome. `done`, `failed` and `cancelled` are final."""
 
@@ -114,6 +127,7 @@ class Turn(Answer):
             "delayed": None,
             "usage": {"input_tokens": 412, "output_tokens": 9},
             "pending_approvals": [],
+            "waiting_for": None,
             "accepted_at": "2026-03-02T09:30:00.104512+00:00",
             "started_at": "2026-03-02T09:30:00.131907+00:00",
             "settled_at": "2026-03-02T09:30:01.870233+00:00",
@@ -131,6 +145,7 @@ class Turn(Answer):
     delayed: Delay | None
     usage: dict[str, int] | None
     pending_approvals: list[Approval]
+    waiting_for: Awaited | None
     accepted_at: Instant
     started_at: Instant | None
     settled_at: Instant | None

@@ -98,7 +98,7 @@ class _Client:
         self._token = 0
         self._length = 0
         """Characters that it has of the current step's text, which the worker with `_token` wrote."""
-        self._status: str | None = None
+        self._status: tuple[str, Any] | None = None
         self._approvals: set[str] = set()
 
     def restore(self, entries: list[Entry]) -> None:
@@ -148,9 +148,11 @@ class _Client:
             yield Event(committed.done_id, EventKind.DONE, committed.turn)
 
     def _state(self, turn: dict[str, Any]) -> Iterator[Event]:
-        if turn["status"] != self._status:
-            self._status = turn["status"]
-            yield self._event(EventKind.STATE, {"status": turn["status"]})
+        waiting = turn["waiting_for"]
+        if (turn["status"], waiting) != self._status:
+            self._status = turn["status"], waiting
+            also = {} if waiting is None else {"waiting_for": waiting}
+            yield self._event(EventKind.STATE, {"status": turn["status"], **also})
         for approval in turn["pending_approvals"]:
             if approval["call_id"] not in self._approvals:
                 self._approvals.add(approval["call_id"])

@@ -1,7 +1,8 @@
 """The socket `GET /v1/ws`: messages in, and the events of any number of turns out, over one connection.
 
 The first frame must authenticate the client within `AUTH_S` seconds: a browser cannot send a header with the upgrade,
-and a token in the URL would be logged. The key or token is checked again with each frame. A page of another origin is
+and a token in the URL would be logged. If the application authenticates its users, the upgrade itself does, by its
+cookie or header. The key or token is checked again with each frame. A page of another origin is
 refused. Frames are JSON objects; the server answers each with a frame that repeats its `ref`, and sends events as they
 come. uvicorn bounds a frame's size, sends pings, and closes a connection that does not answer them.
 """
@@ -79,12 +80,8 @@ async def _authenticated(connection: WebSocket, gateway: Gateway) -> tuple[Calle
     `None`: the connection is closed, since the first frame is late or has no valid token.
     """
     try:
-        async with asyncio.timeout(AUTH_S):
-            frame = _parsed(await _received(connection))
-        if frame.type != "auth":
-            raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
-        request = _request(connection, getattr(frame, "token", None))
-        caller = gateway.keys.caller(request)
+        request = _own_request(connection) if gateway.authenticate else await _signed_request(connection)
+        caller = await gateway.caller(request)
     except TimeoutError:
         await connection.close(LATE, f"no auth frame within {AUTH_S:g} s")
     except WebSocketDisconnect:
@@ -133,7 +130,7 @@ class _Client:
                     return
                 text = receiving.result()
                 try:
-                    self._gateway.keys.caller(self._signed)  # the token has not expired, the key is still listed
+                    await self._gateway.caller(self._signed)  # the token has not expired, the key is still listed
                 except PerdureError as error:
                     await self._connection.close(UNAUTHORIZED, error.message[:100])
                     return
@@ -285,13 +282,29 @@ def _members(frame: _Frame) -> dict[str, Any]:
     return frame.model_extra or {}
 
 
-def _request(connection: WebSocket, token: object) -> Request:
-    """The connection as a request with the token in its header, as `Keys` reads it."""
+async def _signed_request(connection: WebSocket) -> Request:
+    """The connection as a request with the token of its first frame in the header, as `Keys` reads it.
+
+    Raises:
+        TimeoutError: the frame is late.
+        Unauthorized, InvalidRequest: it is no `auth` frame.
+    """
+    async with asyncio.timeout(AUTH_S):
+        frame = _parsed(await _received(connection))
+    if frame.type != "auth":
+        raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
+    token = getattr(frame, "token", None)
     headers = [header for header in connection.scope["headers"] if header[0] != b"authorization"]
     if isinstance(token, str) and token.isascii() and token:
         headers.append((b"authorization", f"Bearer {token}".encode()))
+    return _own_request(connection, headers)
+
+
+def _own_request(connection: WebSocket, headers: list[tuple[bytes, bytes]] | None = None) -> Request:
+    """The connection as a request, with the headers of its upgrade unless others are given."""
     scheme = "https" if connection.scope["scheme"] == "wss" else "http"
-    return Request({**connection.scope, "type": "http", "method": "GET", "scheme": scheme, "headers": headers})
+    scope = {**connection.scope, "type": "http", "method": "GET", "scheme": scheme}
+    return Request(scope if headers is None else {**scope, "headers": headers})
 
 
 def _same_origin(connection: WebSocket) -> bool:

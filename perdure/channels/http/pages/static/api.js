@@ -25,7 +25,7 @@ export class Api {
   constructor(token, onTrouble) {
     this.token = token;
     this.onTrouble = onTrouble;
-    this.user = token === null ? "local" : subject(token);
+    this.user = signedInUser() ?? (token === null ? "local" : subject(token));
   }
 
   /** Send a request once; the JSON of the answer. */
@@ -74,7 +74,7 @@ export class Api {
   }
 
   async #fetch(method, path, body, headers, signal) {
-    const answer = await fetch(path, {
+    const answer = await fetch(path.slice(1), { // relative to the page: the gateway may be mounted below a path
       method,
       signal,
       cache: "no-store",
@@ -92,6 +92,9 @@ export class Api {
 }
 
 const backoff = (tries) => Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** tries) * (0.75 + Math.random() / 2);
+
+/** The user whom the application around the gateway has signed in; null if the gateway itself asks for a token. */
+export const signedInUser = () => document.querySelector('meta[name="user"]')?.content ?? null;
 
 /** The user whom a token is for, as the page shows it. The gateway verifies the token with each request. */
 function subject(token) {

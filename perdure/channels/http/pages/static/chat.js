@@ -1,6 +1,6 @@
 /** The page: conversations, messages, and the turn that runs. */
 
-import { Api, Refused } from "./api.js";
+import { Api, Refused, signedInUser } from "./api.js";
 import { byId, element } from "./elements.js";
 import { LiveTurn, place, show, userMessage } from "./turn.js";
 
@@ -30,7 +30,7 @@ start();
 
 async function start() {
   bind();
-  const token = sessionStorage.getItem(TOKEN);
+  const token = signedInUser() === null ? sessionStorage.getItem(TOKEN) : null;
   try {
     api = new Api(token, trouble);
     await api.ask("GET", `/v1/conversations?limit=1&user_id=${encodeURIComponent(api.user)}`);
@@ -279,7 +279,7 @@ async function follow(key, turnId, last, signal) {
     await api.follow(turnId, { last }, (event) => {
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
       live.apply(event);
-      if (event.kind === "state") status.textContent = words(event.data.status);
+      if (event.kind === "state") status.textContent = words(event.data);
       if (event.kind === "done") settled(turnId, event.data);
       if (atEnd) log.scrollTop = log.scrollHeight;
     }, signal);
@@ -289,9 +289,12 @@ async function follow(key, turnId, last, signal) {
   if (!signal.aborted) forget(key, turnId);
 }
 
-const words = (state) => ({
+const words = ({ status: state, waiting_for: waiting }) => (waiting ? waits(waiting) : {
   accepted: "Waiting for a worker…", running: "Thinking…", waiting_approval: "Waits for your decision", parked: "The answer is delayed",
 }[state] ?? "");
+
+const waits = ({ name, until, progress }) =>
+  `Waits for ${name} until ${new Date(until).toLocaleString()}${progress === null ? "" : `: ${progress}`}`;
 
 function settled(turnId, turn) {
   const last = [...log.querySelectorAll(".assistant")].at(-1);

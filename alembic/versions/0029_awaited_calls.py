@@ -1,0 +1,58 @@
+"""Tool calls whose result comes from outside the worker: Celery tasks, and moments.
+
+A turn waits for them without a lease; the sweeper asks the result backend about tasks at `probe_at`. Earlier releases
+read and write none of the columns. They take a waiting call for an interrupted one, so no agent should have such tools
+before all workers run this release.
+
+Revision: 0029, after 0028.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0029"
+down_revision = "0028"
+branch_labels = None
+depends_on = None
+
+readable_from = "0016"
+
+_INDEX = "tool_effects_probe_idx"
+_CHECK = "tool_effects_waits_for_check"
+
+
+def upgrade() -> None:
+    """Go up."""
+    op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS waits_for text")
+    op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS sent_at timestamptz")
+    op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS probe_at timestamptz")
+    op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS progress text")
+    op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS parts json")
+    op.execute("COMMENT ON COLUMN tool_effects.waits_for IS 'whose result it waits for, without a worker'")
+    op.execute("COMMENT ON COLUMN tool_effects.sent_at IS 'since when its task is, or may be, sent'")
+    op.execute("COMMENT ON COLUMN tool_effects.probe_at IS 'when the sweeper asks about its task, or revokes it'")
+    op.execute("COMMENT ON COLUMN tool_effects.progress IS 'what its task last reported, as JSON'")
+    op.execute("COMMENT ON COLUMN tool_effects.parts IS '[[status, result]], of a call with a list of arguments'")
+    op.execute(f"ALTER TABLE tool_effects DROP CONSTRAINT IF EXISTS {_CHECK}")
+    op.execute(f"ALTER TABLE tool_effects ADD CONSTRAINT {_CHECK} CHECK (waits_for IN ('task', 'timer')) NOT VALID")
+    with op.get_context().autocommit_block():
+        op.execute(f"ALTER TABLE tool_effects VALIDATE CONSTRAINT {_CHECK}")
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
+        op.create_index(
+            _INDEX,
+            "tool_effects",
+            ["probe_at"],
+            postgresql_where=sa.text("probe_at IS NOT NULL"),
+            postgresql_concurrently=True,
+        )
+
+
+def downgrade() -> None:
+    """Go down. A waiting call becomes an interrupted one, whose outcome is unknown."""
+    with op.get_context().autocommit_block():
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
+    op.execute(f"ALTER TABLE tool_effects DROP CONSTRAINT {_CHECK}")
+    for column in ("parts", "progress", "probe_at", "sent_at", "waits_for"):
+        op.drop_column("tool_effects", column)

@@ -1,0 +1,20 @@
+"""The shop's own view: an order, and a message to the agent about it."""
+
+from django.contrib.admin.models import ADDITION, LogEntry
+from django.contrib.auth.decorators import login_required
+from django.db import connection, transaction
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.http import require_POST
+
+import perdure
+
+
+@login_required
+@require_POST
+@transaction.atomic
+def order(request: HttpRequest) -> JsonResponse:
+    """Note an order (in the log of Django's admin) and send a message to the agent, in one transaction."""
+    item = request.POST["item"]
+    LogEntry.objects.create(user=request.user, action_flag=ADDITION, object_repr=item, change_message="ordered")
+    sent = perdure.send(connection, user_id=str(request.user.pk), text=f"I have ordered: {item}", conversation="orders")
+    return JsonResponse({"turn_id": str(sent.turn_id)})

@@ -1,0 +1,103 @@
+"""`/v1/schedules`: users' schedules."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Body, Depends, Response
+
+from perdure.access.tenants import user_of
+from perdure.channels.http import parameters
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
+from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.parameters import parse_id
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.schedules import ChangeSchedule, NewSchedule, NewScheduleBody, Schedule
+from perdure.errors import Forbidden, NotFound
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.schedule import reminders
+
+router = APIRouter(prefix="/schedules", tags=["schedules"], route_class=StrictRoute, responses=problems(*WITH_KEY, 400))
+
+
+async def _schedule(schedule_id: parameters.IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:
+    parsed = parse_id(schedule_id, "schedule")
+    owner = await gateway.in_thread(partial(reminders.owner, gateway.runtime.database, parsed))
+    if not caller.is_operator and not caller.may_see(owner):
+        raise NotFound("There is no such schedule.")
+    return parsed
+
+
+TheSchedule = Annotated[UUID, Depends(_schedule)]
+"""The schedule in the path, to which the caller has access."""
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    response_description="The schedule.",
+    responses=problems(*WITH_BODY, 404, 409),
+)
+async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
+    """Have a text sent to the agent as a message of the user: `at` a moment or by a `cron` expression, in `timezone`.
+
+    A local time that does not exist is the first instant after it; one that occurs twice is the first.
+    """
+    return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
+
+
+@router.get("", response_description="The schedules, the next ones first.", responses=problems(404))
+async def list_(
+    gateway: TheGateway, caller: TheCaller, users: TheUsers, user_id: parameters.Owner = None
+) -> list[Schedule]:
+    """List a user's schedules. With a user token, `user_id` is the token's user by default."""
+    named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
+    if named is None:
+        raise Forbidden("Name a user_id: only a user token has one of its own.")
+    found = await gateway.in_thread(partial(reminders.list_reminders, gateway.runtime.database, users.key(named)))
+    return [Schedule.model_validate(each) for each in found]
+
+
+@router.patch(
+    "/{schedule_id}", response_description="The schedule as it is now.", responses=problems(*WITH_BODY, 404, 409)
+)
+async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Body()], gateway: TheGateway) -> Schedule:
+    """Pause a schedule, or resume it. Moments that passed during the pause are left out."""
+    runtime = gateway.runtime
+    changed = await gateway.in_thread(
+        partial(reminders.pause, runtime.database, runtime.clock, runtime.settings, schedule_id, paused=changes.paused)
+    )
+    return Schedule.model_validate(changed)
+
+
+@router.delete("/{schedule_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(404))
+async def remove(schedule_id: TheSchedule, gateway: TheGateway) -> Response:
+    """Remove a schedule."""
+    await gateway.in_thread(partial(_remove, gateway, schedule_id))
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+def _add(runtime: Runtime, user: str, body: NewSchedule) -> Schedule:
+    if body.agent is not None:
+        runtime.agents.get(body.agent)
+    moment = reminders.parse_moment(runtime.settings, runtime.clock.now(), body.at, body.cron, body.timezone)
+    new = reminders.NewReminder(
+        new_id(runtime.clock),
+        user,
+        body.text,
+        moment,
+        body.channel,
+        conversation=body.conversation,
+        agent=body.agent,
+    )
+    return Schedule.model_validate(reminders.add(runtime.database, runtime.settings, new))
+
+
+def _remove(gateway: Gateway, schedule_id: UUID) -> None:
+    database = gateway.runtime.database
+    reminders.remove(database, schedule_id, reminders.owner(database, schedule_id))

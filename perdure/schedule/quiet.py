@@ -1,0 +1,35 @@
+"""Quiet hours: a local time of day in which users' schedules do not fire. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from perdure.schedule.cadence import instant
+from perdure.settings import ScheduleSettings
+
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """From `begin` until `end`, which may be on the next day."""
+
+    begin: time
+    end: time
+
+    @classmethod
+    def of(cls, settings: ScheduleSettings) -> QuietHours | None:
+        """The installation's quiet hours, `None` if it has none."""
+        return None if settings.quiet_times is None else cls(*settings.quiet_times)
+
+    def over(self, at: datetime, zone: ZoneInfo) -> datetime:
+        """`at`, or the end of the quiet hours that `at` is in."""
+        local = at.astimezone(zone)
+        now, within_a_day = local.time(), self.begin < self.end
+        quiet = self.begin <= now < self.end if within_a_day else now >= self.begin or now < self.end
+        if not quiet:
+            return at
+        day = local.date() + (_DAY if not within_a_day and now >= self.begin else timedelta())
+        return instant(datetime.combine(day, self.end), zone)

@@ -1,0 +1,97 @@
+"""The statements of users' schedules."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+# Serialises the schedules of a user, so that the limit is exact.
+QUEUE_UP = Statement(
+    "reminders.queue_up",
+    "SELECT pg_advisory_xact_lock(hashtextextended('perdure schedules of ' || %(user_id)s::text, 0)) IS NULL AS free",
+)
+
+COUNT = Statement("reminders.count", "SELECT count(*) AS n FROM reminders WHERE user_id = %(user_id)s", writes=False)
+
+# Where the turn `turn_id` came from is where the reminder goes.
+PLACE = Statement(
+    "reminders.place",
+    """
+    SELECT t.channel, t.agent, t.reply_to, CASE WHEN left(s.scope, 1) = '/' THEN substr(s.scope, 2) END AS conversation
+    FROM turns AS t JOIN sessions AS s USING (session_id)
+    WHERE t.turn_id = %(turn_id)s AND t.user_id = %(user_id)s
+    """,
+    writes=False,
+)
+
+ADD = Statement(
+    "reminders.add",
+    """
+    INSERT INTO reminders (schedule_id, user_id, text, cron, timezone, channel, conversation, agent, reply_to,
+                           created_at, once, next_due)
+    VALUES (%(schedule_id)s, %(user_id)s, %(text)s, %(cron)s::text, %(timezone)s, %(channel)s, %(conversation)s,
+            %(agent)s, %(reply_to)s::jsonb, perdure_now(),
+            CASE WHEN %(cron)s::text IS NULL THEN %(next_due)s::timestamptz END, %(next_due)s::timestamptz)
+    ON CONFLICT (schedule_id) DO NOTHING
+    """,
+)
+
+READ = Statement("reminders.read", "SELECT * FROM reminders WHERE schedule_id = %(schedule_id)s::uuid", writes=False)
+
+LIST_OF_USER = Statement(
+    "reminders.list_of_user",
+    """
+    SELECT * FROM reminders WHERE user_id = %(user_id)s ORDER BY next_due NULLS LAST, schedule_id LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+LIST = Statement(
+    "reminders.list", "SELECT * FROM reminders ORDER BY next_due NULLS LAST, schedule_id LIMIT %(limit)s", writes=False
+)
+
+# A paused schedule has no next moment.
+CHANGE = Statement(
+    "reminders.change",
+    """
+    UPDATE reminders SET paused = %(paused)s, next_due = %(next_due)s::timestamptz, taken_until = NULL
+    WHERE schedule_id = %(schedule_id)s RETURNING *
+    """,
+)
+
+REMOVE = Statement(
+    "reminders.remove",
+    "DELETE FROM reminders WHERE schedule_id = %(schedule_id)s::uuid AND user_id = %(user_id)s RETURNING schedule_id",
+)
+
+# --- firing ------------------------------------------------------------------------------
+
+# Takes what is due for the length of a lease: a worker that dies leaves it to another one.
+TAKE_DUE = Statement(
+    "reminders.take_due",
+    """
+    WITH due AS (
+        SELECT schedule_id FROM reminders
+        WHERE next_due <= perdure_now() AND (taken_until IS NULL OR taken_until <= perdure_now())
+        ORDER BY next_due LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE reminders AS r SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    FROM due WHERE r.schedule_id = due.schedule_id
+    RETURNING r.*, perdure_now() AS now
+    """,
+)
+
+# `due`: what was taken. A schedule that was paused or removed meanwhile stays as it is.
+ADVANCE = Statement(
+    "reminders.advance",
+    """
+    UPDATE reminders
+    SET next_due = %(next_due)s::timestamptz, taken_until = NULL, error = %(error)s,
+        last_slot = coalesce(%(slot)s::timestamptz, last_slot), last_turn_id = coalesce(%(turn_id)s::uuid, last_turn_id)
+    WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz
+    """,
+)
+
+FINISH = Statement(
+    "reminders.finish",
+    "DELETE FROM reminders WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz",
+)

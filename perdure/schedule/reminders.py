@@ -1,0 +1,219 @@
+"""Users' schedules: a text that becomes a message at a moment, or again and again.
+
+`POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this; the sweeper of every
+worker fires what is due (`perdure.turns.inbox.remind`). A schedule keeps where it was set: its channel, conversation
+and receiver, so that the answer goes there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from sqlalchemy import Row
+
+from perdure.access.tenants import tenant_of, user_of
+from perdure.clock import Clock
+from perdure.database.engine import Database, Executor, as_json
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.schedule import reminder_queries as queries
+from perdure.schedule.cadence import instant
+from perdure.schedule.cron import Cron
+from perdure.schedule.quiet import QuietHours
+from perdure.settings import Settings
+
+MAX_LISTED = 1_000
+
+_UNKNOWN = "There is no such schedule."
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a schedule fires: once, or by a cron expression. `next_due` is aware, in UTC."""
+
+    cron: str | None
+    timezone: str
+    next_due: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewReminder:
+    """A schedule to add. `user` is the user's key; `reply_to` the receiver of the replies, as a turn has it."""
+
+    schedule_id: UUID
+    user: str
+    text: str
+    moment: Moment
+    channel: str
+    conversation: str | None = None
+    agent: str | None = None
+    reply_to: dict[str, Any] | None = None
+
+
+def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | None, timezone: str | None) -> Moment:
+    """When a new schedule fires.
+
+    `at` is an ISO time, in `timezone` (default: the installation's) unless it has an offset; exactly one of `at` and
+    `cron` is given.
+
+    Raises:
+        InvalidRequest: one of them is invalid, or in the past.
+    """
+    zone = _zone(timezone or settings.timezone)
+    if (at is None) == (cron is None):
+        raise InvalidRequest("Give either at or cron.")
+    if cron is not None:
+        try:
+            first = Cron(cron, zone).next(now)
+        except ValueError as error:
+            raise InvalidRequest(f"cron: {error}.") from None
+        return Moment(cron, zone.key, _quiet_over(settings, first, zone))
+    moment = _parse_at(at or "", zone)
+    if moment <= now:
+        raise InvalidRequest(f"at: {moment.isoformat()} is in the past; it is {now.isoformat(timespec='seconds')}.")
+    return Moment(None, zone.key, _quiet_over(settings, moment, zone))
+
+
+def add(database: Database, settings: Settings, new: NewReminder) -> dict[str, Any]:
+    """Store a schedule; returns it. The same id again changes nothing.
+
+    Raises:
+        InvalidRequest: the text is blank or too long.
+        Conflict: the user has `PERDURE_SCHEDULE__USER_LIMIT` schedules.
+        Unavailable: the database cannot be reached.
+    """
+    longest, limit = settings.guard.max_chars, settings.schedule.user_limit
+    if not new.text.strip() or len(new.text) > longest:
+        raise InvalidRequest(f"text: must have 1 to {longest} characters.")
+    wanted = {"schedule_id": new.schedule_id}
+    with database.transaction("reminders.add") as transaction:
+        transaction.run(queries.QUEUE_UP, {"user_id": new.user})
+        there = transaction.run(queries.READ, wanted)
+        if not there:
+            if transaction.run(queries.COUNT, {"user_id": new.user})[0].n >= limit:
+                raise Conflict(f"The user has {limit} schedules, and PERDURE_SCHEDULE__USER_LIMIT allows no more.")
+            transaction.run(queries.ADD, _parameters(new))
+            there = transaction.run(queries.READ, wanted)
+    return _shown(there[0])
+
+
+def _parameters(new: NewReminder) -> dict[str, Any]:
+    return {
+        "schedule_id": new.schedule_id,
+        "user_id": new.user,
+        "text": new.text,
+        "cron": new.moment.cron,
+        "timezone": new.moment.timezone,
+        "next_due": new.moment.next_due,
+        "channel": new.channel,
+        "conversation": new.conversation,
+        "agent": new.agent,
+        "reply_to": None if new.reply_to is None else as_json(new.reply_to),
+    }
+
+
+def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
+    """The schedules of a user (by key), or of all users, the next ones first."""
+    statement = queries.LIST if user is None else queries.LIST_OF_USER
+    return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": limit})]
+
+
+def owner(executor: Executor, schedule_id: UUID) -> str:
+    """The key of the schedule's user.
+
+    Raises:
+        NotFound: there is no such schedule.
+    """
+    return str(_read(executor, schedule_id).user_id)
+
+
+def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
+    """Pause or resume a schedule; returns it. A moment that passed during the pause is left out.
+
+    Raises:
+        NotFound: there is no such schedule.
+        Conflict: the only moment of the schedule has passed.
+    """
+    row = _read(database, schedule_id)
+    if row.paused == paused:
+        return _shown(row)
+    due: datetime | None = None
+    if not paused:
+        now, zone = clock.now(), _zone(row.timezone)
+        if row.cron is not None:
+            due = _quiet_over(settings, Cron(row.cron, zone).next(now), zone)
+        elif row.once is None or row.once <= now:
+            raise Conflict("The moment of the schedule passed while it was paused: remove it.")
+        else:
+            due = row.once
+    changed = {"schedule_id": schedule_id, "paused": paused, "next_due": due}
+    rows = database.run(queries.CHANGE, changed)
+    if not rows:
+        raise NotFound(_UNKNOWN)
+    return _shown(rows[0])
+
+
+def remove(executor: Executor, schedule_id: UUID, user: str) -> None:
+    """Remove a schedule of `user`, a user's key.
+
+    Raises:
+        NotFound: the user has no such schedule.
+    """
+    if not executor.run(queries.REMOVE, {"schedule_id": schedule_id, "user_id": user}):
+        raise NotFound(_UNKNOWN)
+
+
+def _read(executor: Executor, schedule_id: UUID) -> Row[Any]:
+    rows = executor.run(queries.READ, {"schedule_id": schedule_id})
+    if not rows:
+        raise NotFound(_UNKNOWN)
+    return rows[0]
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise InvalidRequest("timezone: must be a name of the IANA time zone database, such as Europe/Paris.") from None
+
+
+def _parse_at(at: str, zone: ZoneInfo) -> datetime:
+    try:
+        given = datetime.fromisoformat(at)
+        return instant(given.replace(microsecond=0), zone) if given.tzinfo is None else given.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidRequest("at: must be a time such as 2026-05-02T09:30 or 2026-05-02T09:30:00+02:00.") from None
+
+
+def _quiet_over(settings: Settings, at: datetime, zone: ZoneInfo) -> datetime:
+    quiet = QuietHours.of(settings.schedule)
+    return at if quiet is None else quiet.over(at, zone)
+
+
+def _shown(row: Row[Any]) -> dict[str, Any]:
+    """A schedule as the API shows it."""
+    return {
+        "schedule_id": str(row.schedule_id),
+        "tenant": tenant_of(row.user_id),
+        "user_id": user_of(row.user_id),
+        "text": row.text,
+        "at": _instant(row.once),
+        "cron": row.cron,
+        "timezone": row.timezone,
+        "conversation": row.conversation,
+        "agent": row.agent,
+        "channel": row.channel,
+        "paused": row.paused,
+        "next_due": _instant(row.next_due),
+        "last_slot": _instant(row.last_slot),
+        "last_turn_id": None if row.last_turn_id is None else str(row.last_turn_id),
+        "error": row.error,
+        "created_at": _instant(row.created_at),
+    }
+
+
+def _instant(value: datetime | None) -> str | None:
+    return None if value is None else value.astimezone(UTC).isoformat()

@@ -1,0 +1,47 @@
+"""Celery tools in a test: a function stands for each task, and runs when the turn waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from perdure.text.untrusted import error_summary
+from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded
+
+Tasks = Mapping[str, Callable[..., Any]]
+"""Functions that stand for Celery tasks, by the task's name."""
+
+
+class InlineCalls:
+    """A `perdure.tools.awaited.port.TaskCalls` that keeps the tasks until `run`."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._sent: dict[UUID, TaskCall] = {}
+
+    def send(self, call: TaskCall) -> Sent:
+        """Keep the task."""
+        self._sent[call.task_id] = call
+        return Sent.YES
+
+    def ask(self, task_id: UUID) -> TaskEnded | None:
+        """`None`: there is no result backend."""
+        del task_id
+        return None
+
+    def revoke(self, task_ids: Sequence[UUID]) -> None:
+        """Forget the tasks."""
+        for task_id in task_ids:
+            self._sent.pop(task_id, None)
+
+    def run(self) -> tuple[TaskCall, TaskEnded] | None:
+        """Run the function that stands for the next task, and return how it ended; `None` if no task has one."""
+        call = next((each for each in self._sent.values() if each.task in self._tasks), None)
+        if call is None:
+            return None
+        del self._sent[call.task_id]
+        try:
+            return call, TaskEnded(failed=False, value=self._tasks[call.task](**call.arguments))
+        except Exception as error:  # noqa: BLE001 (as a worker records it)
+            return call, TaskEnded(failed=True, value=error_summary(error))

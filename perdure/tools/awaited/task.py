@@ -1,0 +1,211 @@
+"""`celery_tool`: declares a Celery task as a tool.
+
+    export = celery_tool("reports.export", effect="idempotent", timeout_s=3600, parameters=export_report)
+
+The task's id is the effect's id, so sending it again is safe for a task that is idempotent by its id.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from perdure.errors import SettingsError, ToolError
+from perdure.models.protocol import ToolSchema
+from perdure.text import untrusted
+from perdure.text.patterns import compiled
+from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Tool, ToolContext, must_be_approved, tool
+
+MAX_NAME = 200
+"""Characters of a task's name and of a queue's."""
+
+MAX_PARTS = 100
+"""Tasks of one call of a tool with `max_parallel`."""
+
+_TASK = compiled(r"[A-Za-z_][A-Za-z0-9_.:-]*")
+_QUEUE = compiled(r"[A-Za-z0-9_.:-]+")
+_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
+_DOTS = compiled(r"[.:]")
+
+Parameters = Mapping[str, Any] | Callable[..., Any]
+"""A JSON schema of type object, or a function whose signature and docstring describe the task's arguments."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CeleryTool:
+    """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
+
+    `queue` is `None` for the queue that the application's routes choose. `timeout_s` counts from the call; a task that
+    has not ended by then is lost. With `max_parallel`, a call has a list of arguments, each for a task of its own.
+    """
+
+    breaker: ClassVar[None] = None
+    probe: ClassVar[None] = None
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    effect: Effect
+    timeout_s: float
+    task: str
+    queue: str | None
+    max_result_chars: int
+    requires_approval: Approval
+    max_parallel: int | None
+    _signature: Tool | None
+    _each: Mapping[str, Any]
+
+    def schema(self) -> ToolSchema:
+        """The schema for the model."""
+        return ToolSchema(self.name, self.description, self.parameters)
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """Check the arguments that a model wrote: against the function, or the names in the JSON schema.
+
+        Returns JSON values by name, without the defaults of the function.
+
+        Raises:
+            ToolError: they are no strict JSON object or do not fit; the message is for the model.
+        """
+        try:
+            given = untrusted.load_object(arguments)
+        except (ValueError, OverflowError) as error:
+            raise self._refusal(str(error)) from None
+        if self.max_parallel is None:
+            self._check(given)
+            return given
+        calls = given.get("calls")
+        if set(given) != {"calls"} or not isinstance(calls, list) or not 0 < len(calls) <= MAX_PARTS:
+            raise self._refusal(f"a list `calls` of 1 to {MAX_PARTS} objects is expected")
+        for each in calls:
+            if not isinstance(each, dict):
+                raise self._refusal("an item of `calls` is not an object")
+            self._check(each)
+        return given
+
+    def _check(self, given: Mapping[str, Any]) -> None:
+        if self._signature is not None:
+            self._signature.parse(json.dumps(given))
+        known = self._each.get("properties", {})
+        missing = [name for name in self._each.get("required", ()) if name not in given]
+        extra = [name for name in given if name not in known and not self._each.get("additionalProperties", True)]
+        if missing or extra:
+            raise self._refusal(
+                "; ".join([f"{name} is missing" for name in missing] + [f"{name} is not a parameter" for name in extra])
+            )
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments, from `parse`, needs a person's approval."""
+        return must_be_approved(self.name, self.requires_approval, arguments)
+
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
+        """Refuse: the turn sends the task and waits for it."""
+        raise ToolError(f"{self.name} is a Celery task, which runs in a worker of its own.")
+
+    def _refusal(self, reason: str) -> ToolError:
+        expected = json.dumps(self.parameters, ensure_ascii=False)
+        return ToolError(
+            f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
+            f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
+        )
+
+
+def celery_tool(
+    task: str,
+    *,
+    effect: Effect | str = Effect.UNSAFE,
+    timeout_s: float = 3_600,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Parameters | None = None,
+    queue: str | None = None,
+    max_parallel: int | None = None,
+    max_result_chars: int = MAX_RESULT_CHARS,
+    requires_approval: Approval = False,
+) -> CeleryTool:
+    """Make a tool of the Celery task named `task`, which receives the arguments by keyword.
+
+    `parameters` describe the arguments: a JSON schema, or a function (such as the task's own) with type hints and a
+    docstring. Without them, any JSON object is accepted. With `max_parallel` the model passes a list of arguments: each
+    is a task of its own, and at most that many are with the broker at a time. The tool's name is the task's with `_`
+    for other characters.
+
+    Raises:
+        SettingsError: a value is invalid; the message names it.
+    """
+    if len(task) > MAX_NAME or not _TASK.fullmatch(task):
+        raise SettingsError(f"celery_tool has the task {task!r}; accepted: the name of a Celery task")
+    chosen = name if name is not None else _DOTS.sub(lambda _: "_", task)
+    _check_limits(task, timeout_s, max_parallel, max_result_chars)
+    if not _NAME.fullmatch(chosen):
+        raise _unfit(task, f"has name={chosen!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    if effect not in [*Effect]:
+        raise _unfit(task, f"declares the effect {effect!r}; accepted: {', '.join(Effect)}")
+    if queue is not None and (len(queue) > MAX_NAME or not _QUEUE.fullmatch(queue)):
+        raise _unfit(task, f"has queue={queue!r}; accepted: letters, digits and _ . : -, or None")
+    if not isinstance(requires_approval, bool) and not callable(requires_approval):
+        raise _unfit(task, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
+    signature = _signature(chosen, parameters)
+    each = _schema(task, parameters) if signature is None else signature.parameters
+    return CeleryTool(
+        name=chosen,
+        description=description or (signature.description if signature else f"Run the task {task}."),
+        parameters=each if max_parallel is None else _list_of(each),
+        effect=Effect(effect),
+        timeout_s=float(timeout_s),
+        task=task,
+        queue=queue,
+        max_result_chars=max_result_chars,
+        requires_approval=requires_approval,
+        max_parallel=max_parallel,
+        _signature=signature,
+        _each=each,
+    )
+
+
+def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_result_chars: int) -> None:
+    if not 0 < timeout_s < math.inf:
+        raise _unfit(task, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0")
+    if max_parallel is not None and max_parallel < 1:
+        raise _unfit(task, f"has max_parallel={max_parallel!r}; accepted: 1 or more, or None")
+    if max_result_chars < 1:
+        raise _unfit(task, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
+
+
+def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
+    # A schema's definitions are referred to from its root.
+    definitions = {"$defs": each["$defs"]} if "$defs" in each else {}
+    items = {name: value for name, value in each.items() if name != "$defs"}
+    calls = {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_PARTS}
+    return {
+        "type": "object", "properties": {"calls": calls}, "required": ["calls"], "additionalProperties": False,
+        **definitions,
+    }  # fmt: skip
+
+
+def _signature(name: str, parameters: Parameters | None) -> Tool | None:
+    if parameters is None or isinstance(parameters, Mapping):
+        return None
+    # A Celery task is no function; `run` is the one that it was made of.
+    function = parameters if inspect.isroutine(parameters) else getattr(parameters, "run", parameters)
+    return tool(name=name)(function)
+
+
+def _schema(task: str, parameters: Parameters | None) -> Mapping[str, Any]:
+    if parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": True}
+    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+        raise _unfit(task, f"has parameters={parameters!r}; accepted: a JSON schema of type object, or a function")
+    try:
+        json.dumps(parameters)
+    except (TypeError, ValueError) as error:
+        raise _unfit(task, f"has parameters that are not JSON: {untrusted.first_line(str(error))}") from error
+    return {"properties": {}, **parameters}
+
+
+def _unfit(task: str, why: str) -> SettingsError:
+    return SettingsError(f"the celery_tool {task!r} {why}")

@@ -1,0 +1,121 @@
+"""`sleep_until`: a tool with which a model has its turn wait for a moment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, ClassVar, NoReturn
+
+from perdure.errors import SettingsError, ToolError
+from perdure.models.protocol import ToolSchema
+from perdure.text import untrusted
+from perdure.tools.registry import MAX_RESULT_CHARS, Effect, ToolContext
+
+LONGEST = timedelta(days=30)
+"""The default of the longest wait."""
+
+_MOST_CHARS = 64
+
+_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "moment": {
+            "type": "string",
+            "description": "Date and time in ISO 8601, such as 2026-03-01T09:00 or 2026-03-01T09:00:00+01:00.",
+        }
+    },
+    "required": ["moment"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SleepUntil:
+    """A tool with which a model waits for a moment, at most `longest` from now; see `sources.RunnableTool`."""
+
+    breaker: ClassVar[None] = None
+    probe: ClassVar[None] = None
+    timeout_s: ClassVar[None] = None
+    effect: ClassVar[Effect] = Effect.PURE
+    max_result_chars: ClassVar[int] = MAX_RESULT_CHARS
+    parameters: ClassVar[Mapping[str, Any]] = _PARAMETERS
+
+    name: str = "sleep_until"
+    longest: timedelta = LONGEST
+
+    def __post_init__(self) -> None:
+        if not timedelta() < self.longest <= timedelta(days=3_660):
+            raise SettingsError(f"sleep_until has longest={self.longest!r}; accepted: above 0, at most 3660 days")
+
+    @property
+    def description(self) -> str:
+        """The description for the model."""
+        return (
+            "Wait until a moment, then go on. A moment without an offset is in this installation's time zone. "
+            f"The longest wait is {_shown(self.longest)}."
+        )
+
+    def schema(self) -> ToolSchema:
+        """The schema for the model."""
+        return ToolSchema(self.name, self.description, self.parameters)
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """Check that the arguments are a strict JSON object with a moment.
+
+        Raises:
+            ToolError: they are not; the message is for the model.
+        """
+        try:
+            given = untrusted.load_object(arguments)
+        except (ValueError, OverflowError) as error:
+            raise _refusal(str(error)) from None
+        if set(given) != {"moment"} or not isinstance(given["moment"], str):
+            raise _refusal("a string `moment`, and nothing else, is expected")
+        return given
+
+    def wait_s(self, arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> float:
+        """Seconds until the moment in `arguments`; a moment without an offset is in `zone`.
+
+        Raises:
+            ToolError: it is no moment, is past, or is too far ahead; the message is for the model.
+        """
+        text = str(arguments["moment"]).strip()
+        try:
+            moment = datetime.fromisoformat(text) if len(text) <= _MOST_CHARS else None
+            moment = moment.replace(tzinfo=zone) if moment is not None and moment.tzinfo is None else moment
+            seconds = math.nan if moment is None else moment.timestamp() - now.timestamp()
+        except (ValueError, OverflowError):
+            seconds = math.nan
+        if math.isnan(seconds):
+            raise _refusal(f"{untrusted.first_line(text, 80)!r} is not a date and time in ISO 8601")
+        shown = now.astimezone(zone).isoformat(timespec="seconds")
+        if seconds <= 0:
+            raise _refusal(f"{text} is past; it is {shown} now")
+        if seconds > self.longest.total_seconds():
+            raise _refusal(f"{text} is more than {_shown(self.longest)} ahead; it is {shown} now")
+        return seconds
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
+        """No: waiting has no effect."""
+        return False
+
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
+        """Refuse: the turn itself waits."""
+        raise ToolError(f"{self.name} makes a turn wait, and runs nowhere.")
+
+
+sleep_until = SleepUntil()
+
+
+def _refusal(reason: str) -> ToolError:
+    return ToolError(
+        f"Not waited: {untrusted.storable(untrusted.cut(reason, 500))}. "
+        f"Expected a JSON object that fits this schema: {json.dumps(_PARAMETERS)}"
+    )
+
+
+def _shown(span: timedelta) -> str:
+    return f"{span.days} days" if span.days > 1 else f"{span.total_seconds() / 3600:g} hours"

@@ -1,0 +1,76 @@
+"""The built-in tools `remind_me`, `schedules` and `unschedule`, on the schedules of the turn's user."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import Field
+
+from perdure.errors import Conflict, InvalidRequest, NotFound, ToolError
+from perdure.schedule.cron import LONGEST
+from perdure.schedule.own import OwnReminders
+from perdure.text.untrusted import cut
+from perdure.tools.registry import Effect, ToolContext, tool
+
+MAX_CHARS = 1_000
+
+_SHOWN_CHARS = 200
+_NONE = "This process has no schedules."
+
+
+@tool(effect=Effect.IDEMPOTENT)
+def remind_me(  # noqa: D417 (the model does not pass the context)
+    text: Annotated[str, Field(min_length=1, max_length=MAX_CHARS, pattern=r"\S")],
+    context: ToolContext,
+    at: Annotated[str, Field(max_length=40)] | None = None,
+    cron: Annotated[str, Field(max_length=LONGEST)] | None = None,
+    timezone: Annotated[str, Field(max_length=64)] | None = None,
+) -> str:
+    """Send yourself a message for the user at a later moment, or again and again, and answer it then.
+
+    Use it when the user wants to be reminded, or wants something done later or regularly. Give either `at` or `cron`.
+
+    Args:
+        text: What is to be done or said then, in one sentence that can be understood alone.
+        at: The moment, such as 2026-05-02T09:30, in the time zone.
+        cron: Minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`.
+        timezone: The user's time zone, such as Europe/Paris, if you know it.
+    """
+    try:
+        made = _own(context).add(text.strip(), at, cron, timezone)
+    except (InvalidRequest, Conflict) as error:
+        raise ToolError(error.message) from None
+    return f"Schedule {made['schedule_id']} is set; it fires at {made['next_due']} (UTC)."
+
+
+@tool(effect=Effect.PURE)
+def schedules(context: ToolContext) -> str:
+    """List what is scheduled for the user."""
+    found = _own(context).list()
+    lines = [
+        f"- {each['schedule_id']}: {each['cron'] or 'once'} ({each['timezone']}), "
+        f"{'paused' if each['paused'] else 'next at ' + str(each['next_due'])}: {cut(each['text'], _SHOWN_CHARS)}"
+        for each in found
+    ]
+    return "\n".join(lines) or "Nothing is scheduled."
+
+
+@tool(effect=Effect.IDEMPOTENT)
+def unschedule(schedule_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the same)
+    """Remove one of the user's schedules.
+
+    Args:
+        schedule_id: The schedule's id, as `schedules` gives it.
+    """
+    try:
+        _own(context).remove(schedule_id)
+    except NotFound:
+        return "There is no such schedule, or not any more."
+    return "It is removed."
+
+
+def _own(context: ToolContext) -> OwnReminders:
+    if context.reminders is None:
+        raise ToolError(_NONE)
+    return context.reminders

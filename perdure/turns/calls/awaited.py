@@ -1,0 +1,300 @@
+"""Calls that wait for a Celery task or a moment, without a worker.
+
+The intent of such a call is committed like any other. The worker then sends the task, whose id is the effect's id,
+notes that it did, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call is
+due. The wait counts as no attempt. Results of the message's other calls are recorded in their rows in the same commit;
+all results enter the transcript together.
+
+A crash between the intent and the note leaves open whether the task was sent. A `pure` or `idempotent` task is sent
+again with the same id, an `unsafe` one is not. The link of a task brings its result; the sweeper asks the result
+backend about tasks whose link was lost (`probe_due`). A task that has not ended at its time limit is lost: the model
+reads that its outcome is unknown, and the sweeper revokes it. Each statement locks the session's row, so a result, the
+parking, an end and a cancellation are serialised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Executor, as_json
+from perdure.runtime import Runtime
+from perdure.text import untrusted
+from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.tools.awaited.task import CeleryTool
+from perdure.tools.registry import MAX_RESULT_CHARS, Effect
+from perdure.turns.calls import fan_out, queries
+from perdure.turns.calls.approvals import Waits
+from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.result_values import LOST, Result
+from perdure.turns.lease.claim import LeaseLost
+from perdure.turns.lease.hold import Hold
+
+log = logging.getLogger(__name__)
+
+ENDED = "The conversation ended before this moment came."
+UNSENT = "The task was not sent: the message broker cannot be reached."
+
+RETRY_S = 5.0
+"""Seconds after which a task that the broker did not accept is sent again."""
+
+MOST_PROBES = 50
+"""Tasks that one round of the sweeper asks about, or revokes."""
+
+LEAST_PROBE_S = 5.0
+MOST_PROBE_S = 60.0
+"""Limits of the seconds between two questions about one task: a quarter of its age so far."""
+
+_SEND_S = 5.0
+"""Seconds for sending one task."""
+
+_MAX_PROGRESS = 1_000
+
+
+class Awaiting(Exception):
+    """Calls wait for a task or a moment. `results`: those of the message's other calls."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        super().__init__("calls wait for a task or a moment")
+        self.results = tuple(results)
+
+
+def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
+    """Send the task of a call whose intent is committed; a timer needs nothing. Returns a result if it failed.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    tool = planned.tool
+    if not isinstance(tool, CeleryTool):
+        return None
+    effect_id = planned.effect_id
+    if tool.max_parallel is not None:
+        parts = len(planned.arguments["calls"])
+        hold.step_within(_SEND_S * parts)
+        fan_out.begin(runtime, effect_id, parts)
+        note_sent(runtime, effect_id)
+        return None
+    hold.step_within(_SEND_S)
+    call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
+    sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
+    if sent is Sent.NO and tool.effect is Effect.UNSAFE:
+        # Waiting would leave open whether a later worker may send it.
+        return Result(planned.position, "failed", f"Error: {UNSENT}", planned.effect_id)
+    if sent is Sent.YES or tool.effect is Effect.UNSAFE:
+        note_sent(runtime, effect_id)
+    return None
+
+
+def note_sent(runtime: Runtime, effect_id: UUID) -> None:
+    """Record that a task is, or may be, sent."""
+    runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id, "probe_s": LEAST_PROBE_S})
+
+
+def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Result | Planned | None:
+    """The result of a call that an earlier worker began; `None` if it still waits; the call if it must be sent.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    is_task, position = row.waits_for == "task", planned.position
+    if row.undecided_s <= 0:
+        return _due(runtime, hold, row, position)
+    if _is_ending(runtime, hold):
+        return Result(position, "unknown", LOST, row.effect_id) if is_task else _ended(row, position)
+    if is_task and not row.sent:
+        # Without parts, no task of a list was sent: see `fan_out.begin`.
+        in_doubt = row.parts is not None or not _is_list(planned)
+        if row.effect == Effect.UNSAFE and in_doubt:
+            note_sent(runtime, row.effect_id)  # it may be: its result can still come
+        elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
+            return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
+    return None
+
+
+def wait(
+    runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
+) -> Waits | None:
+    """Record `results`, and release the session until the other calls of a message have a result or are due.
+
+    `asking`: the turn's id and the message's number.
+
+    Returns `None` if no call waits any more: the turn continues at once.
+
+    Raises:
+        LeaseLost: another worker has the session; nothing was written.
+        Unavailable: the database cannot be reached.
+    """
+    turn_id, message_seq = asking
+    given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s, "retry_s": RETRY_S}
+    with runtime.database.transaction("turns.wait_calls") as transaction:
+        # Results, cancelling a turn and ending a session take this lock too: the reads below see their commits.
+        if not transaction.run(queries.LOCK_HELD, hold.held):
+            raise LeaseLost
+        records = [_record(result) for result in results if result.effect_id is not None]
+        if records:
+            transaction.run(queries.RECORD_RESULTS, {"turn_id": turn_id, "results": as_json(records)})
+        if transaction.run(queries.WAIT_CALLS, given):
+            return Waits.YES
+        if transaction.run(queries.IS_CANCELLED, {"turn_id": turn_id}):
+            return Waits.CANCELLED
+    return Waits.ENDING if _is_ending(runtime, hold) else None
+
+
+def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
+    """Record the result of a task, and wake its turn if no other call of it waits. False if it was recorded before.
+
+    A result that comes after the turn stopped waiting is recorded in the effect's row only. `part`: which of the call's
+    tasks has ended, if it has a list of arguments.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    with runtime.database.transaction("turns.finish_task") as transaction:
+        row = fan_out.locked_call(transaction, effect_id)
+        if row is None:
+            return False
+        outcome = _outcome(transaction, runtime, row, ended, part)
+        woken: Sequence[object] = ()
+        if outcome is not None:
+            given = {"effect_id": effect_id, "status": outcome[0], "result": outcome[1]}
+            transaction.run(queries.FINISH_TASK, given)
+            woken = transaction.run(queries.RESUME_PARKED, {"session_id": row.session_id, "turn_id": row.turn_id})
+    log.info("turn %s: a task of the call %s of %s has ended", row.turn_id, effect_id, row.tool)
+    if woken:
+        runtime.wake.session(row.session_id, row.priority)
+    if outcome is None and row.waits:
+        fan_out.advance(runtime, effect_id)
+    return True
+
+
+def _outcome(
+    executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
+) -> tuple[str, str] | None:
+    """Status and text of a call one of whose tasks has ended; `None` if others have not."""
+    limit = _max_chars(runtime, row.agent, row.tool)
+    if row.parts is None:
+        return _rendered(ended, limit)
+    rendered = _rendered(ended, fan_out.most_chars(limit, len(row.parts)))
+    text = fan_out.end_part(executor, row, -1 if part is None else part, rendered)
+    return None if text is None else ("done", text)
+
+
+def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Ask the result backend about tasks that are due, and revoke those that no turn waits for; the count of both.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    if runtime.calls is None:
+        return 0
+    limits = {"most": MOST_PROBES, "least_s": LEAST_PROBE_S, "most_s": MOST_PROBE_S}
+    rows = runtime.database.run(queries.PROBE_DUE, limits)
+    unwanted = [task_id for row in rows if not row.waits for task_id in _task_ids(row)]
+    if unwanted:
+        runtime.calls.revoke(unwanted)
+    for row in rows:
+        if stopped():
+            break
+        if row.waits and row.parts is None:
+            _probe(runtime, row.effect_id, row.progress)
+        elif row.waits:
+            _probe_parts(runtime, row)
+    return len(rows)
+
+
+def _task_ids(row: Row[Any]) -> list[UUID]:
+    """The tasks of a call that may be with the broker, or run."""
+    return [row.effect_id] if row.parts is None else fan_out.unended(row.effect_id, row.parts)
+
+
+def _probe_parts(runtime: Runtime, row: Row[Any]) -> None:
+    for number, part in enumerate(fan_out.load(row.parts)):
+        if part.status in {"taken", "sent"} and runtime.calls is not None:
+            found = runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+            if isinstance(found, TaskEnded):
+                finish(runtime, row.effect_id, found, number)
+    fan_out.advance(runtime, row.effect_id, again=True)
+
+
+def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
+    found = runtime.calls.ask(effect_id) if runtime.calls is not None else None
+    match found:
+        case TaskEnded():
+            finish(runtime, effect_id, found)
+        case TaskRuns(progress) if progress is not None:
+            shown = _as_progress(progress)
+            if shown != before:
+                runtime.database.run(queries.NOTE_PROGRESS, {"effect_id": effect_id, "progress": shown})
+        case _:
+            pass
+
+
+def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int) -> Result:
+    """The result of a call whose time has come."""
+    if row.waits_for == "timer":
+        now = runtime.clock.now().isoformat(timespec="seconds")
+        return Result(position, "done", f"The moment has come: it is {now} now.", row.effect_id)
+    hold.step_within(_SEND_S)
+    if row.parts is not None:
+        if runtime.calls is not None:
+            runtime.calls.revoke(fan_out.unended(row.effect_id, row.parts))
+        return Result(position, "done", fan_out.rendered(fan_out.load(row.parts)), row.effect_id)
+    found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
+    if isinstance(found, TaskEnded):
+        status, text = _rendered(found, MAX_RESULT_CHARS)
+        return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
+    log.warning("the task %s has not ended within its time limit, and is lost", row.effect_id)
+    return Result(position, "unknown", LOST, row.effect_id)
+
+
+def _is_list(planned: Planned) -> bool:
+    return isinstance(planned.tool, CeleryTool) and planned.tool.max_parallel is not None
+
+
+def _ended(row: Row[Any], position: int) -> Result:
+    return Result(position, "denied", ENDED, row.effect_id)
+
+
+def _is_ending(runtime: Runtime, hold: Hold) -> bool:
+    rows = runtime.database.run(queries.IS_ENDING, {"session_id": hold.session_id})
+    return bool(rows and rows[0].ending)
+
+
+def _record(result: Result) -> Mapping[str, Any]:
+    """The values of an effect row from which `result_values.recorded_result` makes this result."""
+    text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
+    return {
+        "effect_id": result.effect_id,
+        "status": result.status,
+        "result": None if result.status == "unknown" else untrusted.storable(text),
+    }
+
+
+def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:
+    """Status and text of a task's outcome, as a tool's: see `registry.Tool.call`."""
+    if ended.failed:
+        return "failed", untrusted.first_line(str(ended.value)) or "the task failed without a message."
+    try:
+        return "done", untrusted.dump(ended.value, limit)
+    except ValueError as error:
+        return "failed", f"the task ended, but its result cannot be shown: {error}"
+
+
+def _as_progress(progress: Any) -> str | None:
+    try:
+        text = untrusted.dump(progress, _MAX_PROGRESS)
+    except ValueError:
+        return None
+    return text
+
+
+def _max_chars(runtime: Runtime, agent: str, tool: str) -> int:
+    found = runtime.agents.find(agent)
+    declared = None if found is None else found.find_tool(tool)
+    return MAX_RESULT_CHARS if declared is None else declared.max_result_chars

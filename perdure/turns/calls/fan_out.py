@@ -1,0 +1,181 @@
+"""A call of a Celery tool with a list of arguments: one task for each, at most `max_parallel` with the broker.
+
+The call's row holds its parts, in the order of the arguments: the status and the result of each. A part is `waiting`,
+then `taken` (a process sends its task), `sent`, and `done` or `failed`. It is taken in one commit and sent after it, so
+a crash in between leaves it in doubt: the sweeper sends a `pure` or `idempotent` part again with the same id; an
+`unsafe` one counts as sent. Each result makes room for the next parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+from uuid import UUID, uuid5
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Executor, as_json
+from perdure.runtime import Runtime
+from perdure.text.untrusted import load_object
+from perdure.tools.awaited.port import Sent, TaskCall
+from perdure.tools.awaited.task import CeleryTool
+from perdure.tools.registry import Effect
+from perdure.turns.calls import queries
+
+LOST_PART = "The task of this part has not ended, and this conversation no longer waits for it: its outcome is unknown."
+
+_LEAST_CHARS = 200
+"""Characters that a part's result may have, however many parts there are."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One task of a call. `extra`: elements of a newer release."""
+
+    status: str = "waiting"
+    result: str | None = None
+    extra: tuple[Any, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result."""
+        return self.status in {"done", "failed"}
+
+
+def task_id(effect_id: UUID, part: int) -> UUID:
+    """The id of the task of a part."""
+    return uuid5(effect_id, str(part))
+
+
+def load(stored: Sequence[Sequence[Any]]) -> list[Part]:
+    """The parts that a row holds."""
+    return [Part(status, result, tuple(extra)) for status, result, *extra in stored]
+
+
+def unended(effect_id: UUID, stored: Sequence[Sequence[Any]]) -> list[UUID]:
+    """The ids of the tasks that may be with the broker, or run."""
+    return [task_id(effect_id, number) for number, part in enumerate(load(stored)) if part.status in {"taken", "sent"}]
+
+
+def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
+    """Make the parts of a call whose intent is committed, unless it has them, and send the first ones.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    made = _dump([Part() for _ in range(count)])
+    runtime.database.run(queries.MAKE_PARTS, {"effect_id": effect_id, "parts": made})
+    advance(runtime, effect_id)
+
+
+def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
+    """Send the parts for which there is room; `again`: also those that another process took and may not have sent.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    with runtime.database.transaction("turns.take_parts") as transaction:
+        row = locked_call(transaction, effect_id)
+        tool = None if row is None else _tool(runtime, row)
+        if row is None or tool is None or not row.waits:
+            return
+        parts = load(row.parts)
+        chosen = _choose(parts, tool, again=again)
+        for number in chosen:
+            parts[number].status = "taken"
+        _store(transaction, effect_id, parts)
+    arguments = load_object(row.arguments)["calls"]
+    statuses = {number: _send(runtime, tool, row, number, arguments[number]) for number in chosen}
+    with runtime.database.transaction("turns.note_parts") as transaction:
+        row = locked_call(transaction, effect_id)
+        if row is None:
+            return
+        parts = load(row.parts)
+        for number, status in statuses.items():
+            if parts[number].status == "taken":  # else its task has ended already
+                parts[number].status = status
+        _store(transaction, effect_id, parts)
+
+
+def _choose(parts: Sequence[Part], tool: CeleryTool, *, again: bool) -> list[int]:
+    """The numbers of the parts to send now."""
+    taken = [number for number, part in enumerate(parts) if part.status == "taken"]
+    room = max(0, (tool.max_parallel or 1) - sum(part.status in {"taken", "sent"} for part in parts))
+    waiting = [number for number, part in enumerate(parts) if part.status == "waiting"]
+    return (taken if again and tool.effect is not Effect.UNSAFE else []) + waiting[:room]
+
+
+def _send(runtime: Runtime, tool: CeleryTool, row: Row[Any], number: int, arguments: Mapping[str, Any]) -> str:
+    """Send the task of a part; its status afterwards."""
+    own_id = task_id(row.effect_id, number)
+    call = TaskCall(own_id, tool.task, arguments, tool.queue, row.left_s, row.effect_id, number)
+    sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
+    match sent:
+        case Sent.NO:
+            return "waiting"
+        case Sent.MAYBE if tool.effect is not Effect.UNSAFE:
+            return "taken"  # the sweeper sends it again
+        case Sent.YES | Sent.MAYBE:
+            return "sent"
+        case _:
+            assert_never(sent)
+
+
+def end_part(executor: Executor, row: Row[Any], part: int, outcome: tuple[str, str]) -> str | None:
+    """Record the status and the text of a part's outcome, in the row that the caller has locked.
+
+    Returns the result of the call if all of its parts have ended. A part that has ended is not changed.
+    """
+    parts = load(row.parts)
+    if not 0 <= part < len(parts) or parts[part].ended:
+        return None
+    parts[part] = Part(*outcome, parts[part].extra)
+    _store(executor, row.effect_id, parts)
+    return rendered(parts) if all(each.ended for each in parts) else None
+
+
+def most_chars(limit: int, count: int) -> int:
+    """Characters that the result of one of `count` parts may have."""
+    return max(limit // count - 30, _LEAST_CHARS)
+
+
+def rendered(parts: Sequence[Part]) -> str:
+    """The result of a call for the model: a JSON list."""
+    shown = []
+    for part in parts:
+        match part.status:
+            case "done":
+                shown.append({"result": part.result})
+            case "failed":
+                shown.append({"error": part.result})
+            case "waiting":
+                shown.append({"error": "this part was not run."})
+            case _:
+                shown.append({"unknown": LOST_PART})
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def locked_call(executor: Executor, effect_id: UUID) -> Row[Any] | None:
+    """The row of a task's call that has no result yet, with the lock on its session."""
+    if not executor.run(queries.LOCK_OF_CALL, {"effect_id": effect_id}):
+        return None
+    rows = executor.run(queries.READ_CALL, {"effect_id": effect_id})
+    return rows[0] if rows else None
+
+
+def _store(executor: Executor, effect_id: UUID, parts: Sequence[Part]) -> None:
+    ended = sum(part.ended for part in parts)
+    progress = f"{ended} of {len(parts)} done"
+    executor.run(queries.SET_PARTS, {"effect_id": effect_id, "parts": _dump(parts), "progress": progress})
+
+
+def _dump(parts: Sequence[Part]) -> str:
+    return as_json([[part.status, part.result, *part.extra] for part in parts])
+
+
+def _tool(runtime: Runtime, row: Row[Any]) -> CeleryTool | None:
+    agent = runtime.agents.find(row.agent)
+    found = None if agent is None else agent.find_tool(row.tool)
+    return found if isinstance(found, CeleryTool) and found.max_parallel is not None else None

@@ -1,0 +1,65 @@
+"""The agent's hooks around a call whose result comes from outside the worker.
+
+`before` runs before its task is sent, `after` when its result is about to enter the transcript; either may run again
+after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from perdure.access.tenants import tenant_of, user_of
+from perdure.agents import Agent
+from perdure.errors import PerdureError
+from perdure.hooks import Hooks, Seen, ToolCalled, ToolCalling, call_hooks
+from perdure.runtime import Runtime
+from perdure.text.untrusted import storable
+from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.result_values import Result
+from perdure.turns.lease.claim import TurnRef
+from perdure.turns.lease.hold import Hold
+
+
+@dataclass(frozen=True, slots=True)
+class ToolHooks:
+    """The hooks `before_tool` and `after_tool` of the agent of a turn under `hold`."""
+
+    runtime: Runtime
+    hold: Hold
+    turn: TurnRef
+    agent: Agent
+
+    def before(self, planned: Planned) -> Result | None:
+        """The failed result of a call that a required hook rejects; `None` if it may begin."""
+        refused = self._call(self.agent.before_tool, lambda: self._seen(planned))
+        return None if refused is None else Result(planned.position, "failed", f"Error: {refused}", planned.effect_id)
+
+    def after(self, planned: Planned, result: Result) -> Result:
+        """The result; a failed one in its place if a required hook withholds it."""
+        if result.status != "done":
+            return result
+        refused = self._call(self.agent.after_tool, lambda: ToolCalled(self._seen(planned), result.text))
+        return result if refused is None else replace(result, status="failed", text=f"Error: {refused}")
+
+    def _call(self, hooks: Hooks[Seen], seen: Callable[[], Seen]) -> str | None:
+        if not hooks:
+            return None
+        within_s = self.runtime.settings.turn.hook_timeout_s
+        self.hold.step_within(within_s * len(hooks))
+        try:
+            call_hooks(hooks, seen(), within_s, self.runtime.leaks)
+        except PerdureError as error:
+            return storable(error.message)
+        return None
+
+    def _seen(self, planned: Planned) -> ToolCalling:
+        return ToolCalling(
+            user_of(self.turn.user_id),
+            self.hold.session_id,
+            self.turn.turn_id,
+            planned.effect_id,
+            planned.call.name,
+            planned.arguments,
+            tenant_of(self.turn.user_id),
+        )

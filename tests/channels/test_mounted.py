@@ -1,0 +1,122 @@
+"""The gateway below a path of another application, which authenticates its own users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, HTTPException, Request
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+import perdure
+from perdure.errors import SettingsError
+
+BASE_URL = "http://shop.example"
+
+
+async def visitor(request: Request) -> str | None:
+    """The user of a request: named by a cookie, as a session of the application does."""
+    if request.cookies.get("session") == "expired":
+        raise HTTPException(401, "Sign in again.")
+    return request.cookies.get("session")
+
+
+@pytest.fixture
+def shop(database_url: str, redis_url: str) -> Iterator[TestClient]:
+    """An application with the gateway below /agents."""
+    agents = perdure.gateway(
+        authenticate=visitor, database_url=database_url, redis_url=redis_url, model="offline", _env_file=None
+    )
+    app = FastAPI(lifespan=lambda _: agents.running())
+    app.mount("/agents", agents)
+    with TestClient(app, base_url=BASE_URL) as made:
+        yield made
+
+
+def _send(shop: TestClient, user: str, **options: Any) -> Any:
+    return shop.post("/agents/v1/messages", json={"user_id": user, "text": "hello"}, **options)
+
+
+def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
+    """A caller reaches what a user token would reach: its own things, and 404 for another's."""
+    assert _send(shop, "ana").status_code == 401
+    assert _send(shop, "ana", headers={"authorization": "Bearer any"}).status_code == 401
+    shop.cookies.set("session", "ana")
+    sent = _send(shop, "ana")
+    assert sent.status_code == 202
+    turn = f"/agents/v1/turns/{sent.json()['turn_id']}"
+    assert shop.get(turn).status_code == 200
+    assert _send(shop, "ben").status_code == 404
+    assert shop.get("/agents/v1/breakers").status_code == 403
+    assert shop.post("/agents/v1/tokens", json={"user_id": "ana", "ttl_s": 60}).status_code == 403
+    shop.cookies.set("session", "ben")
+    assert shop.get(turn).status_code == 404
+
+
+def test_an_error_of_the_applications_dependency_is_answered(shop: TestClient) -> None:
+    """It has the status that the application raised, in the form of the gateway."""
+    shop.cookies.set("session", "expired")
+    answer = _send(shop, "ana")
+    assert (answer.status_code, answer.json()["detail"]) == (401, "Sign in again.")
+
+
+def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
+    """A browser sends the application's cookie with it, and a message needs no other header."""
+    shop.cookies.set("session", "ana")
+    assert _send(shop, "ana", headers={"origin": "https://evil.example"}).status_code == 403
+    assert _send(shop, "ana", headers={"origin": BASE_URL}).status_code == 202
+    with (
+        pytest.raises(WebSocketDisconnect),
+        shop.websocket_connect("/agents/v1/ws", headers={"origin": "https://evil.example"}) as socket,
+    ):
+        socket.receive_json()
+
+
+def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
+    """No frame with a token: the cookie came with the upgrade."""
+    shop.cookies.set("session", "ana")
+    with shop.websocket_connect("/agents/v1/ws") as socket:
+        assert socket.receive_json() == {"type": "ready", "user_id": "ana"}
+    shop.cookies.clear()
+    with pytest.raises(WebSocketDisconnect), shop.websocket_connect("/agents/v1/ws") as socket:
+        socket.receive_json()
+
+
+def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
+    """The page's files, the document's server, and errors in the shape of a path."""
+    shop.cookies.set("session", '"><script>')
+    page = shop.get("/agents").text
+    assert page == shop.get("/agents/").text
+    assert 'src="chat/chat.js"' in page
+    assert '<meta name="user" content="&quot;&gt;&lt;script&gt;">' in page
+    assert shop.get("/agents/chat/chat.js").status_code == 200
+    assert shop.get("/agents/openapi.json").json()["servers"] == [{"url": "/agents"}]
+    shop.cookies.clear()
+    assert shop.get("/agents/v1/models").json().keys() == {"error"}
+    shop.cookies.set("session", "a/b")
+    assert shop.get("/agents/v1/conversations?user_id=a%2Fb").status_code == 200
+    assert shop.get("/agents/v1/users/a%2Fb/export").json()["detail"] == "Nothing is held about that user."
+
+
+def test_a_mount_without_authentication_is_refused(database_url: str, redis_url: str) -> None:
+    """The application around it may be public, whatever it is bound to."""
+    with pytest.raises(SettingsError, match="pass `authenticate`, or set PERDURE_API_KEYS"):
+        perdure.gateway(database_url=database_url, redis_url=redis_url, _env_file=None)
+
+
+def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url: str, redis_url: str) -> None:
+    """A mounted application gets no lifespan events; nothing is connected before it is used."""
+    agents = perdure.gateway(
+        authenticate=visitor, database_url=database_url, redis_url=redis_url, model="offline", _env_file=None
+    )
+    app = FastAPI()
+    app.mount("/agents", agents)
+    with TestClient(app, base_url=BASE_URL, cookies={"session": "ana"}) as client:
+        assert agents._opened is None
+        assert client.get("/agents/readyz").status_code == 200
+        assert client.portal is not None
+        client.portal.call(agents.close)
+    with TestClient(agents, base_url=BASE_URL, cookies={"session": "ana"}) as client:
+        assert client.get("/readyz").status_code == 200, "it is the whole application: the server's lifespan opens it"

@@ -1,0 +1,16 @@
+"""The shop in plain Celery: one worker for its tasks and the agents' turns."""
+
+from __future__ import annotations
+
+from tests.examples.conftest import QUEUES, Example
+from tests.processes.faults import wait_until
+
+EXAMPLE = "celery"
+
+
+def test_a_task_of_the_shop_gets_the_agents_reply(example: Example) -> None:
+    """As the README says: a question goes in as one task, and the reply comes back as another."""
+    example.environment["PERDURE_REPLY_TASKS"] = "shop.answer@celery"
+    log = example.worker("shop", f"celery,{QUEUES}")
+    example.script("shop.py", "ana", "what is 12*7+5?")
+    wait_until(lambda: "done: " in log.read_text() and "89" in log.read_text(), "the reply is printed")

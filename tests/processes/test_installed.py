@@ -1,0 +1,212 @@
+"""perdure in an application's own Celery application: its real workers, killed and told to leave."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+import pytest
+from celery import Celery
+
+from perdure.workers.installed.install import install
+from tests.processes.faults import wait_until
+from tests.processes.installation import Installation
+from tests.processes.model_server import answer_to
+from tests.processes.neighbourhood import Neighbour
+from tests.processes.nodes import Worker, WorkerContainer
+from tests.processes.shop import PERDURES, QUEUE
+
+AT_ONCE_S = 10.0
+
+CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+
+
+class Shop:
+    """The application: its workers, and a program that publishes its tasks and perdure's."""
+
+    def __init__(self, installation: Installation, directory: Path) -> None:
+        directory.mkdir()
+        self.directory = directory
+        self.app = Celery("shop", broker=installation.environment["PERDURE_BROKER_URL"], set_as_current=False)
+        install(self.app)
+        self.app.conf.task_default_queue = QUEUE
+        self._installation = installation
+
+    def worker(self, *options: str) -> Worker:
+        """Start a worker of the application."""
+        name = f"shop-{len(self._installation.workers) + 1}"
+        environment = {
+            **self._installation.environment,
+            "C_FORCE_ROOT": "1",  # it accepts pickle
+            "NEIGHBOUR_REDIS_URL": self._installation.environment["PERDURE_BROKER_URL"],
+            "NEIGHBOUR_DIRECTORY": str(self.directory),
+        }
+        del environment["PERDURE_BROKER_URL"]  # the broker is the application's
+        container = WorkerContainer(name, environment, self.directory, options, "tests.processes.shop")
+        self._installation.workers.append(Worker(container, app=None))
+        container.start()
+        return self._installation.workers[-1]
+
+    def perdures(self) -> Worker:
+        """Start a worker for perdure's queues and the application's."""
+        made = self.worker("-P", "threads", "-c", "8", "-Q", f"{QUEUE},{PERDURES}")
+        made.container.ready()
+        return made
+
+    def runs(self) -> Counter[str]:
+        """How often each task ran."""
+        path = self.directory / "runs"
+        return Counter(path.read_text().split()) if path.exists() else Counter()
+
+    def open_gate(self) -> None:
+        """Let the slow task end."""
+        (self.directory / "gate").touch()
+
+
+@pytest.fixture(name="shop")
+def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
+    """The application, without a worker as yet."""
+    made = Shop(installation, tmp_path / "shop")
+    yield made
+    made.open_gate()
+    made.app.close()
+
+
+def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installation, shop: Shop) -> None:
+    """No setting of the application reaches perdure's tasks, and its own tasks run as before."""
+    shop.perdures()
+    shop.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"})
+    for name in ("shop.quick", "sessions.expired_carts"):
+        shop.app.send_task(name)
+    (row,) = wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the message is accepted")
+    (turn,) = installation.settled(row.turn_id, within_s=AT_ONCE_S)
+    assert turn["reply"]["text"] == answer_to("hello")
+    wait_until(lambda: shop.runs() == {"quick": 1, "expired-carts": 1}, "its own tasks run")
+    installation.check()
+
+
+def test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks(installation: Installation, shop: Shop) -> None:
+    """The turn goes on elsewhere at once; the application's task ends as Celery has it, however long it takes."""
+    leaving = shop.perdures()
+    gate = installation.model_server.gate("hello")
+    shop.app.send_task("shop.slow")
+    wait_until(lambda: shop.runs() == {"slow": 1}, "its own task runs")
+    accepted = installation.accept("hello")
+    gate.wait()
+    shop.perdures()
+
+    leaving.container.signal(signal.SIGTERM)
+    (turn,) = installation.settled(accepted.turn_id, within_s=AT_ONCE_S)
+    assert turn["reply"]["text"] == answer_to("hello")
+    assert leaving.container.status == "running"
+    shop.open_gate()
+    assert leaving.container.wait() == 0
+    assert shop.runs() == {"slow": 1, "slow-ended": 1}
+    assert "shutdown, 4 of 4" in leaving.logs()
+    assert installation.query("SELECT strikes FROM sessions")[0].strikes == 0
+    installation.check()
+
+
+@pytest.mark.long
+def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Installation, shop: Shop) -> None:
+    """The limit is for perdure's own work: a late-acknowledged task that it cut off would run twice."""
+    installation.environment["PERDURE_SHUTDOWN__HARD_EXIT_S"] = "1.5"
+    leaving = shop.perdures()
+    shop.app.send_task("shop.slow")
+    wait_until(lambda: shop.runs() == {"slow": 1}, "its own task runs")
+    leaving.container.signal(signal.SIGTERM)
+    wait_until(lambda: "waits for 1 tasks of the application" in leaving.logs(), "the limit has passed")
+    shop.open_gate()
+    assert leaving.container.wait() == 0
+    assert shop.runs() == {"slow": 1, "slow-ended": 1}
+
+
+@pytest.mark.long
+def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation, shop: Shop) -> None:
+    """A lease and a sweep later, another worker of the application has it."""
+    victim = shop.perdures()
+    gate = installation.model_server.gate("hello")
+    accepted = installation.accept("hello")
+    gate.wait()
+    shop.perdures()
+    victim.kill("SIGKILL")
+    gate.opened.set()
+    (turn,) = installation.settled(accepted.turn_id, within_s=AT_ONCE_S)
+    assert turn["reply"]["text"] == answer_to("hello")
+    installation.check()
+
+
+@pytest.mark.long
+def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation: Installation, shop: Shop) -> None:
+    """It has no thread and no connection of perdure's, and consumes none of its queues."""
+    before = installation.query(CONNECTIONS)
+    worker = shop.worker("-c", "1")
+    worker.container.ready()
+    shop.app.send_task("shop.quick")
+    wait_until(lambda: shop.runs() == {"quick": 1}, "its own task runs")
+    processes = psutil.Process(worker.pid).children(recursive=True)
+    assert installation.query(CONNECTIONS) == before
+    assert "perdure" not in worker.logs().partition("[tasks]")[2].partition("[config]")[0]
+    assert all("watchdog" not in " ".join(process.cmdline()) for process in processes)
+    worker.container.signal(signal.SIGTERM)
+    assert worker.container.wait() == 0
+
+
+THEIRS = ("users", "sessions", "messages", "alembic_version")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "long_s", "countdown_s"),
+    [
+        pytest.param(0.1, 3.0, 4.0, marks=pytest.mark.long),
+        pytest.param(10.0, 110.0, 150.0, marks=[pytest.mark.chaos, pytest.mark.timeout(0)]),
+    ],
+)
+def test_an_application_that_is_not_adapted_shares_the_servers(  # noqa: PLR0917 (fixtures, given by name)
+    installation: Installation,
+    shop: Shop,
+    neighbour: Neighbour,
+    minutes: float,
+    long_s: float,
+    countdown_s: float,
+) -> None:
+    """Next to `celery -A perdure` and to an application with perdure: its tasks run once, its tables are untouched."""
+    tables = [f"public.{name}" for name in THEIRS]
+    with installation.database.engine.begin() as connection:
+        for table in tables:
+            connection.exec_driver_sql(f"CREATE TABLE {table} AS SELECT 'theirs' AS value")
+    neighbour.worker("-c", "20")
+    workers = [shop.perdures(), installation.worker()]
+    sent: Counter[str] = Counter()
+    send_at = 0.0
+    turns: list[UUID] = []
+    ends = time.monotonic() + minutes * 60
+    for number in count():
+        if time.monotonic() >= send_at:
+            sent.update(neighbour.send_timed(5, long_s, countdown_s))
+            send_at = time.monotonic() + long_s
+        turns.append(installation.accept("pure: hello", user=f"user {number % 7}").turn_id)
+        if number % 100 == 30:
+            workers[number // 100 % 2].kill("SIGKILL")
+            workers[number // 100 % 2].container.start()
+        if time.monotonic() > ends:
+            break
+        installation.settled(turns[-1], within_s=60)
+    installation.settled(*turns, within_s=60)
+    wait_until(lambda: neighbour.runs().total() >= sent.total(), "its tasks have run", long_s + countdown_s + 20)
+    assert neighbour.runs() == sent
+    assert [installation.query(f"SELECT value FROM {table}") for table in tables] == [[("theirs",)]] * len(tables)  # noqa: S608 (names of this file)
+    installation.check()
+
+
+def test_a_prefork_worker_of_perdures_queues_is_refused(installation: Installation, shop: Shop) -> None:
+    """It says which option to change, and ends with the status of a wrong setting."""
+    worker = shop.worker("-Q", "turns")
+    assert worker.container.wait() == 2
+    assert "start the worker with `-P threads`" in worker.logs()

@@ -1,0 +1,84 @@
+"""The slots of users' cron expressions, and quiet hours: pure arithmetic in local time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.schedule.cron import Cron
+from perdure.schedule.quiet import QuietHours
+
+PARIS = ZoneInfo("Europe/Paris")
+
+
+def utc(text: str) -> datetime:
+    """An instant."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("expression", "after", "slot"),
+    [
+        ("30 7 * * MON-FRI", "2026-05-01 06:00", "2026-05-04 05:30"),  # Friday past 7:30: Monday
+        ("30 2 * * *", "2026-03-28 12:00", "2026-03-29 01:00"),  # no 2:30 on that day: the first instant after the gap
+        ("30 2 * * *", "2026-10-24 12:00", "2026-10-25 00:30"),  # 2:30 twice on that day: the first one
+        ("30 2 * * *", "2026-10-25 00:30", "2026-10-26 01:30"),  # and only once
+        ("0 0 29 2 *", "2026-01-01 00:00", "2028-02-28 23:00"),
+        ("0 9 L * *", "2026-02-10 00:00", "2026-02-28 08:00"),
+    ],
+)
+def test_the_next_slot(expression: str, after: str, slot: str) -> None:
+    """In the zone's local time, over the days on which clocks change."""
+    assert Cron(expression, PARIS).next(utc(after)) == utc(slot)
+
+
+@given(
+    st.sampled_from(["* * * * *", "*/7 * * * *", "30 2 * * *", "0 3 * * SUN", "15 1-4 * * *", "0 12 1 * *"]),
+    st.integers(0, 3 * 366 * 24 * 60).map(lambda minutes: utc("2025-01-01 00:00") + timedelta(minutes=minutes)),
+)
+def test_no_slot_lies_between_two(expression: str, at: datetime) -> None:
+    """`previous(t) <= t < next(t)`, and each is found from the other side."""
+    cron = Cron(expression, PARIS)
+    before, after = cron.previous(at), cron.next(at)
+    assert before <= at < after
+    assert cron.next(before) == after
+    assert cron.previous(after) == after
+    assert cron.previous(after - timedelta(seconds=1)) == before
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("0 0 30 2 *", "bad day-of-month"),
+        ("61 * * * *", "bad minute"),
+        ("* * * *", "has not 5 fields"),
+        ("0 0 * * * *", "has not 5 fields"),
+        ("@daily", "has not 5 fields"),
+        ("1,".join(["0"] * 200) + " * * * *", "has not 5 fields"),
+        ("\N{ARABIC-INDIC DIGIT FIVE} * * * *", "bad minute"),
+    ],
+)
+def test_what_is_no_expression(expression: str, why: str) -> None:
+    """The message says what is wrong and what is accepted."""
+    with pytest.raises(ValueError, match=f"{why}.*accepted: minute, hour"):
+        Cron(expression, PARIS)
+
+
+@pytest.mark.parametrize(
+    ("quiet", "at", "over"),
+    [
+        ((time(22), time(7)), "2026-05-01 20:30", "2026-05-02 05:00"),  # 22:30 in Paris: next morning
+        ((time(22), time(7)), "2026-05-02 04:59", "2026-05-02 05:00"),
+        ((time(22), time(7)), "2026-05-02 05:00", "2026-05-02 05:00"),
+        ((time(22), time(7)), "2026-05-02 10:00", "2026-05-02 10:00"),
+        ((time(12), time(14)), "2026-05-02 10:30", "2026-05-02 12:00"),
+        ((time(1), time(2, 30)), "2026-03-29 00:30", "2026-03-29 01:00"),  # they end in the gap
+    ],
+)
+def test_quiet_hours(quiet: tuple[time, time], at: str, over: str) -> None:
+    """Within a day and over midnight; their end is not quiet any more."""
+    assert QuietHours(*quiet).over(utc(at), PARIS) == utc(over)

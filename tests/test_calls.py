@@ -1,0 +1,133 @@
+"""`CeleryCalls`: task messages as Celery's own, and servers that are unavailable."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis as redis_py
+from celery import Celery
+
+from perdure.embedded import redis
+from perdure.settings import Settings
+from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.workers.assembly import Addresses
+from perdure.workers.publish.calls import CeleryCalls
+
+TASK = UUID(int=7)
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def calls(settings: Settings, redis_url: str) -> Iterator[CeleryCalls]:
+    """For the applications on the test's Redis."""
+    made = CeleryCalls.at(settings, Addresses("postgresql://", redis_url, redis_url))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    """A client of the broker and of the result backend."""
+    made = redis_py.Redis.from_url(redis.client_url(redis_url))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def application(redis_url: str) -> Iterator[Celery]:
+    """The application whose tasks are tools."""
+    made = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
+    yield made
+    made.close()
+
+
+def _call(**given: Any) -> TaskCall:
+    return TaskCall(**{
+        "task_id": TASK, "task": "shop.export", "arguments": {"text": "a secret"}, "queue": None, "expires_s": 60.0,
+        "effect_id": TASK, **given,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
+def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
+    """Its id is the effect's; it has a link for each outcome; it expires; events do not show its arguments."""
+    assert calls.send(_call(queue=queue)) is Sent.YES
+    [text] = client.lrange(key, 0, -1)
+    message = json.loads(text)
+    headers, (args, kwargs, embedded) = message["headers"], json.loads(base64.b64decode(message["body"]))
+    assert (headers["id"], headers["task"], headers["ignore_result"]) == (str(TASK), "shop.export", None)
+    assert headers["expires"]
+    assert (args, kwargs) == ([], {"text": "a secret"})
+    assert "secret" not in json.dumps(headers)
+    links = [*embedded["callbacks"], *embedded["errbacks"]]
+    assert [each["task"] for each in links] == ["turns.tool_result"] * 2
+    assert [each["options"]["queue"] for each in links] == ["ingress"] * 2
+    assert [each["kwargs"] for each in links] == [
+        {"effect_id": str(TASK)}, {"effect_id": str(TASK), "failed": True},
+    ]  # fmt: skip
+    assert client.pubsub_channels() == [], "no subscription to its result remains"
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # celery's
+def test_states_of_the_result_backend(calls: CeleryCalls, application: Celery) -> None:
+    """Unknown, running, with progress, ended, failed, revoked."""
+    backend, task_id = application.backend, str(TASK)
+    assert calls.ask(TASK) is None
+    backend.store_result(task_id, {"pid": 1}, "STARTED")
+    assert calls.ask(TASK) == TaskRuns()
+    backend.store_result(task_id, {"done": 1}, "PROGRESS")
+    assert calls.ask(TASK) == TaskRuns({"done": 1})
+    backend.store_result(task_id, ValueError("no\x1b[31m paper"), "FAILURE")
+    failed = calls.ask(TASK)
+    assert isinstance(failed, TaskEnded)
+    assert (failed.failed, str(failed.value).startswith("ValueError: no")) == (True, True)
+    other = UUID(int=8)
+    backend.store_result(str(other), {"rows": 3}, "SUCCESS")
+    assert calls.ask(other) == TaskEnded(failed=False, value={"rows": 3})
+    gone = UUID(int=9)
+    backend.mark_as_revoked(str(gone), "revoked")
+    revoked = calls.ask(gone)
+    assert isinstance(revoked, TaskEnded)
+    assert revoked.failed
+
+
+def test_a_result_that_is_not_readable_is_none(calls: CeleryCalls, client: Any) -> None:
+    """Another application's serializer, or another program's key."""
+    client.set(f"celery-task-meta-{TASK}", b"\x80\x04pickle")
+    assert calls.ask(TASK) is None
+
+
+def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) -> None:
+    """It is certain that nothing was sent; the second call does not wait again."""
+    made = CeleryCalls.at(settings, Addresses("postgresql://", NOBODY, NOBODY))
+    assert made.send(_call()) is Sent.NO
+    assert made.ask(TASK) is None
+    made.revoke([TASK])
+    began = time.monotonic()
+    assert (made.send(_call()), made.ask(TASK)) == (Sent.NO, None)
+    assert time.monotonic() - began < 0.5
+    made.close()
+
+
+def test_an_application_without_a_result_backend_has_no_answer(redis_url: str) -> None:
+    """Its tasks' links are the only way back."""
+    made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
+    assert made.ask(TASK) is None
+    assert made.send(_call()) is Sent.YES
+    made.close()
+
+
+def test_an_eager_application_sends_a_message(redis_url: str, client: Any) -> None:
+    """`task_always_eager` would run the task within the turn's worker."""
+    application = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
+    application.conf.task_always_eager = True
+    made = CeleryCalls(application)
+    assert made.send(_call()) is Sent.YES
+    assert client.llen("celery") == 1
+    made.close()

@@ -1,0 +1,160 @@
+"""What `perdure.install` changes of an application's Celery application, and what it leaves alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import PersistentScheduler, Service
+from celery.schedules import crontab, schedule
+from celery.signals import beat_init
+from kombu import Queue
+
+import perdure
+from perdure.errors import SettingsError
+from perdure.network.queues import QUEUES
+from perdure.settings import Settings
+from perdure.workers.application import TASKS, broker_priority, load_tasks, registered
+from perdure.workers.installed.queues import publisher
+from perdure.workers.installed.schedule import PREFIX, entries
+from perdure.workers.installed.step import InstalledStep
+
+CONFIGURATION = {
+    "broker_url": "redis://127.0.0.1:1/0",
+    "broker_transport_options": {"visibility_timeout": 7200, "global_keyprefix": "shop:"},
+    "task_default_queue": "shop",
+    "task_routes": [{"*": "shop"}],
+    "task_acks_late": True,
+    "task_serializer": "pickle",
+    "task_annotations": {"*": {"rate_limit": "1/m", "acks_late": True}},
+    "beat_schedule": {"own": {"task": "own", "schedule": 60.0}},
+}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An application that is configured after `install`."""
+    with Celery("shop", set_as_current=False) as made:
+        perdure.install(made)
+        made.config_from_object(CONFIGURATION)
+        yield made
+
+
+def test_the_names_of_the_tasks_are_those_that_are_registered() -> None:
+    """A process that loads no task routes by this list."""
+    assert {name for name in registered() if not name.startswith(("celery.", "pytest_celery."))} == TASKS
+
+
+def test_install_does_nothing_yet(app: Celery) -> None:
+    """No task is loaded, no thread runs, and a second call adds no second step."""
+    threads = threading.active_count()
+    perdure.install(app)
+    assert threading.active_count() == threads
+    assert len(app.steps["worker"]) == 1
+    assert [name for name in app.tasks if name in TASKS] == []
+    with pytest.raises(SettingsError, match="no worker of perdure"):
+        app.perdure()
+
+
+def test_a_late_configuration_counts(app: Celery) -> None:
+    """The application's queues and routes are its own; perdure's are beside them, and not consumed by default."""
+    assert set(app.amqp.queues) == {"shop", *QUEUES}
+    assert set(app.amqp.queues.consume_from) == {"shop"}
+    assert app.conf.broker_transport_options == CONFIGURATION["broker_transport_options"]
+    route = app.amqp.router.route
+    assert route({}, "sessions.expired_carts")["queue"].name == "shop"
+    assert {route({}, name)["queue"].name for name in TASKS} == set(QUEUES)
+    assert route({}, "turns.run")["priority"] == broker_priority("redis://", 5)
+
+
+def test_a_second_application_of_the_process_has_nothing_of_perdure(app: Celery) -> None:
+    """Tasks are bound to the application that has installed them."""
+    load_tasks(app)
+    with Celery("other", broker="memory://", set_as_current=False) as other:
+        other.finalize()
+        assert not TASKS & set(other.tasks)
+        assert set(other.amqp.queues) == {"celery"}
+    assert set(app.tasks) >= TASKS
+    assert all(app.tasks[name].app is app for name in TASKS)
+
+
+def test_the_applications_defaults_are_for_its_own_tasks(app: Celery) -> None:
+    """A wake-up that is acknowledged late, or rate-limited, or pickled, would be another task."""
+    load_tasks(app)
+    run, submit = app.tasks["turns.run"], app.tasks["turns.submit"]
+    assert (run.acks_late, run.rate_limit, run.serializer, run.ignore_result) == (False, None, "json", True)
+    assert (submit.acks_late, submit.reject_on_worker_lost, submit.ignore_result) == (True, True, False)
+
+
+def test_a_task_of_the_same_name_is_refused(app: Celery) -> None:
+    """Celery would keep one of the two, and run it for the messages of both."""
+
+    def run() -> None:
+        """Be the application's own."""
+
+    app.task(run, name="turns.run", shared=False)
+    with pytest.raises(SettingsError, match=r"'shop' has a task 'turns\.run', which is a name of perdure's"):
+        load_tasks(app)
+
+
+def test_a_queue_of_the_same_name_is_refused(app: Celery) -> None:
+    """Its workers would take perdure's messages."""
+    app.conf.task_queues = [Queue("memory")]
+    with pytest.raises(SettingsError, match="'shop' has a queue 'memory', which is a name of perdure's"):
+        len(app.amqp.queues)
+
+
+def test_tasks_are_not_run_eagerly(app: Celery) -> None:
+    """A turn needs a worker's parts; a test of the application should ask the agent without any."""
+    load_tasks(app)
+    app.conf.task_always_eager = True
+    with pytest.raises(SettingsError, match=r"test your agent with perdure\.testing\.ask"):
+        app.tasks["turns.run"].delay(session_id="any")
+
+
+def test_wake_ups_go_where_the_application_reads(app: Celery) -> None:
+    """With its transport options, its queues, and perdure's timeouts; the application's own have none."""
+    publishing = publisher(app)
+    options = publishing.conf.broker_transport_options
+    assert (options["visibility_timeout"], options["global_keyprefix"]) == (7200, "shop:")
+    assert options["socket_timeout"] < 1
+    assert set(publishing.amqp.queues) == set(app.amqp.queues)
+    assert "socket_timeout" not in app.conf.broker_transport_options
+
+
+def test_a_worker_without_perdures_queues_has_no_step(app: Celery) -> None:
+    """`-Q` selects a worker of perdure."""
+
+    class Worker:
+        def __init__(self) -> None:
+            self.app: Any = app
+
+    assert not InstalledStep(Worker()).include_if(Worker())
+    app.amqp.queues.select(["turns"])
+    assert InstalledStep(Worker()).include_if(Worker())
+
+
+def test_beat_has_plain_entries_beside_the_applications(app: Celery, tmp_path: Any) -> None:
+    """Any scheduler can store them, and they are there however late the application sets its own."""
+    app.loader.import_default_modules()
+    assert {PREFIX + "consolidate", "own"} <= set(app.conf.beat_schedule)
+    app.conf.beat_schedule = CONFIGURATION["beat_schedule"]
+    service = Service(app, schedule_filename=str(tmp_path / "schedule"))
+    try:
+        assert isinstance(service.scheduler, PersistentScheduler)
+        beat_init.send(sender=service)
+        names = set(service.scheduler.schedule)
+        assert {"own", *entries(Settings(_env_file=None))} <= names
+        assert {type(each.schedule) for each in service.scheduler.schedule.values()} <= {crontab, schedule}
+    finally:
+        service.scheduler.close()
+
+
+def test_an_entry_names_its_slots_entry() -> None:
+    """The task takes the slot by it, whatever beat calls the entry."""
+    prune = entries(Settings(_env_file=None))[PREFIX + "prune"]
+    assert prune["options"] == {"queue": "maintenance", "headers": {"perdure_entry": "prune"}}
+    assert prune["schedule"] == crontab(minute="0")

@@ -1,0 +1,129 @@
+"""`celery_tool` and `sleep_until`: what a declaration accepts, and what the model is shown and may pass."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import Celery
+from pydantic import BaseModel
+
+from perdure import Agent, SleepUntil, celery_tool
+from perdure.errors import SettingsError, ToolError
+from perdure.tools.registry import ToolContext
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+APP = Celery("shop", set_as_current=False)
+
+
+class Item(BaseModel):
+    """Something in a report."""
+
+    name: str
+
+
+@APP.task(name="reports.export", bind=True, shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
+def export(self: Any, year: int, items: list[Item] | None = None) -> str:
+    """Export a year's orders.
+
+    Args:
+        self: The task.
+        year: Four digits.
+        items: What to export.
+    """
+    return f"{self} {year} {items}"
+
+
+def test_a_task_describes_its_own_tool() -> None:
+    """Name, description and parameters come from the task; Celery's `self` is none of them."""
+    tool = celery_tool("reports.export", parameters=export)
+    assert (tool.name, tool.description, tool.timeout_s) == ("reports_export", "Export a year's orders.", 3600)
+    assert set(tool.parameters["properties"]) == {"year", "items"}
+    assert tool.parameters["properties"]["year"]["description"] == "Four digits."
+    assert tool.parse('{"year": 2025}') == {"year": 2025}, "no default is sent, and no value is converted"
+    with pytest.raises(ToolError, match="year"):
+        tool.parse('{"year": "last"}')
+
+
+def test_a_list_refers_to_its_definitions_from_the_root() -> None:
+    """A provider resolves `#/$defs/…` in the whole schema."""
+    parameters = celery_tool("reports.export", parameters=export, max_parallel=3).parameters
+    assert set(parameters["$defs"]) == {"Item"}
+    assert "$defs" not in parameters["properties"]["calls"]["items"]
+
+
+def test_a_schema_is_checked_by_its_names() -> None:
+    """The task checks the values."""
+    schema = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
+    tool = celery_tool("reports.export", parameters=schema, description="Exports.")
+    assert tool.parse('{"a": [1]}') == {"a": [1]}
+    for arguments in ("{}", '{"a": 1, "b": 2}', "[]", "{", '{"a": NaN}'):
+        with pytest.raises(ToolError, match="refused"):
+            tool.parse(arguments)
+    assert celery_tool("reports.export").parse('{"anything": 1}') == {"anything": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task": ""}, {"task": "a b"}, {"task": "x" * 201}, {"name": "a.b"}, {"effect": "safe"}, {"timeout_s": 0},
+        {"timeout_s": float("inf")}, {"timeout_s": float("nan")}, {"queue": ""}, {"queue": "a b"},
+        {"max_parallel": 0}, {"max_result_chars": 0}, {"requires_approval": "yes"}, {"parameters": {"type": "array"}},
+        {"parameters": {"type": "object", "x": object()}}, {"parameters": 7},
+    ],
+    ids=lambda given: "-".join(f"{name}={value}"[:40].split(" at ")[0] for name, value in given.items()),
+)  # fmt: skip
+def test_a_wrong_declaration_is_refused(given: dict[str, Any]) -> None:
+    """It stops the start, and names what is wrong."""
+    with pytest.raises(SettingsError):
+        celery_tool(**{"task": "reports.export", **given})
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    """As for other tools."""
+    with pytest.raises(SettingsError, match="two tools with the same name"):
+        Agent("assistant", "You help.", [celery_tool("a.b"), celery_tool("a_b")])
+
+
+def test_neither_is_run_in_a_thread() -> None:
+    """A caller that does not know them is refused; it runs nothing."""
+    context = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "test", None)  # type: ignore[arg-type]  # unused
+    for tool in (celery_tool("a.b"), SleepUntil()):
+        with pytest.raises(ToolError):
+            tool.call({}, context)
+
+
+@pytest.mark.parametrize(
+    ("moment", "seconds"),
+    [
+        ("2026-03-01T13:00:00+00:00", 3_600),
+        ("2026-03-01T14:00:00", 3_600),  # in Paris
+        ("2026-03-02", 39_600),
+        (" 2026-03-01T12:00:01Z ", 1),
+    ],
+)
+def test_a_moment_without_an_offset_is_in_the_given_zone(moment: str, seconds: float) -> None:
+    """With an offset it is where it says."""
+    assert SleepUntil().wait_s({"moment": moment}, NOW, ZoneInfo("Europe/Paris")) == seconds
+
+
+def test_the_longest_wait_is_the_authors() -> None:
+    """A minute later is refused."""
+    tool = SleepUntil(longest=timedelta(hours=2))
+    assert "2 hours" in tool.description
+    assert tool.wait_s({"moment": "2026-03-01T14:00Z"}, NOW, UTC) == 7_200
+    with pytest.raises(ToolError, match="more than 2 hours ahead"):
+        tool.wait_s({"moment": "2026-03-01T14:01Z"}, NOW, UTC)
+    for longest in (timedelta(), timedelta(days=10_000)):
+        with pytest.raises(SettingsError):
+            SleepUntil(longest=longest)
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{"moment": 7}', '{"moment": "x", "zone": "y"}', "[]", "{"])
+def test_other_arguments_than_a_moment_are_refused(arguments: str) -> None:
+    """The model reads the schema."""
+    with pytest.raises(ToolError, match="moment"):
+        SleepUntil().parse(arguments)

@@ -1,0 +1,587 @@
+"""Calls that wait for a Celery task or a moment: the turn is parked, nothing is held, and each way on is one commit."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import GuardRejected, ToolCalled, ToolCalling, celery_tool, required, sleep_until, tool
+from perdure.sessions.ending import request_end
+from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.calls.awaited import ENDED, RETRY_S, UNSENT, finish, probe_due
+from perdure.turns.calls.result_values import LOST
+from perdure.turns.cancel import cancel
+from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease.queries import RECALL
+from perdure.turns.reading import Delays
+from perdure.turns.sweep import sweep
+from tests.turns.broker import Broker
+from tests.turns.harness import Harness, side_by_side
+from tests.turns.scripted import calls, says
+
+TIMEOUT_S = 3_600
+
+export = celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S)
+charge = celery_tool("shop.charge", timeout_s=TIMEOUT_S / 2, queue="money", name="charge")
+refund = celery_tool("shop.refund", timeout_s=TIMEOUT_S, name="refund", requires_approval=True)
+
+
+@tool(effect="pure")
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@pytest.fixture
+def broker(harness: Harness) -> Broker:
+    """An agent with tools of each kind, and a task queue."""
+    made = Broker()
+    harness.calls = made
+    harness.equip(export, charge, refund, look, sleep_until)
+    return made
+
+
+def _asked(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """A turn that waits for these calls."""
+    harness.script(calls(*(wanted or (("reports_export", {"year": 2025}),))), says("done"))
+    turn = harness.ask()
+    assert turn["status"] == "parked"
+    return turn
+
+
+def _go_on(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
+    harness.run(UUID(turn["session_id"]))
+    return harness.turn(UUID(turn["turn_id"]))
+
+
+def _results(harness: Harness, turn: dict[str, Any]) -> list[str]:
+    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
+
+
+def _ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> bool:
+    return finish(harness.runtime, task.task_id, TaskEnded(failed=failed, value=value))
+
+
+def _effects(harness: Harness) -> list[tuple[str, str | None]]:
+    return [tuple(row) for row in harness.sql("SELECT status, result FROM tool_effects ORDER BY message_seq, position")]
+
+
+def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
+    """No lease, no strike, no claim, no attempt; the task has the effect's id; its result is the tool's."""
+    turn = _asked(harness)
+    [sent] = broker.sent
+    [effect] = harness.sql("SELECT effect_id, sent_at IS NOT NULL AS sent FROM tool_effects")
+    assert (sent.task_id, effect.sent) == (effect.effect_id, True)
+    assert (sent.task, sent.arguments, sent.queue, sent.expires_s) == (
+        "reports.export",
+        {"year": 2025},
+        None,
+        TIMEOUT_S,
+    )
+    waiting = turn["waiting_for"]
+    assert (waiting["kind"], waiting["name"], waiting["progress"]) == ("task", "reports_export", None)
+    row = harness.session(UUID(turn["session_id"]))
+    assert (row.state, row.lease_until, row.strikes, row.claims, turn["attempts"]) == ("active", None, 0, 0, 1)
+    assert isinstance(harness.run(row.session_id), NotNeeded)
+    harness.move(harness.settings.turn.sweep_s * 100)
+    swept = sweep(harness.runtime)
+    assert swept is not None
+    assert swept.sessions == 0
+
+    harness.waker.sessions.clear()
+    assert _ends(harness, sent, {"rows": 12}) is True
+    assert harness.waker.sessions == [row.session_id]
+    done = _go_on(harness, turn)
+    assert (done["status"], done["attempts"], done["waiting_for"]) == ("done", 1, None)
+    assert _results(harness, turn) == ['{"rows": 12}']
+    assert len(broker.sent) == 1
+
+
+def test_a_failure_reaches_the_model_as_a_tools_does(harness: Harness, broker: Broker) -> None:
+    """One line, storable and bounded; no traceback."""
+    turn = _asked(harness)
+    _ends(harness, broker.sent[0], "Boom: no\x00 paper\nTraceback " + "x" * 10_000, failed=True)
+    assert _go_on(harness, turn)["status"] == "done"
+    assert _results(harness, turn) == ["Error: Boom: no\N{REPLACEMENT CHARACTER} paper"]
+
+
+def test_a_long_result_is_bounded(harness: Harness, broker: Broker) -> None:
+    """Neither the row nor the transcript gets ten million characters."""
+    turn = _asked(harness)
+    _ends(harness, broker.sent[0], ["x" * 10_000_000])
+    _go_on(harness, turn)
+    [result] = _results(harness, turn)
+    assert len(result) <= export.max_result_chars
+
+
+def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness: Harness, broker: Broker) -> None:
+    """Nothing is sent before the approval; then ordinary calls run, tasks are sent, and the last result resumes."""
+    wanted = [("charge", {}), ("look", {}), ("refund", {"order": 7}), ("nobody", {}), ("reports_export", {})]
+    harness.script(calls(*wanted), says("done"))
+    turn = harness.ask()
+    assert (turn["status"], broker.sent) == ("waiting_approval", [])
+    decision = parse_decision({"call_id": "call_2", "decision": "approve", "arguments": {"order": 8}})
+    decide(harness.runtime, UUID(turn["turn_id"]), decision)
+    turn = _go_on(harness, turn)
+    assert turn["status"] == "parked"
+    assert turn["waiting_for"]["name"] == "charge", "it is due first"
+    assert [(each.task, each.queue) for each in broker.sent] == [
+        ("shop.charge", "money"), ("shop.refund", None), ("reports.export", None),
+    ]  # fmt: skip
+    assert broker.sent[1].arguments == {"order": 8}
+    assert _results(harness, turn) == []
+    for number, task in enumerate(reversed(broker.sent)):
+        harness.waker.sessions.clear()
+        _ends(harness, task, f"result of {task.task}")
+        assert len(harness.waker.sessions) == (number == 2)
+    assert _go_on(harness, turn)["status"] == "done"
+    charged, seen, refunded, unknown, exported = _results(harness, turn)
+    assert (charged, seen, exported) == ("result of shop.charge", "seen", "result of reports.export")
+    assert refunded.startswith("A person changed the arguments")
+    assert "no tool 'nobody'" in unknown
+    assert harness.turn(UUID(turn["turn_id"]))["attempts"] == 1
+
+
+def test_results_that_arrive_at_one_moment_wake_the_turn(harness: Harness, broker: Broker) -> None:
+    """Each must see the other's commit, or neither wakes it."""
+    for _ in range(5):
+        turn = _asked(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
+        harness.waker.sessions.clear()
+        first, second = broker.sent[-2:]
+        assert side_by_side(partial(_ends, harness, first), partial(_ends, harness, second)) == [True, True]
+        assert harness.waker.sessions == [UUID(turn["session_id"])]
+        assert _go_on(harness, turn)["status"] == "done"
+
+
+def test_a_result_that_comes_twice_or_for_nothing_changes_nothing(harness: Harness, broker: Broker) -> None:
+    """At-least-once delivery, forged ids, ids of ordinary calls."""
+    turn = _asked(harness, ("look", {}), ("reports_export", {}))
+    assert _ends(harness, broker.sent[0], "first")
+    assert not _ends(harness, broker.sent[0], "second")
+    [ordinary] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'look'")
+    assert not finish(harness.runtime, ordinary.effect_id, TaskEnded(failed=False, value="forged"))
+    assert not finish(harness.runtime, UUID(turn["turn_id"]), TaskEnded(failed=False, value="forged"))
+    _go_on(harness, turn)
+    assert _results(harness, turn) == ["seen", "first"]
+
+
+def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Broker) -> None:
+    """The model reads that the outcome is unknown; the task is revoked; a late result reaches only its row."""
+    turn = _asked(harness)
+    harness.move(TIMEOUT_S + 1)
+    assert _sessions_swept(harness) == [UUID(turn["session_id"])]
+    done = _go_on(harness, turn)
+    assert (done["status"], done["attempts"]) == ("done", 1)
+    assert _results(harness, turn) == [LOST]
+    sweep_again(harness)
+    assert broker.revoked == [broker.sent[0].task_id]
+    assert _ends(harness, broker.sent[0], "late")
+    assert _effects(harness) == [("unknown", "late")]
+    assert _results(harness, turn) == [LOST]
+    sweep_again(harness)
+    assert len(broker.revoked) == 1
+
+
+def test_at_its_time_limit_the_result_backend_is_asked_once_more(harness: Harness, broker: Broker) -> None:
+    """A result whose link was lost just before."""
+    turn = _asked(harness)
+    harness.move(TIMEOUT_S + 1)
+    broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
+    _go_on(harness, turn)
+    assert _results(harness, turn) == ["just in time"]
+
+
+def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: Broker) -> None:
+    """The sweeper asks, shows the progress, and finds the result; the pause grows with the wait."""
+    turn = _asked(harness)
+    task = broker.sent[0].task_id
+    broker.states[task] = TaskRuns({"done": 1, "of": 2})
+    sweep_again(harness)
+    assert harness.turn(UUID(turn["turn_id"]))["waiting_for"]["progress"] == '{"done": 1, "of": 2}'
+    broker.states[task] = TaskEnded(failed=False, value="found")
+    assert probe_due(harness.runtime) == 0, "not asked again at once"
+    sweep_again(harness)
+    assert harness.waker.sessions[-1] == UUID(turn["session_id"])
+    _go_on(harness, turn)
+    assert _results(harness, turn) == ["found"]
+
+
+@pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])
+def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker, name: str) -> None:
+    """No worker is needed; a result that comes after it goes to the effect's row, never to the transcript."""
+    turn = _asked(harness, (name, {"moment": _moment(harness, 60)} if name == "sleep_until" else {}))
+    cancel(harness.runtime, UUID(turn["turn_id"]))
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+    before = _results(harness, turn)
+    assert len(before) == 1
+    sweep_again(harness)
+    assert broker.revoked == [each.task_id for each in broker.sent]
+    for task in broker.sent:
+        _ends(harness, task, "late")
+        assert _effects(harness) == [("unknown", "late")]
+    assert _results(harness, turn) == before
+    assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
+
+
+def test_the_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) -> None:
+    """The turn goes on at once, without the results; its tasks are revoked; then the session ends."""
+    moment = _moment(harness, 3_000)
+    turn = _asked(harness, ("reports_export", {}), ("sleep_until", {"moment": moment}), ("look", {}))
+    session_id = UUID(turn["session_id"])
+    requested = request_end(harness.database, session_id, "test")
+    assert (requested.may_end, requested.freed) == (False, 5)
+    done = _go_on(harness, turn)
+    assert (done["status"], done["attempts"]) == ("done", 1)
+    assert _results(harness, turn) == [LOST, ENDED, "seen"]
+    sweep_again(harness)
+    assert broker.revoked == [broker.sent[0].task_id]
+    assert set(harness.waker.endings) == {session_id}
+
+
+def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, broker: Broker) -> None:
+    """The session's end is requested while the task is being sent."""
+    harness.script(calls(("reports_export", {})), says("done"))
+    accepted = harness.send()
+
+    def end(moment: str, name: str) -> None:
+        if (moment, name) == ("after", "turns.note_sent"):
+            request_end(harness.database, accepted.session_id, "test")
+
+    with harness.hooked(end):
+        harness.run(accepted.session_id)
+    turn = harness.turn(accepted.turn_id)
+    assert (turn["status"], _results(harness, turn)) == ("done", [LOST])
+
+
+def test_a_result_that_comes_before_the_wait_is_not_waited_for(harness: Harness, broker: Broker) -> None:
+    """An eager or a very fast application answers before the session is released."""
+    harness.script(calls(("reports_export", {}), ("look", {})), says("done"))
+    accepted = harness.send()
+
+    def end(moment: str, name: str) -> None:
+        if (moment, name) == ("after", "turns.note_sent"):
+            _ends(harness, broker.sent[0], "fast")
+
+    with harness.hooked(end):
+        harness.run(accepted.session_id)
+    turn = harness.turn(accepted.turn_id)
+    assert (turn["status"], turn["attempts"], _results(harness, turn)) == ("done", 1, ["fast", "seen"])
+
+
+def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
+    harness: Harness, broker: Broker
+) -> None:
+    """Nothing was sent, for certain: so the model may know at once, or never."""
+    broker.outcome = Sent.NO
+    turn = _asked(harness, ("reports_export", {}), ("charge", {}))
+    assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
+    harness.move(RETRY_S + 1)
+    assert _sessions_swept(harness) == [UUID(turn["session_id"])]
+    assert _go_on(harness, turn)["status"] == "parked"
+    broker.outcome = Sent.YES
+    harness.move(RETRY_S + 1)
+    assert _go_on(harness, turn)["status"] == "parked"
+    [task] = broker.sent
+    [effect] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'reports_export'")
+    assert task.task_id == effect.effect_id
+    assert task.expires_s < TIMEOUT_S - RETRY_S
+    _ends(harness, task)
+    assert _go_on(harness, turn)["attempts"] == 1
+    assert _results(harness, turn) == ["made", f"Error: {UNSENT}"]
+
+
+@pytest.mark.parametrize(("name", "sent_again"), [("reports_export", True), ("charge", False)])
+def test_a_crash_between_intent_and_note_sends_only_what_is_safe_again(
+    harness: Harness, broker: Broker, name: str, *, sent_again: bool
+) -> None:
+    """Whether it was sent is not known: the same id makes a repeat safe, an unsafe task is only waited for."""
+    harness.script(calls((name, {})), says("done"))
+    accepted = harness.send()
+    with harness.crashing("before", "turns.note_sent"):
+        harness.run(accepted.session_id)
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.run(accepted.session_id)
+    turn = harness.turn(accepted.turn_id)
+    assert turn["status"] == "parked"
+    assert len(broker.sent) == 1 + sent_again
+    assert len({each.task_id for each in broker.sent}) == 1
+    _ends(harness, broker.sent[0], "once")
+    assert _go_on(harness, turn)["status"] == "done"
+    assert _results(harness, turn) == ["once"]
+
+
+def test_a_tool_that_is_gone_after_a_deploy_is_still_waited_for(harness: Harness, broker: Broker) -> None:
+    """Its task was sent."""
+    turn = _asked(harness)
+    harness.equip(look)
+    _ends(harness, broker.sent[0])
+    _go_on(harness, turn)
+    assert _results(harness, turn) == ["made"]
+
+
+def test_an_approved_unsafe_call_is_not_repeated_because_another_one_is_refused_later(harness: Harness) -> None:
+    """The refused call's row has not begun; the other one's has, and its worker died within it."""
+    ran: list[int] = []
+
+    @tool(requires_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        ran.append(amount)
+        return "paid"
+
+    @tool(requires_approval=True)
+    def gone(amount: int) -> str:
+        """Go with the next deploy."""
+        return str(amount)
+
+    harness.equip(pay, gone)
+    harness.script(calls(("pay", {"amount": 1}), ("gone", {"amount": 2})), says("done"))
+    turn = harness.ask()
+    harness.equip(pay)
+    for call_id in ("call_0", "call_1"):
+        decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": "approve"}))
+    with harness.crashing("before", "turns.step", nth=1):
+        harness.run(UUID(turn["session_id"]))
+    harness.move(harness.settings.turn.lease_s * 3)
+    assert _go_on(harness, turn)["status"] == "done"
+    assert ran == [1]
+
+
+def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> None:
+    """Without a worker, at no cost; the sweeper wakes it when it is due."""
+    moment = _moment(harness, 7_200)
+    turn = _asked(harness, ("sleep_until", {"moment": moment}))
+    waiting = turn["waiting_for"]
+    assert (waiting["kind"], waiting["name"]) == ("timer", "sleep_until")
+    harness.move(7_000)
+    assert _sessions_swept(harness) == []
+    assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
+    harness.move(201)
+    assert _sessions_swept(harness) == [UUID(turn["session_id"])]
+    done = _go_on(harness, turn)
+    assert (done["status"], done["attempts"]) == ("done", 1)
+    assert _results(harness, turn)[0].startswith("The moment has come")
+
+
+@pytest.mark.parametrize(
+    ("moment", "why"),
+    [
+        ("tomorrow", "is not a date and time"),
+        ("2001-01-01T00:00:00Z", "is past"),
+        ("2999-01-01T00:00:00Z", "ahead"),
+        ("9999-12-31T23:59:59-23:59", "ahead"),
+        ("0001-01-01T00:00:00+23:59", ""),
+        ("9" * 5_000, "is not a date and time"),
+    ],
+)
+def test_a_moment_that_cannot_be_waited_for_is_refused(harness: Harness, broker: Broker, moment: str, why: str) -> None:
+    """The model reads why, and what time it is."""
+    harness.script(calls(("sleep_until", {"moment": moment})), says("done"))
+    turn = harness.ask()
+    assert turn["status"] == "done"
+    assert why in _results(harness, turn)[0]
+
+
+def _moment(harness: Harness, seconds: float) -> str:
+    return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()
+
+
+def _sessions_swept(harness: Harness) -> list[UUID]:
+    harness.waker.sessions.clear()
+    sweep_again(harness)
+    return list(harness.waker.sessions)
+
+
+def sweep_again(harness: Harness) -> None:
+    """Another round of the sweeper, whose time has come."""
+    harness.move(harness.settings.turn.sweep_s + 1)
+    assert sweep(harness.runtime) is not None
+
+
+def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broker) -> None:
+    """One that rejects the call: nothing is sent. One that rejects the result: the model does not read it."""
+
+    def no_charges(call: ToolCalling) -> None:
+        if call.tool == "charge":
+            raise GuardRejected("No charges today.")
+
+    def no_secrets(call: ToolCalled) -> None:
+        if "secret" in call.result:
+            raise GuardRejected("The result is withheld.")
+
+    harness.equip(export, charge, before_tool=[required(no_charges)], after_tool=[required(no_secrets)])
+    turn = _asked(harness, ("charge", {}), ("reports_export", {}), ("reports_export", {}))
+    assert [each.task for each in broker.sent] == ["reports.export"] * 2
+    _ends(harness, broker.sent[0], "a secret")
+    _ends(harness, broker.sent[1], "harmless")
+    _go_on(harness, turn)
+    assert _results(harness, turn) == ["Error: No charges today.", "Error: The result is withheld.", "harmless"]
+
+
+def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
+    """The crash came before the hook."""
+    seen: list[UUID] = []
+    harness.equip(export, before_tool=[required(lambda call: seen.append(call.effect_id))])
+    harness.script(calls(("reports_export", {})), says("done"))
+    accepted = harness.send()
+    with harness.crashing("after", "turns.step", nth=1):
+        harness.run(accepted.session_id)
+    assert (seen, broker.sent) == ([], [])
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.run(accepted.session_id)
+    assert seen == [each.task_id for each in broker.sent]
+    assert len(seen) == 1
+
+
+def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
+    """A turn that waits for a call with a list of arguments, of which two run at once."""
+    harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
+    return _asked(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
+
+
+def _part_ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> None:
+    finish(harness.runtime, task.effect_id, TaskEnded(failed=failed, value=value), task.part)
+
+
+def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Harness, broker: Broker) -> None:
+    """Two tasks at most are with the broker; each result makes room for the next; a repeated one changes nothing."""
+    turn = _many(harness, 5)
+    assert [each.arguments for each in broker.sent] == [{"n": 0}, {"n": 1}]
+    assert len({each.task_id for each in broker.sent}) == 2
+    _part_ends(harness, broker.sent[1], "one")
+    _part_ends(harness, broker.sent[1], "again")
+    assert [each.part for each in broker.sent] == [0, 1, 2]
+    waiting = harness.turn(UUID(turn["turn_id"]))["waiting_for"]
+    assert waiting["progress"] == "1 of 5 done"
+    harness.waker.sessions.clear()
+    for number in (2, 0, 3, 4):
+        assert harness.waker.sessions == []
+        task = next(each for each in broker.sent if each.part == number)
+        _part_ends(harness, task, f"result {number}", failed=number == 3)
+    assert harness.waker.sessions == [UUID(turn["session_id"])]
+    assert _go_on(harness, turn)["attempts"] == 1
+    [result] = _results(harness, turn)
+    assert json.loads(result) == [
+        {"result": "result 0"}, {"result": "one"}, {"result": "result 2"}, {"error": "result 3"},
+        {"result": "result 4"},
+    ]  # fmt: skip
+
+
+def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
+    """Each locks the session before it reads the other parts."""
+    turn = _many(harness, 2)
+    side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
+    _go_on(harness, turn)
+    assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 2
+
+
+@pytest.mark.parametrize(("effect", "sent_again"), [("idempotent", 2), ("unsafe", 0)])
+@pytest.mark.parametrize("commit", ["turns.note_parts", "turns.note_sent"])
+def test_a_crash_while_a_list_is_sent(
+    harness: Harness, broker: Broker, effect: str, sent_again: int, commit: str
+) -> None:
+    """What was taken is in doubt: only what is safe is sent again; what was not taken is sent in any case."""
+    harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
+    harness.script(calls(("many", {"calls": [{"n": number} for number in range(3)]})), says("done"))
+    accepted = harness.send()
+    with harness.crashing("before", commit):
+        harness.run(accepted.session_id)
+    assert len(broker.sent) == 2
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.run(accepted.session_id)
+    sweep_again(harness)
+    assert len(broker.sent) == 2 + (sent_again if commit == "turns.note_parts" else 0)
+    for task in broker.sent[:2]:
+        _part_ends(harness, task)
+    _part_ends(harness, broker.sent[-1])
+    turn = _go_on(harness, harness.turn(accepted.turn_id))
+    assert (turn["status"], len({each.task_id for each in broker.sent})) == ("done", 3)
+    assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 3
+
+
+def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, broker: Broker) -> None:
+    """The unfinished tasks are revoked, those that were not sent are not."""
+    turn = _many(harness, 4)
+    first, second = broker.sent
+    _part_ends(harness, first, "first")
+    harness.move(TIMEOUT_S + 1)
+    _go_on(harness, turn)
+    shown = json.loads(_results(harness, turn)[0])
+    assert [next(iter(each)) for each in shown] == ["result", "unknown", "unknown", "error"]
+    assert broker.revoked == [second.task_id, broker.sent[2].task_id]
+
+
+def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:
+    """And sends no further ones when a late result comes."""
+    turn = _many(harness, 4)
+    cancel(harness.runtime, UUID(turn["turn_id"]))
+    sweep_again(harness)
+    assert broker.revoked == [each.task_id for each in broker.sent]
+    _part_ends(harness, broker.sent[0])
+    assert len(broker.sent) == 2
+
+
+@pytest.mark.parametrize("given", [{}, {"calls": []}, {"calls": [1]}, {"calls": [{}] * 101}, {"n": 1}])
+def test_a_list_that_is_none_is_refused(harness: Harness, broker: Broker, given: dict[str, Any]) -> None:
+    """The model reads what is expected."""
+    harness.equip(celery_tool("reports.export", name="many", max_parallel=2))
+    harness.script(calls(("many", given)), says("done"))
+    assert "refused" in _results(harness, harness.ask())[0]
+    assert broker.sent == []
+
+
+def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> None:
+    """The broker is unavailable when the result arrives: the sweeper wakes the turn in its next round."""
+    turn = _asked(harness)
+    harness.waker.away = True
+    _ends(harness, broker.sent[0])
+    harness.waker.away = False
+    assert _sessions_swept(harness) == [UUID(turn["session_id"])]
+    assert _go_on(harness, turn)["attempts"] == 1
+
+
+def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
+    """The turn is cancelled in the accepting transaction; its task is revoked; the message's own turn runs."""
+    turn = _asked(harness)
+    harness.script(says("at your service"))
+    sent = harness.send("never mind", on_busy="interrupt")
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+    sweep_again(harness)
+    assert broker.revoked == [broker.sent[0].task_id]
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+
+
+def test_later_messages_of_the_session_wait_behind(harness: Harness, broker: Broker) -> None:
+    """In the order accepted; a wake-up for them begins nothing."""
+    turn = _asked(harness)
+    second = harness.send("and another")
+    assert isinstance(harness.run(second.session_id), NotNeeded)
+    _ends(harness, broker.sent[0])
+    _go_on(harness, turn)
+    assert [harness.turn(each)["status"] for each in (UUID(turn["turn_id"]), second.turn_id)] == ["done", "done"]
+
+
+def test_a_breaker_that_closes_does_not_wake_a_turn_that_waits_for_a_task(harness: Harness, broker: Broker) -> None:
+    """It wakes those that wait for a model."""
+    _asked(harness)
+    assert harness.database.run(RECALL, {}) == []
+
+
+def test_the_user_reads_what_the_answer_waits_for(harness: Harness, broker: Broker) -> None:
+    """Once for each wait."""
+    turn = _asked(harness)
+    delays = Delays(harness.database, UUID(turn["turn_id"]))
+    message = delays.look()
+    assert message is not None
+    assert "reports_export" in message
+    assert delays.look() is None
+    _ends(harness, broker.sent[0])
+    _go_on(harness, turn)
+    assert Delays(harness.database, UUID(turn["turn_id"])).look() is None

@@ -1,0 +1,267 @@
+"""Users' schedules: their moments become ordinary turns, each once, where they were set."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from threading import Thread
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.schedule import reminders
+from perdure.settings import GuardSettings, ScheduleSettings
+from perdure.tools.reminders import remind_me, schedules, unschedule
+from perdure.turns.inbox.remind import fire_due
+from tests.turns.harness import Harness
+from tests.turns.scripted import calls, says
+
+
+def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.", **more: Any) -> dict[str, Any]:
+    """A schedule that another program sets."""
+    given = {name: more.pop(name, None) for name in ("at", "cron", "timezone")}
+    moment = reminders.parse_moment(harness.settings, harness.clock.now(), **given)
+    new = reminders.NewReminder(uuid4(), user, text, moment, "http", **more)
+    return reminders.add(harness.database, harness.settings, new)
+
+
+def soon(harness: Harness, seconds: float) -> str:
+    """That moment from now, in UTC, as a caller writes it."""
+    return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()
+
+
+def fired(harness: Harness) -> list[str]:
+    """The message ids of what was fired."""
+    return [row.message_id for row in harness.sql("SELECT message_id FROM inbox ORDER BY accepted_at, message_id")]
+
+
+def test_once(harness: Harness) -> None:
+    """At its moment, not before it, one turn; then it is gone."""
+    made = add(harness, at=soon(harness, 60), conversation="garden")
+    assert fire_due(harness.runtime) == 0
+    harness.move(61)
+    assert fire_due(harness.runtime) == 1
+    assert fire_due(harness.runtime) == 0
+    moment = datetime.fromisoformat(made["next_due"]).astimezone(UTC).isoformat()
+    assert fired(harness) == [f"schedule:{made['schedule_id']}:{moment}"]
+    assert reminders.list_reminders(harness.database, "ana") == []
+    [row] = harness.sql(
+        "SELECT t.session_id, s.scope, i.text FROM turns AS t JOIN sessions AS s USING (session_id) "
+        "JOIN inbox AS i USING (turn_id)"
+    )
+    assert row.scope == "/garden"
+    assert row.text.startswith("[Due now, as the user scheduled it on ")
+    assert row.text.endswith("] Water the plants.")
+    harness.run(row.session_id)
+
+
+def test_again_and_again(harness: Harness) -> None:
+    """Each slot once, and of those missed while no worker ran the newest."""
+    made = add(harness, cron="*/10 * * * *")
+    for missed in (0, 0, 5):
+        harness.move(601 + 600 * missed)
+        assert fire_due(harness.runtime) == 1
+        assert fire_due(harness.runtime) == 0
+    assert len(fired(harness)) == 3
+    [shown] = reminders.list_reminders(harness.database, "ana")
+    now = harness.clock.now()
+    assert now - timedelta(minutes=10) < datetime.fromisoformat(shown["last_slot"]) <= now
+    assert now < datetime.fromisoformat(shown["next_due"]) <= now + timedelta(minutes=10)
+    turn = harness.turn(UUID(shown["last_turn_id"]))
+    assert turn["status"] == "accepted"
+    reminders.remove(harness.database, UUID(made["schedule_id"]), "ana")
+    harness.move(3_600)
+    assert fire_due(harness.runtime) == 0
+
+
+def test_pause_and_resume(harness: Harness) -> None:
+    """Moments that pass during a pause are left out; a single moment that passed cannot be resumed."""
+    often = UUID(add(harness, cron="*/10 * * * *")["schedule_id"])
+    once = UUID(add(harness, at=soon(harness, 300))["schedule_id"])
+    later = UUID(add(harness, at=soon(harness, 30_000))["schedule_id"])
+
+    def pause(schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
+        return reminders.pause(harness.database, harness.clock, harness.settings, schedule_id, paused=paused)
+
+    for each in (often, once, later):
+        assert pause(each, paused=True)["next_due"] is None
+        assert pause(each, paused=True)["paused"] is True
+    harness.move(3_600)
+    assert fire_due(harness.runtime) == 0
+    resumed = pause(often, paused=False)
+    assert datetime.fromisoformat(resumed["next_due"]) > harness.clock.now()
+    assert pause(later, paused=False)["next_due"] is not None
+    with pytest.raises(Conflict, match="passed while it was paused"):
+        pause(once, paused=False)
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+
+
+def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
+    """Nothing fires in them; at their end one message stands for all slots within."""
+    now = harness.clock.now()
+    begin, end = now + timedelta(hours=1), now + timedelta(hours=4)
+    quiet = f"{begin:%H:%M}-{end:%H:%M}"
+    harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(quiet_hours=quiet)})
+    add(harness, cron="*/30 * * * *")
+    harness.move(3_600 + 1_800)
+    assert fire_due(harness.runtime) == 1  # it is put off: the slot before the quiet hours was missed, too
+    assert fired(harness) == []
+    harness.move(3_600)
+    assert fire_due(harness.runtime) == 0
+    harness.move(2 * 3_600)
+    assert fire_due(harness.runtime) == 1
+    assert len(fired(harness)) == 1
+    put_off = add(harness, user="bob", at=(begin + timedelta(days=1, minutes=5)).isoformat())
+    assert datetime.fromisoformat(put_off["next_due"]).strftime("%H:%M") == f"{end:%H:%M}"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "either at or cron"),
+        ({"at": "2099-01-01T10:00", "cron": "* * * * *"}, "either at or cron"),
+        ({"at": "2020-01-01T10:00"}, "is in the past"),
+        ({"at": "tomorrow"}, "at: must be a time"),
+        ({"at": "9999-12-31T23:59:59-23:00"}, "at: must be a time"),
+        ({"cron": "0 0 30 2 *"}, "cron: bad day-of-month"),
+        ({"cron": "* * * * *", "timezone": "Mars/Olympus"}, "timezone: must be"),
+        ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "timezone: must be"),
+        ({"cron": "* * * * *", "text": " "}, "text: must have"),
+        ({"cron": "* * * * *", "text": "x" * 10_001}, "text: must have"),
+    ],
+)
+def test_what_is_refused(harness: Harness, given: dict[str, Any], why: str) -> None:
+    """Nothing is stored, and the message says what is accepted."""
+    with pytest.raises(InvalidRequest, match=why):
+        add(harness, **given)
+    assert reminders.list_reminders(harness.database) == []
+
+
+def test_a_local_time_that_does_not_exist(harness: Harness) -> None:
+    """It is the first instant after the gap, and the answer says so."""
+    made = add(harness, at="2099-03-29T02:30", timezone="Europe/Paris")
+    assert made["next_due"] == "2099-03-29T01:00:00+00:00"
+
+
+def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
+    """Ten at once where three are allowed; another user has a limit of their own."""
+    harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(user_limit=3)})
+    refused: list[Conflict] = []
+
+    def try_one() -> None:
+        try:
+            add(harness, cron="0 7 * * *")
+        except Conflict as error:
+            refused.append(error)
+
+    threads = [Thread(target=try_one) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(reminders.list_reminders(harness.database, "ana")) == 3
+    assert len(refused) == 7
+    assert "PERDURE_SCHEDULE__USER_LIMIT" in refused[0].message
+    add(harness, user="bob", cron="0 7 * * *")
+
+
+def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
+    """Eight workers over forty schedules."""
+    made = [add(harness, user=f"user {n % 5}", at=soon(harness, 5)) for n in range(40)]
+    harness.move(6)
+    workers = [Thread(target=fire_due, args=(harness.runtime, 7)) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert len(fired(harness)) == len(made)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("reminders.take_due", {"cron": "*/10 * * * *"}),
+        ("turns.accept", {"cron": "*/10 * * * *"}),
+        ("reminders.advance", {"cron": "*/10 * * * *"}),
+        ("turns.accept", {}),
+        ("reminders.finish", {}),
+    ],
+)
+def test_killed_while_firing(harness: Harness, name: str, given: dict[str, Any], moment: Any) -> None:
+    """At each commit: the lease runs out, another worker goes on, and the slot is one turn."""
+    add(harness, **(given or {"at": soon(harness, 5)}))
+    harness.move(601)
+    with harness.crashing(moment, name):
+        fire_due(harness.runtime)
+    harness.move(harness.settings.turn.lease_s + 1)
+    fire_due(harness.runtime)
+    assert len(fired(harness)) == 1
+    assert fire_due(harness.runtime) == 0
+
+
+def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None:
+    """An agent that is gone does not end the schedule; a rate limit only delays it."""
+    made = add(harness, cron="*/10 * * * *", agent="nobody")
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+    [shown] = reminders.list_reminders(harness.database, "ana")
+    assert "nobody" in shown["error"]
+    assert shown["next_due"] > made["next_due"]
+    add(harness, user="bob", at=soon(harness, 5))
+    harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
+    harness.send("hello", user_id="bob")
+    harness.move(6)
+    fire_due(harness.runtime)
+    assert len(fired(harness)) == 1
+    harness.move(61)
+    fire_due(harness.runtime)
+    assert len(fired(harness)) == 2
+
+
+def test_the_tools_of_the_agent(harness: Harness) -> None:
+    """A reminder that the model sets answers where its turn was asked; it lists and removes the user's own only."""
+    foreign = add(harness, user="bob", cron="0 7 * * *")
+    harness.equip(remind_me, schedules, unschedule)
+    moment = soon(harness, 3_600)
+    harness.script(
+        calls(("remind_me", {"text": "Call the plumber.", "at": moment})),
+        calls(("schedules", {})),
+        calls(("unschedule", {"schedule_id": foreign["schedule_id"]})),
+        says("I will."),
+    )
+    asked = harness.ask("remind me", reply_to={"url": "https://a.example"}, conversation="house", channel="telegram")
+    lines = [content for role, content in harness.lines(UUID(asked["session_id"])) if role == "tool"]
+    assert "is set; it fires at" in lines[0]
+    assert "Call the plumber." in lines[1]
+    assert foreign["schedule_id"] not in lines[1]
+    assert lines[2] == "There is no such schedule, or not any more."
+    harness.move(3_601)
+    assert fire_due(harness.runtime) == 1
+    [row] = harness.sql("SELECT channel, reply_to, session_id FROM turns ORDER BY seq DESC LIMIT 1")
+    assert (row.channel, row.reply_to, str(row.session_id)) == (
+        "telegram",
+        {"url": "https://a.example"},
+        asked["session_id"],
+    )
+    harness.script(says("Call the plumber!"))
+    harness.run(row.session_id)
+    with pytest.raises(NotFound):
+        reminders.owner(harness.database, uuid4())
+
+
+def test_a_call_that_is_repeated_makes_one_schedule(harness: Harness) -> None:
+    """The schedule's id is the effect's: a crash after the insert repeats the call, not the schedule."""
+    harness.equip(remind_me)
+    accepted = harness.send("remind me")
+    harness.script(calls(("remind_me", {"text": "Tea.", "cron": "0 17 * * *"})))
+    with harness.crashing("before", "turns.step", 2):
+        harness.run(accepted.session_id)
+    assert len(reminders.list_reminders(harness.database, "ana")) == 1
+    harness.move(harness.settings.turn.lease_s + harness.settings.turn.tool_timeout_s + 1)
+    harness.script(says("It is set."))
+    harness.run(accepted.session_id)
+    assert harness.turn(accepted.turn_id)["status"] == "done"
+    assert len(reminders.list_reminders(harness.database, "ana")) == 1

@@ -1,0 +1,70 @@
+"""The consumer of an application's worker that is perdure's, too.
+
+perdure's queues have room of their own, and their unknown or malformed messages are handled as in perdure's workers.
+The application's queues are consumed as Celery does: unknown tasks are discarded, Celery's own tasks run, and the
+broker's keys, which belong to the application, are neither checked nor renamed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.transport import virtual
+
+from perdure.network.queues import QUEUES
+from perdure.workers.consumer.consumer import Consumer
+
+
+class InstalledConsumer(Consumer):
+    """perdure's consumer, restricted to perdure's queues."""
+
+    def connection_for_read(self, heartbeat: float | None = None) -> Any:
+        """Connect, with the application's transport options only."""
+        return super(Consumer, self).connection_for_read(heartbeat=heartbeat)
+
+    def connect(self) -> Any:
+        """Connect, and note the queue of each message from then on: the message itself does not name it."""
+        connection: Any = super(Consumer, self).connect()
+        if isinstance(connection.transport, virtual.Transport):
+            self._note_queues(connection.transport)
+        return connection
+
+    def _note_queues(self, transport: Any) -> None:
+        deliver = transport._deliver  # noqa: SLF001 (kombu passes the queue's name only here)
+
+        def note_and_deliver(message: Any, queue: str) -> None:
+            self._current_queue = queue
+            deliver(message, queue)
+
+        transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Leave the broker's keys alone; they are the application's."""
+        super(Consumer, self).register_with_event_loop(hub)
+
+    def update_strategies(self) -> None:
+        """Build the strategies of all tasks, Celery's own included."""
+        super(Consumer, self).update_strategies()
+
+    def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
+        """Return the message to perdure's queue after a pause; discard it from another, as Celery does."""
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
+        handler.on_unknown_task(body, message, exc)
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        """As `on_unknown_task`."""
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
+        handler.on_unknown_message(body, message)
+
+    def on_decode_error(self, message: Any, exc: BaseException) -> None:
+        """As `on_unknown_task`."""
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
+        handler.on_decode_error(message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
+        """As `on_unknown_task`."""
+        handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
+        handler.on_invalid_task(body, message, exc)
+
+    def _is_perdures(self, message: Any) -> bool:
+        return self._queue_of(message) in QUEUES

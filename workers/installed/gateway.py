@@ -1,0 +1,166 @@
+"""`perdure.gateway()`: the gateway as an ASGI application that another one mounts.
+
+A mounted application gets no lifespan events, so the gateway opens its connections with the first request. They close
+when the program ends, or before, in the application's own lifespan: `async with agents.running()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from celery import Celery
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from perdure.channels.http.app import create_app
+from perdure.channels.http.auth import Authenticate, Keys
+from perdure.clock import SystemClock
+from perdure.errors import SettingsError
+from perdure.resilience.kill_reports import Kills
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.workers.assembly import (
+    Addresses,
+    addresses,
+    assemble,
+    check,
+    database_address,
+    redis_address,
+    require_database,
+)
+from perdure.workers.installed.queues import broker_url, installed, publisher
+from perdure.workers.publish.background import BackgroundWaker
+
+
+def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = None, **options: Any) -> MountedGateway:
+    """The gateway as an ASGI application, for `app.mount("/agents", perdure.gateway(…))`.
+
+    Args:
+        app: The Celery application whose broker gets the wake-ups. Default: the one of this process to which
+            `perdure.install` added perdure, else the broker of `PERDURE_BROKER_URL`.
+        authenticate: Returns the `user_id` of a request, or `None` for nobody; a function or a coroutine function. Each
+            caller then reaches that user's things only, as with a user token. Keys and tokens are not used.
+        options: Settings by their names in Python, as `model="offline"`; they override the environment.
+
+    Raises:
+        SettingsError: a setting is wrong; or neither `authenticate` nor a key is given, so the gateway would be open to
+            everyone who reaches the application.
+    """
+    settings = Settings.load(**options)
+    check(settings, asks_models=False)
+    if authenticate is None and not (settings.api_keys or settings.admin_keys):
+        raise SettingsError("perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS")
+    Keys(settings, SystemClock())  # fails now if a key file cannot be read
+    return MountedGateway(settings, app, authenticate)
+
+
+class MountedGateway:
+    """The gateway, opened by its first request or by `running`. Belongs to one event loop at a time."""
+
+    def __init__(self, settings: Settings, app: Celery | None, authenticate: Authenticate | None) -> None:
+        self._settings = settings
+        self._celery = app
+        self._authenticate = authenticate
+        self._opened: _Opened | None = None
+        self._opening = asyncio.Lock()
+        atexit.register(self._close_parts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; opens the gateway if it is not open."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        inner = await self._app()
+        await inner(scope, receive, send)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open the gateway, and close it at the end; for the lifespan of the application around it."""
+        await self._app()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Answer waiting requests, and close the connections. A later request opens the gateway again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.stack.aclose()
+            await asyncio.to_thread(opened.close)
+
+    async def _app(self) -> ASGIApp:
+        loop = asyncio.get_running_loop()
+        if self._opened is None or self._opened.loop is not loop:
+            async with self._opening:
+                if self._opened is None or self._opened.loop is not loop:
+                    self._close_parts()  # of a loop that has ended
+                    self._opened = await self._open(loop)
+        return self._opened.app
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> _Opened:
+        opened = await asyncio.to_thread(_assemble, self._settings, self._celery, self._authenticate, loop)
+        await opened.stack.enter_async_context(opened.app.router.lifespan_context(opened.app))
+        return opened
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Open and close with the server, if the gateway is the whole application."""
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self._app()
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    def _close_parts(self) -> None:
+        """Close the connections; the event loop of the gateway has ended."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+
+class _Opened:
+    """The parts of an open gateway."""
+
+    def __init__(
+        self, app: FastAPI, loop: asyncio.AbstractEventLoop, runtime: Runtime, closing: tuple[Callable[[], None], ...]
+    ) -> None:
+        self.app = app
+        self.loop = loop
+        self.stack = AsyncExitStack()
+        self._runtime = runtime
+        self._closing = closing
+
+    def close(self) -> None:
+        """Close the connections to the servers."""
+        for each in self._closing:
+            each()
+        if self._runtime.redis_memory is not None:
+            self._runtime.redis_memory.close()
+        if self._runtime.breakers is not None:
+            self._runtime.breakers.close()
+        self._runtime.database.close()
+
+
+def _assemble(
+    settings: Settings, celery: Celery | None, authenticate: Authenticate | None, loop: asyncio.AbstractEventLoop
+) -> _Opened:
+    celery = celery or installed()
+    if celery is None:
+        where, publishing = addresses(settings), None
+    else:
+        where = Addresses(database_address(settings), redis_address(settings), broker_url(celery))
+        publishing = publisher(celery)
+    require_database(settings, where.database_url)
+    waker = BackgroundWaker(settings, where, publishing)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url)
+    kills = Kills(where.redis_url, settings.redis_prefix)
+    app = create_app(runtime, waker.reachable, kills.lately, authenticate)
+    return _Opened(app, loop, runtime, (waker.close, kills.close))

@@ -1,0 +1,52 @@
+"""`perdure.install(app)`: adds perdure to an application's own Celery application.
+
+`install` opens no connection, starts no thread, and loads no task: a worker of perdure loads them. Any process may
+publish them by name. What the application configures later counts, too: queues and routes are added when Celery makes
+its own, beat's entries when beat starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+from perdure.workers.installed.queues import add_queues, note
+from perdure.workers.installed.schedule import add_entries
+
+
+def install(app: Celery) -> None:
+    """Add perdure's tasks, queues, routes, beat entries and worker to `app`. Idempotent.
+
+    `celery -A MODULE worker -Q turns,ingress,deliveries,sessions,memory,maintenance -P threads -c 100` is then a worker
+    of perdure. The settings are those of the environment; the broker is the application's.
+
+    Raises:
+        SettingsError: a setting is wrong. A queue or a task of the application with one of perdure's names is refused
+            when Celery makes its queues and when a worker of perdure starts.
+    """
+    settings = Settings.load()
+    if not note(app):
+        return
+    add_queues(app)
+    add_entries(app, settings)
+    app.perdure = NotAWorker()
+    app.perdure_settings = settings
+    app.steps["worker"].add("perdure.workers.installed.step:InstalledStep")
+
+
+class NotAWorker:
+    """The value of `app.perdure` in a process that is no worker of perdure."""
+
+    def __call__(self) -> Any:
+        """Refuse to run a task.
+
+        Raises:
+            SettingsError: always.
+        """
+        raise SettingsError(
+            "this process is no worker of perdure, so it cannot run perdure's tasks: start one with "
+            "`celery -A MODULE worker -Q turns,ingress,deliveries,sessions,memory,maintenance -P threads`"
+        )

@@ -1,0 +1,127 @@
+"""perdure's queues and routes in an application's Celery application, and an application that publishes to its broker.
+
+Celery makes its queues and its router on first use, so both follow the application's configuration, whenever it is
+read. perdure's queues are declared and may be selected with `-Q`; a worker without `-Q` does not consume them.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+from weakref import WeakSet
+
+from celery import Celery
+from celery.app.amqp import AMQP
+from celery.utils.imports import symbol_by_name
+from kombu import Connection
+
+from perdure.errors import SettingsError
+from perdure.network.queues import QUEUES
+from perdure.workers.application import TASKS, is_amqp, queues, routes
+
+_WAIT_S = 0.5
+"""Seconds that a publisher waits for the broker."""
+
+_COPIED = (
+    "broker_use_ssl",
+    "broker_login_method",
+    "broker_failover_strategy",
+    "broker_heartbeat",
+    "task_default_queue",
+    "task_default_exchange",
+    "task_default_exchange_type",
+    "task_default_routing_key",
+    "task_queue_max_priority",
+)
+"""Settings of the application that a publisher to its broker needs."""
+
+
+_installed: WeakSet[Celery] = WeakSet()
+"""The applications of this process that have perdure."""
+
+
+def note(app: Celery) -> bool:
+    """Note that `app` has perdure; returns whether this is new."""
+    is_new = app not in _installed
+    _installed.add(app)
+    return is_new
+
+
+def installed() -> Celery | None:
+    """The application of this process that has perdure; `None` if none has, or several."""
+    found = list(_installed)
+    return found[0] if len(found) == 1 else None
+
+
+def broker_url(app: Celery) -> str:
+    """The URL of the application's broker, with its transport in full; the first of several."""
+    connection: Connection = app.connection_for_write()
+    url: str = connection.as_uri(include_password=True)
+    return url
+
+
+def add_queues(app: Celery) -> None:
+    """Add perdure's queues and routes to those of `app`."""
+    given: type[AMQP] = symbol_by_name(app.amqp_cls)
+
+    class WithPerdure(given):  # type: ignore[misc]  # the application may have a class of its own
+        """The application's `app.amqp` with perdure's queues and routes."""
+
+        def Queues(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (Celery's name)
+            """Return the application's queues and perdure's; only its own are consumed by default."""
+            made = super().Queues(*args, **options)
+            for each in queues(broker_url(self.app)):
+                if each.name in made:
+                    raise SettingsError(
+                        f"the application {self.app.main!r} has a queue {each.name!r}, which is a name of perdure's: "
+                        "rename your queue"
+                    )
+                made.add(each)
+            return made
+
+        def Router(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (as above)
+            """Return the application's router, with perdure's routes for perdure's tasks only."""
+            made = super().Router(*args, **options)
+            made.routes = [_Route(self.app), *made.routes]
+            return made
+
+    app.amqp_cls = WithPerdure
+    vars(app).pop("amqp", None)  # made by an earlier use of the application
+
+
+class _Route:
+    """A route of Celery's, for perdure's tasks: the application's routes, even one for `*`, do not apply to them."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def __call__(self, name: str, *_: Any, **__: Any) -> dict[str, Any] | None:
+        if name not in TASKS:
+            return None
+        return next(dict(route) for task, route in routes(broker_url(self._app)).items() if fnmatchcase(name, task))
+
+
+def publisher(app: Celery) -> Celery:
+    """An application that publishes to the broker of `app` with its transport options, but with short timeouts."""
+    url = broker_url(app)
+    made = Celery("perdure", broker=app.conf.broker_write_url or app.conf.broker_url or url, set_as_current=False)
+    waits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _WAIT_S)
+    if is_amqp(url):
+        waits = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), _WAIT_S)
+    made.conf.update(
+        {name: app.conf[name] for name in _COPIED},
+        task_queues=list(app.amqp.queues.values()),
+        task_routes=routes(url),
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        broker_connection_timeout=_WAIT_S,
+        broker_pool_limit=16,
+        broker_transport_options={**app.conf.broker_transport_options, **waits},
+    )
+    return made
+
+
+def consumed(app: Celery) -> set[str]:
+    """The queues of perdure that a worker of `app` consumes."""
+    return set(QUEUES) & set(app.amqp.queues.consume_from)

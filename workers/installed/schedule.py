@@ -1,0 +1,69 @@
+"""perdure's entries in an application's beat, with whatever scheduler it has.
+
+An entry there only fires a task, which takes its slot in PostgreSQL. So a late, doubled or missing message is harmless:
+a task without a due slot does nothing, and workers fire the slots that no task has taken. Entries are therefore plain
+intervals and crontabs, which every scheduler can store, and may fire more often than their slots: a crontab has the
+minutes of the slots and each hour, since the application's time zone may be another one than `PERDURE_TIMEZONE`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery
+from celery.schedules import crontab, schedule
+from celery.signals import beat_init, import_modules
+
+from perdure import schedules
+from perdure.schedule.cadence import AtTimes, Cadence, Every
+from perdure.schedule.entry import options
+from perdure.settings import Settings
+from perdure.workers.application import TASKS
+
+PREFIX = "perdure."
+"""The prefix of perdure's entries in `beat_schedule`."""
+
+
+def add_entries(app: Celery, settings: Settings) -> None:
+    """Add perdure's entries to the `beat_schedule` of `app`: once its modules are loaded, and again when beat starts.
+
+    The second time is for an application that sets `beat_schedule` in a module that is loaded later.
+    """
+
+    def load(**_: Any) -> None:
+        app.conf.beat_schedule = {**(app.conf.beat_schedule or {}), **entries(settings)}
+
+    def begin(sender: Any, **_: Any) -> None:
+        if sender.app is app:
+            missing = {name: entry for name, entry in entries(settings).items() if name not in found(sender)}
+            sender.scheduler.update_from_dict(missing)
+
+    def found(service: Any) -> Any:
+        return service.scheduler.schedule
+
+    import_modules.connect(load, sender=app, weak=False)
+    beat_init.connect(begin, weak=False)
+
+
+def entries(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Perdure's entries in the form of Celery's setting `beat_schedule`."""
+    return {
+        PREFIX + name: {
+            "task": entry.task,
+            "schedule": _plain(entry.cadence),
+            "kwargs": dict(entry.arguments),
+            "options": options(entry),
+        }
+        for name, entry in schedules.entries(TASKS, settings).items()
+    }
+
+
+def _plain(cadence: Cadence) -> schedule:
+    match cadence:
+        case Every(minutes):
+            return schedule(timedelta(minutes=minutes))
+        case AtTimes(times=times):
+            return crontab(minute=",".join(str(minute) for minute in sorted({each.minute for each in times})))
+        case _:
+            raise TypeError(f"{cadence!r} has no plain schedule")

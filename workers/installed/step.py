@@ -1,0 +1,98 @@
+"""The boot step that makes a worker of the application a worker of perdure, if it consumes one of perdure's queues.
+
+In every other worker the step is left out: it opens no connection and starts no thread, whatever the pool is.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from celery import signals
+from celery.concurrency.thread import TaskPool
+from celery.utils.imports import symbol_by_name
+from celery.worker import state
+
+from perdure.errors import SettingsError
+from perdure.settings import BROKERS, Settings
+from perdure.tasks.task import PerdureTask
+from perdure.workers import control as _control  # noqa: F401 (registers the command `inspect perdure`)
+from perdure.workers.application import load_tasks
+from perdure.workers.assembly import Addresses, check, database_address, redis_address
+from perdure.workers.consumer import pause
+from perdure.workers.installed.consumer import InstalledConsumer
+from perdure.workers.installed.queues import broker_url, consumed, publisher
+from perdure.workers.lifecycle import Lifecycle, or_exit
+from perdure.workers.publish.calls import CeleryCalls
+from perdure.workers.publish.wake import CeleryWaker
+
+
+class InstalledStep(pause.Step):
+    """perdure's boot step in an application's worker."""
+
+    def include_if(self, worker: Any) -> bool:
+        """Whether the worker consumes one of perdure's queues."""
+        return bool(consumed(worker.app))
+
+    def create(self, worker: Any) -> pause.Step:
+        """Check the worker and the settings, start perdure's parts, and have Celery make perdure's consumer."""
+        or_exit(partial(_require_threads, worker))
+        or_exit(partial(self._begin, worker))
+        given = symbol_by_name(worker.consumer_cls)
+        worker.consumer_cls = type("Consumer", (InstalledConsumer, given), {})
+        return super().create(worker)
+
+    def _begin(self, worker: Any) -> None:
+        app, settings = worker.app, worker.app.perdure_settings
+        check(settings)
+        load_tasks(app)
+        where = addresses(app, settings)
+        waker = partial(CeleryWaker, settings, where, publisher(app))
+        broker = {"PERDURE_BROKER_URL": where.broker_url} if where.broker_url.startswith(BROKERS) else {}
+        calls = partial(CeleryCalls, app, owned=False)
+        lifecycle = Lifecycle(
+            app, settings, where, waker=waker, calls=calls, others=_running_of_application, environment=broker
+        )
+        self._lifecycle = app.perdure = lifecycle
+        lifecycle.check()
+        lifecycle.start()
+        _follow(worker, lifecycle)
+
+
+def addresses(app: Any, settings: Settings) -> Addresses:
+    """The servers' addresses: the broker is the application's."""
+    return Addresses(database_address(settings), redis_address(settings), broker_url(app))
+
+
+def _require_threads(worker: Any) -> None:
+    if not issubclass(worker.pool_cls, TaskPool):
+        queues = ",".join(sorted(consumed(worker.app)))
+        raise SettingsError(
+            f"this worker consumes {queues} with the pool {worker.pool_cls.__module__.rpartition('.')[2]!r}, and "
+            "perdure's queues need threads: start the worker with `-P threads`, or without these queues"
+        )
+
+
+def _follow(worker: Any, lifecycle: Lifecycle) -> None:
+    """Connect `lifecycle` to the signals of this worker."""
+
+    def ready(sender: Any, **_: Any) -> None:
+        if sender.controller is worker:
+            lifecycle.watch(worker.hostname)
+
+    def shutting_down(sender: Any, **_: Any) -> None:
+        if sender == worker.hostname:
+            lifecycle.request_shutdown()
+
+    def shutdown(sender: Any, **_: Any) -> None:
+        if sender is worker:
+            lifecycle.close()
+
+    # `weak=False`: Celery would drop these receivers, which nothing else references.
+    signals.worker_ready.connect(ready, weak=False)
+    signals.worker_shutting_down.connect(shutting_down, weak=False)
+    signals.worker_shutdown.connect(shutdown, weak=False)
+
+
+def _running_of_application() -> int:
+    return sum(not isinstance(request.task, PerdureTask) for request in list(state.active_requests))

@@ -1,0 +1,165 @@
+"""Sends the tasks of Celery tools, asks the result backend about them, and revokes them.
+
+The tasks are those of an application on perdure's broker. An application of its own, with Celery's defaults, publishes
+them: perdure's has other routes, and its control messages reach perdure's workers only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from celery import Celery, states
+from kombu.exceptions import EncodeError
+
+from perdure.errors import loggable
+from perdure.settings import Settings
+from perdure.tasks.arguments import described
+from perdure.text.untrusted import error_summary
+from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.workers.application import transport_options
+from perdure.workers.assembly import Addresses
+from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
+
+log = logging.getLogger(__name__)
+
+LINK = "turns.tool_result"
+"""The task that brings a result back."""
+
+_WAIT_S = 2.0
+_BACKEND_PAUSE_S = 5.0
+"""Seconds after a failure in which the result backend is not asked, so that a round of the sweeper stays short."""
+
+_REVOKED = "The task was revoked, or was not begun in time."
+
+
+class CeleryCalls:
+    """A `perdure.tools.awaited.port.TaskCalls` that publishes with `app`. Threads may share it."""
+
+    def __init__(self, app: Celery, *, owned: bool = True) -> None:
+        """`owned`: `close` also closes the connections of `app`."""
+        self._app = app
+        self._owned = owned
+        self._lock = threading.Lock()
+        self._unavailable_until = 0.0
+        self._no_answer_until = 0.0
+
+    @classmethod
+    def at(cls, settings: Settings, where: Addresses) -> CeleryCalls:
+        """For the tasks of applications with Celery's defaults, on the servers at `where`."""
+        app = Celery("perdure-calls", broker=where.broker_url, backend=where.redis_url, set_as_current=False)
+        app.conf.update(
+            task_serializer="json",
+            accept_content=["json"],
+            broker_transport_options=transport_options(where.broker_url, _WAIT_S, settings.redis_prefix),
+            broker_connection_timeout=_WAIT_S,
+            redis_socket_timeout=_WAIT_S,
+            redis_socket_connect_timeout=_WAIT_S,
+            result_backend_transport_options={"retry_policy": {"max_retries": 1}},
+        )
+        return cls(app)
+
+    def send(self, call: TaskCall) -> Sent:
+        """Publish the task; `TaskCalls.send`."""
+        with self._lock:
+            if time.monotonic() < self._unavailable_until:
+                return Sent.NO
+        reached = False
+        try:
+            with self._app.producer_or_acquire() as producer:
+                producer.connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
+                reached = True
+                self._publish(producer, call)
+        except EncodeError:
+            log.exception("the arguments of the task %s cannot be sent", call.task)
+            return Sent.NO
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            with self._lock:
+                self._unavailable_until = time.monotonic() + PAUSE_S
+            log.warning("the broker did not accept the task %s: %s", call.task, loggable(error))
+            return Sent.MAYBE if reached else Sent.NO
+        return Sent.YES
+
+    def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
+        """The state of the task in the result backend; `TaskCalls.ask`."""
+        with self._lock:
+            if time.monotonic() < self._no_answer_until:
+                return None
+        try:
+            # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
+            found = self._app.backend.get_task_meta(str(task_id), cache=False)
+            status, value = found["status"], found.get("result")
+        except NotImplementedError:  # the application has no result backend
+            return None
+        except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
+            with self._lock:
+                self._no_answer_until = time.monotonic() + _BACKEND_PAUSE_S
+            log.warning("the result backend has no readable answer about task %s: %s", task_id, loggable(error))
+            return None
+        return _state(status, value)
+
+    def revoke(self, task_ids: Sequence[UUID]) -> None:
+        """Broadcast that the tasks are not to begin; `TaskCalls.revoke`."""
+        try:
+            self._app.control.revoke([str(task_id) for task_id in task_ids])
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.warning("%d tasks are not revoked: %s", len(task_ids), loggable(error))
+
+    def close(self) -> None:
+        """Close the connections to the broker."""
+        if self._owned:
+            self._app.close()
+
+    def _publish(self, producer: Any, call: TaskCall) -> None:
+        # As `Celery.send_task`, which would subscribe to the result. `ignore_result=None`: as the task declares.
+        amqp, task_id, arguments = self._app.amqp, str(call.task_id), dict(call.arguments)
+        options = {} if call.queue is None else {"queue": call.queue}
+        options = amqp.router.route(options, call.task, (), arguments)
+        message = amqp.create_task_message(
+            task_id,
+            call.task,
+            (),
+            arguments,
+            expires=call.expires_s,
+            callbacks=[self._link(call)],
+            errbacks=[self._link(call, failed=True)],
+            root_id=task_id,
+            ignore_result=None,
+            **described((), arguments),
+        )
+        amqp.send_task_message(
+            producer, call.task, message, serializer="json", retry=True, retry_policy=RETRY_ONCE, **options
+        )
+
+    def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
+        # `ingress`: any publisher declares it with the same arguments (see `perdure.workers.application`).
+        arguments = {"effect_id": str(call.effect_id), **also}
+        if call.part is not None:
+            arguments["part"] = call.part
+        options = {"queue": "ingress", "serializer": "json", "ignore_result": True, **described(("",), arguments)}
+        return dict(self._app.signature(LINK, kwargs=arguments, options=options))
+
+
+def _state(status: object, value: object) -> TaskEnded | TaskRuns | None:
+    match status:
+        case states.SUCCESS:
+            found: TaskEnded | TaskRuns | None = TaskEnded(failed=False, value=value)
+        case states.FAILURE | states.REJECTED:
+            found = TaskEnded(failed=True, value=_error_text(value))
+        case states.REVOKED:
+            found = TaskEnded(failed=True, value=_REVOKED)
+        case states.PENDING:
+            found = None
+        case states.RETRY | states.STARTED | states.RECEIVED:
+            found = TaskRuns()
+        case _:
+            found = TaskRuns(value)  # a state of the task's own, from `update_state`
+    return found
+
+
+def _error_text(value: object) -> str:
+    return error_summary(value) if isinstance(value, BaseException) else str(value)
