@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
@@ -29,10 +29,12 @@ from perdure.settings import OnUnavailable
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
-from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
 from perdure.tools.sources import Toolset
+
+if TYPE_CHECKING:
+    from perdure.tools.mcp.connections import Connections
 
 
 class ErrorMessages(Protocol):

@@ -11,24 +11,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from perdure.agents import Agents
-from perdure.casebank.lookup import CaseLookup
-from perdure.clock import Clock
-from perdure.database.engine import Database
-from perdure.memory.recall.search import Recall
-from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
-from perdure.models.embedders.protocol import Embedder
-from perdure.models.protocol import Model
-from perdure.resilience.registry import Switchboard
 from perdure.settings import Settings, TurnSettings
-from perdure.snapshots.store import SnapshotStore
-from perdure.tools.awaited.port import TaskCalls
 from perdure.tools.leaks import Leaks
-from perdure.tools.mcp.connections import Connections
 
 if TYPE_CHECKING:
+    from perdure.agents import Agents
+    from perdure.casebank.lookup import CaseLookup
+    from perdure.clock import Clock
+    from perdure.database.engine import Database
     from perdure.events.writer import EventWriter
+    from perdure.memory.recall.search import Recall
+    from perdure.memory.redis.memory import RedisMemory
+    from perdure.models.embedders.protocol import Embedder
+    from perdure.models.protocol import Model
+    from perdure.resilience.registry import Switchboard
+    from perdure.snapshots.store import SnapshotStore
+    from perdure.tools.awaited.port import TaskCalls
+    from perdure.tools.mcp.connections import Connections
     from perdure.users.erase import Eraser, RedisFile
 
 
@@ -56,6 +56,35 @@ class Waker(Protocol):
 
     def casebank(self) -> bool:
         """Have a worker continue the CaseBank's waiting run."""
+        ...
+
+
+class Intake(Protocol):
+    """The parts of a process that accepts messages. A `Runtime` has them and more."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Dates the ids of turns."""
+        ...
+
+    @property
+    def database(self) -> Database:
+        """Perdure's database."""
+        ...
+
+    @property
+    def agents(self) -> Agents:
+        """The agents that a message may name."""
+        ...
+
+    @property
+    def wake(self) -> Waker:
+        """Publishes the wake-ups after the commit."""
         ...
 
 
@@ -95,12 +124,16 @@ class Runtime:
     @cached_property
     def recall(self) -> Recall:
         """The search over messages and memories."""
+        from perdure.memory.recall.search import Recall  # noqa: PLC0415 (a process that only accepts searches nothing)
+
         settings = self.settings
         return Recall(self.database, self.embedder, settings.memory, self.clock, settings.timezone)
 
     @cached_property
     def cases(self) -> CaseLookup:
         """The search for cases."""
+        from perdure.casebank.lookup import CaseLookup  # noqa: PLC0415 (as above)
+
         return CaseLookup(self.database, self.embedder, self.settings.casebank, lambda: self.agents.banks)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The watchdog and what it watches as small programs: where they differ from a worker's whole life."""
+"""The watchdog over small programs, for faults that a whole worker cannot be made to have."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ once it is accepted. Every wait for the broker has a timeout.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.signals import import_modules
@@ -15,7 +15,9 @@ from kombu import Exchange, Queue
 
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
-from perdure.workers.assembly import Addresses
+
+if TYPE_CHECKING:
+    from perdure.workers.assembly import Addresses
 
 TASK_MODULES = (
     "perdure.tasks.turns",

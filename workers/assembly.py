@@ -1,7 +1,8 @@
 """Assembles a process: the addresses of its servers, and the parts of its runtime.
 
 An address that the settings leave out is that of the embedded server under the data directory, which `perdure up` runs.
-This module opens a process's connections and passes them on; nothing is opened at import.
+This module opens a process's connections and passes them on; nothing is opened at import. Functions import what only
+some processes need: `perdure send` runs once per message.
 """
 
 from __future__ import annotations
@@ -11,36 +12,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from perdure.agents import Agents
-from perdure.channels.chat import configured
-from perdure.clock import SystemClock
-from perdure.database import compatibility, serverlog
+from perdure.clock import Clock, SystemClock
 from perdure.database.engine import Database
-from perdure.embedded import postgres, redis
-from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
-from perdure.events.writer import EventWriter
-from perdure.memory.redis.memory import RedisMemory
-from perdure.models.embedders.guarded import guard_with
-from perdure.models.embedders.resolve import check as check_embedder
-from perdure.models.embedders.resolve import resolve as resolve_embedder
-from perdure.models.resolve import Models
-from perdure.resilience.resolve import resolve as resolve_breakers
-from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
-from perdure.snapshots.resolve import resolve
-from perdure.tools.awaited.port import TaskCalls
 from perdure.tools.leaks import Leaks
-from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
-from perdure.turns.lease.parking import recall
+
+if TYPE_CHECKING:
+    from perdure.embedded.rewriting import AppendOnlyFile
+    from perdure.models.resolve import Models
+    from perdure.runtime import Intake, Runtime, Waker
+    from perdure.tools.awaited.port import TaskCalls
 
 log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
 """The URL if no Redis runs: a command to it fails with a message."""
+
+_LOOKED_UP = ("model", "summary_model", "fallback_models", "fallback", "embedder", "snapshots")
+"""The settings that name a part, apart from `PERDURE_BREAKER__REGISTRY`."""
 
 _NO_DATABASE = "postgresql://"
 """The URL in a process that needs no database."""
@@ -78,6 +73,8 @@ def database_address(settings: Settings) -> str:
     """
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
+    from perdure.embedded import postgres
+
     found = postgres.find(settings.data_dir / "postgres")
     if found is None:
         raise Unavailable(
@@ -116,6 +113,8 @@ def redis_address(settings: Settings) -> str:
     """
     if settings.redis_url is not None:
         return settings.redis_url.get_secret_value()
+    from perdure.embedded import redis
+
     found = redis.find(settings.data_dir / "redis")
     if found is None:
         raise Unavailable(f"No Redis runs in {settings.data_dir}. " + _START_IT.format(variable="PERDURE_REDIS_URL"))
@@ -133,6 +132,12 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
         SettingsError: a setting, or an agent's own, has a name that does not exist or cannot be set up, or
             `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
     """
+    from perdure.channels.chat import configured
+    from perdure.models.embedders.resolve import check as check_embedder
+    from perdure.models.resolve import Models
+    from perdure.resilience.resolve import resolve as resolve_breakers
+    from perdure.snapshots.resolve import resolve
+
     agents, clock = Agents.from_module(settings.agents), SystemClock()
     check_servers(_servers(agents), settings.mcp)
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
@@ -153,6 +158,8 @@ def require_database(settings: Settings, database_url: str) -> None:
     Raises:
         IncompatibleDatabase: PostgreSQL, pgvector or the schema is too old, or the schema is too new.
     """
+    from perdure.database import compatibility, serverlog
+
     database = open_database(settings, database_url)
     try:
         compatibility.require(database)
@@ -164,6 +171,29 @@ def require_database(settings: Settings, database_url: str) -> None:
         log.warning("the database could not be checked at the start: %s", error.message)
     finally:
         database.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Intake:
+    """The parts of a process that only accepts messages."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    agents: Agents
+    wake: Waker
+
+
+def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intake:
+    """The parts of a process that only accepts messages.
+
+    Raises:
+        SettingsError: as `check`. A vendor's key may be missing.
+    """
+    agents = Agents.from_module(settings.agents)
+    if not _has_defaults(settings, agents):
+        check(settings, asks_models=False, asks_embedder=False)
+    return _Intake(settings, SystemClock(), open_database(settings, database_url), agents, wake)
 
 
 def assemble(
@@ -185,6 +215,17 @@ def assemble(
     Raises:
         SettingsError: as `check`, or the embedder's model cannot be loaded.
     """
+    from perdure.events.writer import EventWriter
+    from perdure.memory.redis.memory import RedisMemory
+    from perdure.models.embedders.guarded import guard_with
+    from perdure.models.embedders.resolve import resolve as resolve_embedder
+    from perdure.models.resolve import Models
+    from perdure.resilience.resolve import resolve as resolve_breakers
+    from perdure.runtime import Runtime
+    from perdure.snapshots.resolve import resolve
+    from perdure.tools.mcp.connections import Connections
+    from perdure.turns.lease.parking import recall
+
     agents = Agents.from_module(settings.agents)
     servers = _servers(agents)
     check_servers(servers, settings.mcp)
@@ -218,6 +259,16 @@ def assemble(
     return made
 
 
+def _has_defaults(settings: Settings, agents: Agents) -> bool:
+    """Whether all names that `check` looks up have their defaults. Looking them up imports models and embedders."""
+    fields, breaker = type(settings).model_fields, type(settings.breaker).model_fields
+    return (
+        all(getattr(settings, name) == fields[name].default for name in _LOOKED_UP)
+        and settings.breaker.registry == breaker["registry"].default
+        and not any(agent.model or agent.servers for agent in agents)
+    )
+
+
 def _servers(agents: Agents) -> list[McpServer]:
     return [server for agent in agents for server in agent.servers]
 
@@ -241,6 +292,9 @@ def _check_models(models: Models, settings: Settings, agents: Agents, *, called:
 
 
 def _embedded_file(settings: Settings, redis_url: str | None) -> AppendOnlyFile | None:
+    from perdure.embedded import redis
+    from perdure.embedded.rewriting import AppendOnlyFile
+
     if redis_url is None or not redis.is_of(settings.data_dir / "redis", redis_url):
         return None
     return AppendOnlyFile(redis_url)

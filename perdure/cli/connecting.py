@@ -18,7 +18,7 @@ from perdure.workers import logs
 
 if TYPE_CHECKING:
     from perdure.database.engine import Database
-    from perdure.runtime import Runtime
+    from perdure.runtime import Intake, Runtime
     from perdure.settings import Settings
     from perdure.workers.publish.wake import CeleryWaker
 
@@ -104,6 +104,28 @@ def runtime() -> Iterator[Runtime]:
         made.database.close()
         if made.breakers is not None:
             made.breakers.close()
+        waker.close()
+
+
+@contextmanager
+def intake() -> Iterator[Intake]:
+    """The parts of a process that accepts messages, without models, embedder and breakers.
+
+    Raises:
+        Unavailable: the database is unavailable.
+    """
+    from perdure.settings import Settings
+    from perdure.workers.assembly import assemble_intake, database_address
+
+    settings = Settings.load()
+    logs.configure(logging.WARNING)
+    database_url = database_address(settings)
+    waker = _waker(settings)
+    made = assemble_intake(settings, database_url, waker)
+    try:
+        yield made
+    finally:
+        made.database.close()
         waker.close()
 
 

@@ -71,7 +71,7 @@ class Schema:
 
     @property
     def is_newer(self) -> bool:
-        """Whether a newer release has migrated it."""
+        """Whether a newer release has migrated the database."""
         return self.revision is not None and self.revision not in revisions()
 
     def require(self) -> None:

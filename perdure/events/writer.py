@@ -69,7 +69,7 @@ class Outlet(Protocol):
     """Writes the events of turns."""
 
     def has_listener(self, turn_id: UUID) -> bool:
-        """Whether the turn's events are wanted."""
+        """Whether a client follows the turn."""
         ...
 
     def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:
@@ -233,7 +233,7 @@ class EventWriter:
         return turn
 
     def has_listener(self, turn_id: UUID) -> bool:
-        """Whether the turn's events are wanted."""
+        """Whether a client follows the turn."""
         return self._listening.has(turn_id)
 
     def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:

@@ -207,7 +207,9 @@ def _embed(embedder: Embedder, texts: Sequence[str], call: ModelCall | None) -> 
             # Does the embedder refuse this text, or every text (a wrong key, an open breaker)? A random text, which
             # is in no cache, decides.
             embedder.embed([str(uuid4())], call)
-            log.warning("the embedder %s refuses a text, which only words will find: %s", embedder.name, error)
+            log.warning(
+                "the embedder %s refuses a text, which only words will find: %s", embedder.name, loggable(error)
+            )
             return [None]
     return [vector for text in texts for vector in _embed(embedder, [text], call)]
 

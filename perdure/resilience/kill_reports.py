@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from perdure.errors import loggable
 from perdure.redis import connect
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Kills:
         try:
             entries = self._client.zrangebyscore(self._key, self._now() - LATELY_S, "+inf")
         except redis.RedisError as error:
-            log.warning("cannot read which workers were killed recently (%s)", error)
+            log.warning("cannot read which workers were killed recently (%s)", loggable(error))
             return []
         return [kill for entry in entries if (kill := _kill(entry)) is not None]
 

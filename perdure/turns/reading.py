@@ -249,7 +249,7 @@ class SettlementWatch:
         """Whether settled turns are announced, so that rounds may be rare."""
 
     def notify(self, turn_ids: Sequence[UUID]) -> None:
-        """Some turns are settled: look at once if a caller waits for one of them, or begins to wait for it now."""
+        """These turns are settled: read at once if a caller waits for one of them, or is beginning to."""
         self._announced.extend(turn_ids)
         if any(turn_id in self._waiting for turn_id in turn_ids):
             self._look_now.set()

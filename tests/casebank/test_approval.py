@@ -105,7 +105,7 @@ def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock)
 
 
 def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
-    """And the way is free for another."""
+    """Another plan can then be made."""
     parts, run_id = waiting(filled, clock)
     state.reject(filled, run_id, "ana")
     assert prune.advance(parts) is None

@@ -251,7 +251,7 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
 def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any size, on both sides of the threshold, in a bank of several blocks."""
+    """With embeddings of any size, pairs on both sides of the threshold, and a bank of several blocks."""
     monkeypatch.setattr(duplicates, "_BLOCK", 64)
     monkeypatch.setattr(duplicates, "_VERIFIED", 16)
     rng = np.random.default_rng(dimensions)

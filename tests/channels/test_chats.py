@@ -716,7 +716,7 @@ def test_another_persons_chat_is_not_changed_by_new(installation: Installation, 
 
 
 def _now_id(installation: Installation, number: int) -> str:
-    """A message's id of now."""
+    """The id of a Discord message that is sent now."""
     made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
     return str((made_ms << 22) + number)
 

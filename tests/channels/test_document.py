@@ -72,7 +72,7 @@ def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Itera
 
 
 def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
-    """Newcomers copy them. 404 and 409 are about the turns and sessions that they refer to."""
+    """Newcomers copy them. 404 and 409 concern the turns and sessions that the examples name."""
     named = defaultdict(lambda: "x", say(conversation="a"), conversation="a?user_id=ann")
     statuses = {
         (name, str(example)): client.request(*name.format_map(named).split(), json=example).status_code
@@ -168,7 +168,7 @@ def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
     "url", [" http://example.com/", "\thttp://example.com/", "ftp://example.com/", "http:example.com", "//example.com/"]
 )
 def test_a_url_begins_with_its_scheme(client: TestClient, url: str) -> None:
-    """As the pattern in the document says; Python ignores leading blanks."""
+    """The document's pattern refuses leading blanks, which Python's URL parser ignores."""
     body = {"user_id": "ann", "text": "hello", "reply_to": {"url": url}}
 
     assert client.post("/v1/messages", json=body).status_code == 400

@@ -296,7 +296,7 @@ def test_what_concerns_all_tenants_takes_a_key_without_one(tenants: Tenants, met
 
 
 def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> None:
-    """Each ana's "the same" was accepted once; a repetition finds that of the same tenant."""
+    """Each tenant's `ana` sends "the same" once; a repeated request finds the message of its own tenant."""
     assert len({ana.turn_id for ana in tenants.anas.values()}) == 3
     for ana in tenants.anas.values():
         message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}

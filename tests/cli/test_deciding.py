@@ -45,7 +45,7 @@ def pay(amount: int) -> str:
 def test_calls_are_shown_and_decided(
     perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Approved with other arguments, and denied; what does not fit is refused, and nothing is decided by it."""
+    """One call is approved with other arguments, one is denied; invalid arguments are refused and decide nothing."""
     model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
     paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [pay])]), models=lambda _name: model)
     sent = accept.accept(paying, Incoming(user_id="ann", text="pay"))

@@ -16,7 +16,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def server(redis_url: str) -> Iterator[Redis]:
-    """The test's Redis, whose settings are as before afterwards."""
+    """The test's Redis; its settings are restored afterwards."""
     with Redis.from_url(client_url(redis_url)) as client:
         names = ("maxmemory-policy", "slowlog-log-slower-than", "appendonly")
         before = {name: client.config_get(name)[name] for name in names}

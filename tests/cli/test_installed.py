@@ -1,4 +1,4 @@
-"""The wheel beside an application that has modules named `tasks`, `workers` and `schedules` of its own."""
+"""The installed wheel next to an application that has modules named `tasks`, `workers` and `schedules` of its own."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Terminal:
         raise AssertionError(f"Ctrl-C did not lead to {text!r}")
 
     def close(self) -> None:
-        """Hang up."""
+        """Kill the process and close the terminal."""
         self._process.kill()
         self._process.join()
         os.close(self._slave)

@@ -37,7 +37,7 @@ def free_ports(count: int) -> list[int]:
 def up(
     environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
 ) -> Iterator[list[str]]:
-    """Everything runs within the block; yields what it printed until then. It ends cleanly at a signal, Ctrl-C's."""
+    """Runs `perdure up` within the block and yields what it printed once all processes run; then ends it by SIGINT."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
         env={**environment, "PERDURE_DATA_DIR": "data"},  # relative: it means the same to every process

@@ -63,7 +63,7 @@ class Program:
         self.process.stdin.flush()
 
     def ends(self) -> int:
-        """Wait for its end; its exit status. All of its lines are in `lines` afterwards."""
+        """Wait for the process to end; returns its exit status. `lines` then has all of its output."""
         status = self.process.wait(_DEADLINE_S)
         self._reader.join(_DEADLINE_S)
         while (line := self._queue.get(timeout=_DEADLINE_S)) is not None:

@@ -1,4 +1,4 @@
-"""What is particular to Redis: its file, and an address that every one of its readers understands."""
+"""Redis alone: its file, and an address that all of its clients parse."""
 
 import asyncio
 import os

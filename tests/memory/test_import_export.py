@@ -163,6 +163,6 @@ def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
 
 @pytest.mark.parametrize("name", ["", "not a uuid", "0" * 32])
 def test_any_name_of_a_session(name: str, database: Database, clock: MovedClock) -> None:
-    """A name that is not the id of an existing session is a name."""
+    """Any text but an empty one names a session; it need not be a session's id."""
     result = imported(database, clock, [line(1, "hello", session=name)])
     assert _counts(result) == ((1, 0, 0) if name else (0, 0, 1))

@@ -28,7 +28,7 @@ class Acme(OfflineModel):
 
 
 def acme(model: str, settings: Settings, clock: Clock) -> Model:
-    """The object of its entry point."""
+    """The object that the entry point loads."""
     return Acme(model)
 
 

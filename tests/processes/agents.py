@@ -118,7 +118,7 @@ def hanging(note: str, context: ToolContext) -> str:
 
 @tool(effect="unsafe")
 def slow(note: str, context: ToolContext) -> str:
-    """Does what it does at once, and comes back when the test lets it."""
+    """Takes effect at once, and returns when the test allows it."""
     result = _act("slow", note, context)
     _faults.wait_let_go()
     return result

@@ -155,7 +155,7 @@ class Faults:
 
 
 def done(tool: str, note: str) -> str:
-    """What a tool answers when it has done what it does."""
+    """The result of a tool whose effect took place."""
     return f"{tool} did {note!r}"
 
 

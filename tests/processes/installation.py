@@ -130,7 +130,7 @@ class Installation:
         return [read_turn(self.database, turn_id) for turn_id in ids]
 
     def query(self, sql: str, **parameters: Any) -> Sequence[Any]:
-        """Rows of a statement of the test's own."""
+        """The rows of a test's statement."""
         with self.database.engine.connect() as connection:
             return connection.exec_driver_sql(sql, parameters).fetchall()
 

@@ -181,7 +181,7 @@ class RedisContainer(ProcessContainer):
         self._runs.append(redis.start(self._directory))
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait for its end."""
+        """Wait for the process to end."""
         wait_until(lambda: self.status == "exited", f"{self.name} ends", timeout_s)
         return None
 

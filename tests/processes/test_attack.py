@@ -83,7 +83,7 @@ class Ordinary:
             thread.join(120)
 
     def p99_s(self) -> float:
-        """Seconds from a question to its answer, the 99th percentile."""
+        """The 99th percentile of seconds from a request to its response."""
         return sorted(self.answered_s)[int(len(self.answered_s) * 0.99)]
 
     def _run(self, user: int) -> None:

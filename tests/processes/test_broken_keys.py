@@ -1,4 +1,4 @@
-"""A key of the broker with a value that kombu cannot use stops no worker; one of another program stays as it is."""
+"""A key of the broker with a value that kombu cannot use stops no worker; another program's key is not changed."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Fleet:
         return accepted[0].session_id
 
     def request_end(self, session_id: UUID) -> None:
-        """Ask for its end, and wake a worker for it."""
+        """Request the session's end, and wake a worker for it."""
         assert request_end(self.installation.database, session_id, "enough").may_end
         self.installation.runtime.wake.ending(session_id)
 

@@ -60,7 +60,7 @@ def properties(**changes: Any) -> dict[str, Any]:
 
 
 def headers(**changes: Any) -> dict[str, Any]:
-    """A task's headers, but for `changes`."""
+    """A task's headers with `changes` applied."""
     return {"lang": "py", "task": "turns.run", "id": str(uuid4()), "retries": 0} | changes
 
 

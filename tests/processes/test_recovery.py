@@ -118,7 +118,7 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
 @pytest.mark.long
 @pytest.mark.parametrize(("tool", "point"), [*product(["pure", "probed", "unsafe"], ["entered", "acted"])])
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
-    """Its result comes too late: what is said of the call has been decided without it."""
+    """Its result arrives after another worker has recorded the call's outcome."""
     place = Place("within", f"{tool}.{point}")
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept(f"{tool}: stop")

@@ -49,7 +49,7 @@ def installation(
     model_server: ModelServer,
     tmp_path: Path,
 ) -> Iterator[Installation]:
-    """A perdure without workers as yet, over either broker."""
+    """An installation over either broker, without workers at first."""
     broker_url = request.getfixturevalue("rabbitmq") if request.param == "rabbitmq" else None
     made = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
     yield made

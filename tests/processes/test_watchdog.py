@@ -35,7 +35,7 @@ def watched(installation: Installation, *options: str) -> Worker:
 
 
 def watchdog(pid: int) -> psutil.Process:
-    """The watchdog of the process `pid`, once it watches: by then it ignores SIGTERM."""
+    """The watchdog of the process `pid`, once it watches and ignores SIGTERM."""
     return wait_until(lambda: next((each for each in watchdogs(pid) if ignores_sigterm(each)), None), "it watches")
 
 

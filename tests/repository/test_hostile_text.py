@@ -90,7 +90,7 @@ def answered(*messages: Message) -> object:
 
 
 def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
-    """`function`, with its refusals ignored."""
+    """`function`, with `errors`, by which it refuses a text, ignored."""
 
     def called(given: str) -> object:
         with suppress(*errors):

@@ -250,7 +250,7 @@ def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(harness: Harnes
 
 
 def test_a_wait_ends_when_the_call_is_aborted() -> None:
-    """A cancelled turn does not sit out its backoff: the real wait, ended from another thread."""
+    """Another thread ends the backoff of a cancelled turn, in real time."""
     call = ModelCall(SystemClock(), 3_600)
     caught: list[BaseException] = []
 

@@ -154,7 +154,7 @@ def test_an_ending_waits_for_redis_and_goes_on(ending_session: EndingSession, un
 
 
 def test_an_ending_waits_for_the_store_of_snapshots(ending_session: EndingSession, tmp_path: Path) -> None:
-    """A disk that is not mounted: the same."""
+    """A store on a disk that is not mounted delays the end."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
     assert ending_session.end() == Postponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)

@@ -184,7 +184,7 @@ def test_an_end_behind_the_last_decision_takes_nothing_back(harness: Harness, en
 
 
 def test_of_a_decision_and_an_end_at_once_one_counts(harness: Harness, end: End) -> None:
-    """Whichever came first; the turn is woken by it, is answered, and the session ends."""
+    """The first of the two applies: it wakes the turn, which is answered, and the session ends."""
     for number in range(6):
         session_id, turn_id = _waiting(harness, number)
         harness.waker.endings.clear()

@@ -49,7 +49,7 @@ def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
 
 @pytest.mark.parametrize(("touched", "flushers"), [([], [Recorder()]), (TOUCHED, [])])
 def test_nothing_to_flush_is_all_of_it(touched: list[tuple[UUID, Fence]], flushers: list[Recorder]) -> None:
-    """A process that did nothing, or that has no Redis."""
+    """The flush is complete in a process that did nothing, or that has no Redis."""
     assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
 
 

@@ -90,7 +90,7 @@ class Environment:
     remembered: Remembered
 
     def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
-        """Ends sessions as the task does, cleaning included; and who keeps its leases."""
+        """What ends sessions as the task does, cleaning included, and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
@@ -281,7 +281,7 @@ class SessionMachine(RuleBasedStateMachine):
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
     ) -> Callable[[ModelRequest, ModelCall], ModelReply]:
-        """The model's answer, after what happens while it thinks."""
+        """The model's answer, after the event `meanwhile` that happens during the call."""
 
         def think(request: ModelRequest, call: ModelCall) -> ModelReply:
             observe, self.harness.database.observe = (

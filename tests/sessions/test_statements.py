@@ -138,7 +138,7 @@ def test_whoever_writes_to_sessions_is_a_statement() -> None:
     ],
 )
 def test_the_net_holds(statement: str) -> None:
-    """Each way to write a state past the table."""
+    """Each way to write a state without the table of transitions."""
     assert _faults(_filled(statement))
 
 
@@ -153,5 +153,5 @@ def test_the_net_holds(statement: str) -> None:
     ],
 )
 def test_the_net_lets_through_what_goes_by_the_table(statement: str) -> None:
-    """Else it would be of no use."""
+    """A check that refuses valid statements would be switched off."""
     assert not _faults(_filled(statement))

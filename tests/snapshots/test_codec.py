@@ -134,7 +134,7 @@ def test_a_truncated_snapshot_is_refused(cut: int) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    """A bad sector seldom holds UTF-8."""
+    """A damaged disk rarely returns valid UTF-8."""
     with pytest.raises(InvalidRequest, match="not UTF-8 at byte 1"):
         parse_stored(b"{\xff}", AGENT, Version(1, 42))
 

@@ -236,7 +236,7 @@ def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
 def test_a_redis_that_takes_no_writes_is_said(
     own_redis: Running, setting: str, wrong: str, right: str, remedy: str
 ) -> None:
-    """Full, or without its required replicas: stored snapshots stay readable."""
+    """A Redis that is full or lacks its required replicas refuses writes; stored snapshots stay readable."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)

@@ -159,7 +159,7 @@ class _Stopped:
     ],
 )
 def test_tells_the_time_it_is_given(zone: str, told: str) -> None:
-    """Time is given, never taken; the weekday is there because models reckon it wrong."""
+    """The tool reads the clock that it is passed; it names the weekday, which models compute wrongly."""
     assert clock_tool(_Stopped()).call({"zone": zone}, CONTEXT) == told
 
 

@@ -440,7 +440,7 @@ def rig_waits(condition: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process, and it is not only waiting to be reaped."""
+    """Whether the process exists and is no zombie."""
     try:
         os.kill(pid, signal.SIG_DFL)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -76,7 +76,7 @@ def _serving(body: Body, kind: str, encoding: str | None, status: int) -> Iterat
             self.send_error(405)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -90,7 +90,7 @@ def test_the_same_is_known_once_and_what_changed_supersedes(harness: Harness) ->
 
 
 def test_it_knows_the_message_that_it_came_from(harness: Harness) -> None:
-    """What the user said in this turn, which is committed before a tool begins."""
+    """Its source is the user's message of this turn, which is committed before a tool begins."""
     harness.equip(remember)
     harness.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
     harness.ask("my cat is Miso, remember that", message_id="the message")

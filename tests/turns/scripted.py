@@ -20,7 +20,7 @@ def says(text: str) -> ModelReply:
 
 
 def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None = None) -> ModelReply:
-    """A reply that asks for tools, `(name, arguments)` each."""
+    """A reply that calls tools, each given as `(name, arguments)`."""
     made = tuple(
         ToolCall(ids[number] if ids else f"call_{number}", name, given if isinstance(given, str) else json.dumps(given))
         for number, (name, given) in enumerate(wanted)

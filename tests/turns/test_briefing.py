@@ -1,4 +1,4 @@
-"""What of the past reaches the model: what bears on the question, quoted, bounded, and of this user only."""
+"""The part of the past that reaches the model: relevant to the question, quoted, bounded, and this user's only."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_what_happened_beside_the_conversation_is_told(harness: Harness, redis_m
 
 
 def test_instructions_and_tools_have_their_budgets(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Instructions are cut so that it is seen; a tool is told of whole or not at all, and that is reported."""
+    """Cut instructions end with a mark; a tool is sent whole or not at all, and the log names those left out."""
 
     @tool(effect="pure")
     def first() -> str:

@@ -76,7 +76,7 @@ def test_it_is_exact_however_many_come_at_once(harness: Harness, *, known: bool)
 
 
 def test_a_clock_set_back_shuts_nobody_out(limited: Harness) -> None:
-    """What was accepted in the future is not counted."""
+    """Messages with a time in the future are not counted."""
     limited.move(86_400)
     for _ in range(2):
         limited.send()

@@ -209,7 +209,7 @@ def test_cancelling_ends_a_stream_within_a_second_or_so(harness: Harness, runner
 
 
 def test_a_session_taken_away_ends_the_call_too(harness: Harness, runner: Runner) -> None:
-    """The old runner's model call is of no use to anybody once the session was seized."""
+    """Once the session is seized, the old runner cannot commit its model's reply."""
     streaming, aborted = threading.Event(), threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:

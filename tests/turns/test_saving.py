@@ -433,7 +433,7 @@ def test_a_session_goes_on_from_each_store(harness: Harness, store: SnapshotStor
 
 
 def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
-    """The commonest trouble of all, with the real store and its own words."""
+    """The most common failure, with the real store and its message."""
     harness.snapshots = FileSnapshots(tmp_path / "disk")
     harness.equip(add)
     sent = harness.send()

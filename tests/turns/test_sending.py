@@ -142,7 +142,7 @@ def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken
 
 
 def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """On another driver, whose types are stricter; a rollback leaves nothing there, too."""
+    """The driver asyncpg checks types more strictly than psycopg2; a rollback leaves nothing with it, too."""
     engine = create_async_engine(database.url.set(drivername="postgresql+asyncpg"))
 
     async def use() -> Sent:

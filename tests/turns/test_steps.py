@@ -253,7 +253,7 @@ def test_too_many_steps(harness: Harness) -> None:
 
 
 def test_too_much_time(harness: Harness) -> None:
-    """The time limit of a turn counts over its steps, and is looked at between them."""
+    """The time limit of a turn spans its steps and is checked between them."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(200)

@@ -243,7 +243,7 @@ def test_a_block_that_raises_changes_nothing() -> None:
     ("value", "said"), [(float("nan"), "cannot be stored"), ({1, 2}, "cannot be stored"), ("\x00", "NUL")]
 )
 def test_what_is_no_json_is_refused(value: Any, said: str) -> None:
-    """At once, where the author sees it, and not at the commit."""
+    """The call raises, where the author sees it; the commit would be too late."""
     mine = WorkingVariables()
     with pytest.raises(ToolError, match=said):
         mine["a"] = value

@@ -21,6 +21,8 @@ from typing import Any
 
 from celery import Celery
 
+from perdure.errors import loggable
+
 log = logging.getLogger(__name__)
 
 CHECK_S = 10.0
@@ -79,7 +81,7 @@ class BrokenKeys:
                 ]
                 return [key for key in suspects if _rename(client, key, own[key], prefix)]
         except channel.ResponseError as error:
-            log.warning("keys at the broker were not checked: %s", error)
+            log.warning("keys at the broker were not checked: %s", loggable(error))
             return []
 
     def _find_taken(self, channel: Any, wrong: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
 from kombu.transport import redis, virtual
 
+from perdure.errors import loggable
 from perdure.workers.application import restored_level
 from perdure.workers.consumer import broken_keys, malformed
 from perdure.workers.consumer.room import Rooms
@@ -127,7 +128,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             try:
                 client.client_unblock(client_id)
             except channel.ResponseError as error:
-                log.debug("Redis refuses CLIENT UNBLOCK: %s", error)
+                log.debug("Redis refuses CLIENT UNBLOCK: %s", loggable(error))
 
     def _begin(self, request: Any) -> None:
         """Run a task in the pool as soon as there is room, and count it until it has ended.

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import Celery
 
+from perdure.errors import loggable
 from perdure.network.queues import QUEUES
 from perdure.tasks.task import PerdureTask
 from perdure.workers.application import REDELIVER_S, restored_level
@@ -59,7 +60,7 @@ class OldUnacked:
                     return
                 pause_s = self._abandoned_s
             except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-                log.warning("the unacknowledged messages of the previous release cannot be read (%s)", error)
+                log.warning("the unacknowledged messages of the previous release cannot be read (%s)", loggable(error))
                 pause_s = _RETRY_S
 
     def restore(self) -> int:

@@ -19,6 +19,7 @@ from celery import bootsteps
 from celery.worker import state
 from celery.worker.request import Request
 
+from perdure.errors import loggable
 from perdure.workers.consumer.room import Rooms
 from perdure.workers.shutdown.signals import install_handlers
 
@@ -144,7 +145,9 @@ def _return_requests(requests: Iterable[Request]) -> int:
             request.message.requeue()
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             log.warning(
-                "%s could not be returned to the broker (%s); the sweeper will issue it again", request.name, error
+                "%s could not be returned to the broker (%s); the sweeper will issue it again",
+                request.name,
+                loggable(error),
             )
             break
         request.acknowledged = True
@@ -164,7 +167,9 @@ def _return_pending_reply(channel: Any) -> None:
             # The queue has no consumer in this worker now, so kombu pushes the message back to the queue's front.
             channel._brpop_read()  # noqa: SLF001 (kombu reads it elsewhere only when it closes the channel)
     except Exception as error:  # noqa: BLE001 (as above)
-        log.warning("the broker's last reply could not be read (%s); the sweeper will issue its message again", error)
+        log.warning(
+            "the broker's last reply could not be read (%s); the sweeper will issue its message again", loggable(error)
+        )
 
 
 def _return_held(rooms: Rooms) -> None:
@@ -172,4 +177,6 @@ def _return_held(rooms: Rooms) -> None:
     try:
         rooms.return_held()
     except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-        log.warning("held messages could not be returned to the broker (%s); the sweeper will issue them again", error)
+        log.warning(
+            "held messages could not be returned to the broker (%s); the sweeper will issue them again", loggable(error)
+        )

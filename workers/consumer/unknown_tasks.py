@@ -19,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from perdure.errors import loggable
 from perdure.workers.consumer.room import Tap
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class UnknownTasks:
             try:
                 message.requeue()
             except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-                log.warning("%d messages could not be returned to the broker (%s)", len(messages), error)
+                log.warning("%d messages could not be returned to the broker (%s)", len(messages), loggable(error))
                 return
 
     def forget(self) -> None:

@@ -18,6 +18,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.uuid import uuid
 from redis.exceptions import ResponseError
 
+from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.application import PRIORITIES, broker_priority
@@ -95,7 +96,9 @@ class BackgroundWaker(CeleryWaker):
                 left = len(self._waiting)
                 self._waiting.clear()
             count = len(wakes) + left
-            log.warning("the broker did not accept %d wake-ups (%s); the sweeper will issue them again", count, error)
+            log.warning(
+                "the broker did not accept %d wake-ups (%s); the sweeper will issue them again", count, loggable(error)
+            )
 
     def _next(self) -> list[_Wake]:
         """The next batch, once there is one; empty after `close`."""

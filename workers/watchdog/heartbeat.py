@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
 
+from perdure.errors import loggable
 from perdure.workers.watchdog import process as watchdog
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Heartbeat:
                 with self._started() as process, process.stdin as pipe:  # type: ignore[union-attr]  # asked for below
                     self._beat(pipe)
             except OSError as error:
-                log.warning("the watchdog has ended or cannot be started (%s); another one is started", error)
+                log.warning("the watchdog has ended or cannot be started (%s); another one is started", loggable(error))
             time.sleep(self._limit_s / watchdog.LOOKS)
 
     def _started(self) -> subprocess.Popen[bytes]:

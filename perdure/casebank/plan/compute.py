@@ -68,7 +68,7 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
-    """The key of those who see a case: its author, or with the scope `all` the author's tenant."""
+    """The key of the users who see a case: its author, or with the scope `all` the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 
 

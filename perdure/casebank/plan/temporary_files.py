@@ -82,7 +82,7 @@ class VectorFile(_TemporaryFile):
 
 
 class TextFile(_TemporaryFile):
-    """Texts by number; memory holds eight bytes for each."""
+    """Texts by number, in a file; eight bytes per text are in memory."""
 
     def __init__(self) -> None:
         super().__init__()

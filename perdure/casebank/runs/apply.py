@@ -173,7 +173,7 @@ class _Batch:
         return None
 
     def _readers_differ(self, loser: Row[Any], keeper: Row[Any]) -> str | None:
-        """Why the keeper would not enter the same prompts as the loser; None if it would."""
+        """Why the kept case would not enter the same prompts as the merged one; None if it would."""
         if keeper.bank != loser.bank:
             return "its keeper is in another bank"
         scope = self._limits.scope

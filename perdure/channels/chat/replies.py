@@ -51,11 +51,11 @@ class ChatCarrier:
         self._lock = Lock()
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send the reply of the turn in `body`, or its calls that wait for approval; nothing if there is none.
+        """Send the reply of the turn in `body`, or its calls that wait for approval; send nothing if it has neither.
 
         Raises:
             DeliveryFailed: the service has not confirmed it.
-            Undeliverable: the channel is not configured here any more, or the service refuses the chat for good.
+            Undeliverable: the channel is no longer configured here, or the service refuses the chat permanently.
             NotAsked: the channel's breaker is open, or the service asks for a pause.
         """
         channel = self._channels.get(target["channel"])

@@ -293,9 +293,9 @@ class Slack:
         """Do nothing: each call has its own connection."""
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
-        """Pass what arrives over Socket Mode to `on_update`, one after another, until `stop`.
+        """Pass the updates of Socket Mode to `on_update`, one after another, until `stop`.
 
-        What `on_update` raises for is not acknowledged, and Slack sends it again.
+        An update for which `on_update` raises is not acknowledged, and Slack sends it again.
 
         Raises:
             ChannelFailed: Slack cannot be reached, or refuses the token.

@@ -33,7 +33,7 @@ from perdure.access.tenants import tenant_of, user_key
 from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
 from perdure.channels.http.throttle import WrongKeys
 from perdure.clock import Clock
-from perdure.errors import Forbidden, SettingsError, Unauthorized
+from perdure.errors import Forbidden, SettingsError, Unauthorized, loggable
 from perdure.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class _KeyFile:
             invalid = self._read()
         except (OSError, UnicodeDecodeError) as error:
             if self._keys:
-                log.error("%s, which cannot be used (%s): its keys are refused", self._file, error)  # noqa: TRY400 (the message has all facts)
+                log.error("%s, which cannot be used (%s): its keys are refused", self._file, loggable(error))  # noqa: TRY400 (the message has all facts)
             self._version, self._keys = None, ()
         else:
             for each in invalid:

@@ -86,9 +86,9 @@ TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The users that a request may be about: those of `tenant`, or those without one; or the one whom a token is for.
+    """The users that a request may concern: those of `tenant`, those without a tenant if `None`, or a token's own user.
 
-    `all_users`: the caller is the operator and has named no tenant, so a list may be of all users.
+    `all_users`: the caller is the operator and has named no tenant, so a list may cover all users.
     """
 
     caller: Caller

@@ -28,7 +28,7 @@ from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
-from perdure.errors import PerdureError, Unavailable
+from perdure.errors import PerdureError, Unavailable, loggable
 from perdure.events.event import Event, EventId
 from perdure.runtime import Runtime
 from perdure.turns import intake
@@ -174,7 +174,7 @@ class Gateway:
             try:
                 closed = await self._threads.run(is_closed)
             except (SQLAlchemyError, PerdureError) as error:
-                log.warning("cannot read whether the intake is closed (%s)", error)
+                log.warning("cannot read whether the intake is closed (%s)", loggable(error))
             else:
                 if closed != self._intake_closed:
                     self._on_intake(closed=closed)

@@ -202,7 +202,7 @@ class Recall:
         try:
             self.database.run(queries.ACCESSED, parameters)
         except Unavailable as error:  # the results are valid without the record
-            log.warning("the accesses of %d memories are not recorded: %s", len(memory_ids), error)
+            log.warning("the accesses of %d memories are not recorded: %s", len(memory_ids), loggable(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from uuid import UUID
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from perdure.errors import loggable
 from perdure.memory.redis.cache import Cache
 from perdure.models.protocol import Role
 from perdure.text.untrusted import first_line, load_object
@@ -134,7 +135,7 @@ def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]
     except redis.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        log.error("the key %s is not a list of turns and is ignored: %s", key, error)  # noqa: TRY400 (another's key)
+        log.error("the key %s is not a list of turns and is ignored: %s", key, loggable(error))  # noqa: TRY400 (another's key)
         return ()
     turns: dict[UUID, RememberedTurn] = {}
     for position, entry in enumerate(entries):

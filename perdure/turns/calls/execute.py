@@ -18,7 +18,7 @@ from uuid import UUID
 from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.database.engine import as_json
-from perdure.errors import OutcomeUnknown, PerdureError, ToolError
+from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
 from perdure.hooks import ToolCalled, ToolCalling, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
@@ -414,7 +414,9 @@ class Executor:
             )
         except PerdureError as error:
             # The turn still gets the result and commits it with the step.
-            log.warning("the result of tool %s was not recorded in its effect row: %s", planned.call.name, error)
+            log.warning(
+                "the result of tool %s was not recorded in its effect row: %s", planned.call.name, loggable(error)
+            )
 
     def _context(self, planned: Planned) -> ToolContext:
         return ToolContext(

@@ -18,20 +18,17 @@ from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 
 from perdure.database.engine import Executor, Transaction, as_json
-from perdure.database.fencing import Fence
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
 from perdure.ids import new_id
 from perdure.network import egress
 from perdure.network.queues import reply_queue
-from perdure.runtime import Runtime
+from perdure.runtime import Intake
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
 from perdure.sessions.routing import scope_of, title_of
 from perdure.settings import OnBusy, Settings
-from perdure.turns.cancel import settle_begun
 from perdure.turns.inbox import queries, rate_limit
 from perdure.turns.inbox.incoming import Incoming, ReplyTo
-from perdure.turns.run.settle import CANCELLED, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +61,7 @@ class _Commit:
 
 
 def accept(
-    runtime: Runtime,
+    runtime: Intake,
     message: Incoming,
     *,
     target: Mapping[str, Any] | None = None,
@@ -94,7 +91,7 @@ def accept(
     return commit.accepted
 
 
-def check(runtime: Runtime, message: Incoming) -> None:
+def check(runtime: Intake, message: Incoming) -> None:
     """Check a message against this installation's settings and agents.
 
     Raises:
@@ -138,7 +135,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 
 
 def _parameters(
-    runtime: Runtime, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
+    runtime: Intake, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
 ) -> dict[str, Any]:
     # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = turn_id or new_id(runtime.clock)
@@ -167,7 +164,7 @@ def _parameters(
     }
 
 
-def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+def _retried(runtime: Intake, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     for tries_left in reversed(range(_TRIES)):
         try:
             at_once = None if rate_limit.is_on(runtime.settings.guard) else _enqueue(runtime.database, parameters)
@@ -193,7 +190,7 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
     )
 
 
-def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+def _accept_under_lock(runtime: Intake, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
         rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
         # Look for an earlier message only after the session is locked: the same message, or the session's first one,
@@ -227,7 +224,7 @@ def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
 
-def _open_session(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
+def _open_session(runtime: Intake, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
     if message.session_id is not None:
         raise NotFound("There is no such session.")
     agent = message.agent or runtime.agents.default.name
@@ -236,7 +233,7 @@ def _open_session(runtime: Runtime, transaction: Transaction, message: Incoming,
 
 
 def _accept_into_busy(
-    runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
+    runtime: Intake, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
 ) -> _Commit:
     match OnBusy(parameters["on_busy"]):
         case OnBusy.REJECT:
@@ -262,11 +259,16 @@ def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Co
     return commit
 
 
-def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
+def _interrupt(runtime: Intake, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
     """Raise the session's fence and settle its unsettled turns as cancelled; returns their deliveries.
 
     The number of statements does not depend on the number of queued turns.
     """
+    # Most messages interrupt nothing, and `perdure send` starts without these.
+    from perdure.database.fencing import Fence  # noqa: PLC0415
+    from perdure.turns.cancel import settle_begun  # noqa: PLC0415
+    from perdure.turns.run.settle import CANCELLED, Tenure  # noqa: PLC0415
+
     [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
     tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)
     begun = transaction.run(queries.BEGUN, {"session_id": session_id})

@@ -16,7 +16,7 @@ from uuid import UUID
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 from perdure.sessions.states import State
 from perdure.settings import TurnSettings
 from perdure.turns.lease import queries
@@ -147,7 +147,7 @@ class Keeper:
             try:
                 self.beat()
             except Unavailable as error:
-                log.warning("leases could not be renewed: %s", error)
+                log.warning("leases could not be renewed: %s", loggable(error))
             except Exception:
                 log.exception("the keeper raised an error and continues")
 

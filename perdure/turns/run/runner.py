@@ -229,7 +229,7 @@ class Runner:
     def _verdict(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript
     ) -> tuple[Verdict, VariableSet] | Stop:
-        """The verdict with the working variables: held by an earlier runner, or from the step loop's ending."""
+        """The verdict and the working variables: those that an earlier runner held, else those of the step loop."""
         if ref.held is not None:
             variables = VariableSet(kept_variables(self._runtime.database, claimed))
             return Verdict.from_json(ref.held), variables
@@ -400,7 +400,7 @@ class Runner:
         return replace(found, spent_s=lost.spent_s + self._runtime.clock.monotonic() - since)
 
     def _release(self, hold: Hold) -> bool:
-        """Release the session; whether it has turns to run and the broker took no wake-up for them."""
+        """Release the session; returns whether it has turns to run whose wake-up the broker did not accept."""
         rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
         if rows and rows[0].may_end:
             self._runtime.wake.ending(hold.session_id)

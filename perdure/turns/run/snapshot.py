@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from perdure.database.engine import Database
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, loggable
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.runtime import Runtime
 from perdure.snapshots import pending
@@ -76,7 +76,7 @@ def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
         try:
             return checked_variables(load_object(kept.variables))
         except (ValueError, PerdureError) as error:
-            log.debug("session %s: %s", claimed.session_id, error)
+            log.debug("session %s: %s", claimed.session_id, loggable(error))
     found = PostgresSnapshots(database).load(claimed.session_id)  # sets a damaged one aside
     return {} if found is None else found.snapshot.memory.working_variables
 

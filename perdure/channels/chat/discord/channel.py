@@ -127,7 +127,7 @@ class Discord:
             raise Unauthorized("The request's timestamp is too old.")
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (the protocol's)
-        """The interaction of a webhook's request, whose signature is valid, and its answer.
+        """The interaction in a webhook request with a valid signature, and the response to it.
 
         Raises:
             InvalidRequest: the body is not an interaction.
@@ -188,7 +188,7 @@ class Discord:
         return any(each.get("id") == self._bot_id for each in named)
 
     def _text(self, data: Update) -> str:
-        """The text, with names in place of the ids of those whom it mentions, and without a mention of the bot."""
+        """The text, with mentions shown as names and without a mention of the bot."""
         names = {each["id"]: f"@{each.get('global_name') or each['username']}" for each in data.get("mentions", ())}
         names[self._bot_id] = ""
         return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()
@@ -247,7 +247,7 @@ class Discord:
         try:
             return self._rest.run(partial(read_history, chat=chat, after=after, now=self._clock.now()), HISTORY_S)
         except Undeliverable as error:
-            log.info("the history of a channel cannot be read: %s", error)
+            log.info("the history of a channel cannot be read: status %s", error.status_code)
             return ()
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:

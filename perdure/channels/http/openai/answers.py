@@ -18,7 +18,7 @@ _LONGEST_CALL = 300
 
 
 class Rewound(Exception):
-    """Text that was passed on is not part of the answer."""
+    """Text that was already sent to the client is not part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing has happened for a while."""
+    """No event has come for one keep-alive interval."""
 
 
 @dataclass(frozen=True, slots=True)

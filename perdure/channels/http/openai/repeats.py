@@ -42,7 +42,7 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same conversation, agent and messages."""
+        """A digest of the conversation, the agent and the messages; a repeated request has the same."""
         message = self.message
         parts = [message.conversation, message.agent, None if message.session_id is None else str(message.session_id)]
         text = json.dumps([*parts, self.messages], sort_keys=True, ensure_ascii=True)
@@ -73,7 +73,7 @@ def accept_once(runtime: Runtime, request: Request) -> Accepted:
 
 
 def note_sent(executor: Executor, request: Request, turn_id: UUID) -> None:
-    """The answer was sent to the end. Blocks."""
+    """Record that the answer was sent completely. Blocks."""
     if request.key is None:
         given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}
         executor.run(queries.NOTE_ANSWERED, given)

@@ -1,11 +1,11 @@
 """A turn as an OpenAI response, whole or as a stream of events with sequence numbers.
 
-A sequence number is a function of the answer's text: the position up to which the event's text reaches, and a check of
-the text before that position. The lines about tool calls, which are a reasoning item, count as text at their place. So
-the numbers are the same after a restart, on any gateway, in a replay of the committed text. A number that belonged to
-withdrawn text does not fit the text that replaced it: resuming there answers the error, and no number is given twice
-with another meaning. Live text and replays are cut into the same pieces, so that a client that filters a replay by
-numbers misses nothing.
+A sequence number is a function of the answer's text: the position up to which the event's text reaches, and a checksum
+of the text before that position. The lines about tool calls, which are a reasoning item, count as text at their place.
+So the numbers are the same after a restart, on any gateway, in a replay of the committed text. A number that belonged
+to withdrawn text does not match the text that replaced it: resuming there answers the error, and no number ever gets a
+second meaning. Live text and replays are cut into the same pieces, so that a client that filters a replay by numbers
+misses nothing.
 """
 
 from __future__ import annotations

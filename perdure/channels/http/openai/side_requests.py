@@ -1,7 +1,7 @@
-"""Titles, tags and follow-up questions that chat front ends ask for on the side.
+"""Requests of chat front ends for titles, tags and follow-up questions of a conversation.
 
-They concern a conversation and are no part of it: the summary model answers them, without a turn. Recognised by the
-headers `X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:`.
+The summary model answers them without a turn, and they are not stored in the conversation. Recognised by the headers
+`X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:`.
 """
 
 from __future__ import annotations

@@ -115,10 +115,10 @@ def _require_text_format(wanted: object, param: str) -> None:
 
 
 def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
-    """The text of the newest user message, which must be the last but for instructions; `param` names the list.
+    """The text of the newest user message, which only instructions may follow; `param` names the list.
 
     Raises:
-        BadParameter: there is none, or it has a part that is no text.
+        BadParameter: there is no such message, or it has a part that is not text.
     """
     for position in range(len(messages) - 1, -1, -1):
         role = messages[position].get("role")

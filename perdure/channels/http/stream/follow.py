@@ -124,7 +124,7 @@ class _Client:
         yield from self._ending(committed) if committed.settled else self._state(committed.turn)
 
     def provisional(self, entry: Entry) -> Iterator[Event]:
-        """The events of one entry of the stream; none if it belongs to another epoch."""
+        """The events of one entry of the stream; empty if the entry belongs to another epoch."""
         if entry.id.epoch != self.messages or entry.id <= self.position or entry.kind == COMMITTED:
             return
         if entry.id.token != self._token:

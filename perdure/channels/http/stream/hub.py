@@ -167,7 +167,7 @@ class Hub:
         return await self._range(turn_id, f"({after}", "+")
 
     async def entries_until(self, turn_id: UUID, last: EventId) -> list[Entry]:
-        """The entries of an id's epoch up to it; none while Redis is unavailable."""
+        """The entries of an id's epoch up to that id; empty while Redis is unavailable."""
         return await self._range(turn_id, str(EventId(last.epoch)), str(last))
 
     async def _range(self, turn_id: UUID, first: str, last: str) -> list[Entry]:
@@ -263,7 +263,7 @@ class Hub:
 
 
 async def _logged(task: Coroutine[Any, Any, None]) -> None:
-    """A task that runs as long as the gateway; its end by an error is logged when it happens."""
+    """A task that runs as long as the gateway; an error that ends it is logged at once."""
     try:
         await task
     except Exception:

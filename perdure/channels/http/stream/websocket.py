@@ -270,7 +270,7 @@ def _parsed(text: str) -> _Frame:
     """A client's frame.
 
     Raises:
-        InvalidRequest: it is no JSON object with a `type`.
+        InvalidRequest: the frame is not a JSON object with a `type`.
     """
     try:
         return _Frame.model_validate(load_object(text))
