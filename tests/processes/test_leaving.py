@@ -59,7 +59,7 @@ class Running:
         os.kill(self.process.pid, number)
 
     def ends(self) -> int | None:
-        """Wait for its end; its exit status, negative for a signal."""
+        """Wait for the process to end; returns its exit status, negative for a signal."""
         self.process.join(_PATIENCE_S)
         return self.process.exitcode
 
