@@ -71,7 +71,7 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="this system allows no process namespaces")
 def test_the_first_process_of_a_container_is_ended_too() -> None:
-    """The kernel ignores a SIGKILL for it from within, and images start a worker as that process."""
+    """The kernel ignores SIGKILL to process 1 from within its namespace, and images start a worker as that process."""
     ended = subprocess.run(
         first_of_a_container(HOLDING), cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from perdure.agents import Agents
+from perdure.agents import Agent, Agents
 from perdure.clock import Clock, SystemClock
 from perdure.database.engine import Database
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
 """The URL if no Redis runs: a command to it fails with a message."""
+
+BUILT_IN_AGENT = "assistant"
+"""The name of the agent in `perdure.builtin`."""
 
 _LOOKED_UP = ("model", "summary_model", "fallback_models", "fallback", "embedder", "snapshots")
 """The settings that name a part, apart from `PERDURE_BREAKER__REGISTRY`."""
@@ -190,7 +193,7 @@ def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intak
     Raises:
         SettingsError: as `check`. A vendor's key may be missing.
     """
-    agents = Agents.from_module(settings.agents)
+    agents = _agents_by_name(settings)
     if not _has_defaults(settings, agents):
         check(settings, asks_models=False, asks_embedder=False)
     return _Intake(settings, SystemClock(), open_database(settings, database_url), agents, wake)
@@ -257,6 +260,13 @@ def assemble(
     if connections is not None:
         connections.open(servers)  # last: if a later step failed, no code would end the server processes
     return made
+
+
+def _agents_by_name(settings: Settings) -> Agents:
+    """The agents; the built-in one without its tools, which take a sixth of the CPU time of `perdure send`."""
+    if settings.agents == type(settings).model_fields["agents"].default:
+        return Agents([Agent(BUILT_IN_AGENT, instructions="")])
+    return Agents.from_module(settings.agents)
 
 
 def _has_defaults(settings: Settings, agents: Agents) -> bool:

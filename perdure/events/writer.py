@@ -142,7 +142,7 @@ class TurnEvents:
             return [Entry(self._id(epoch, kind), kind, data) for epoch, kind, data in pending]
 
     def lost(self) -> None:
-        """What `take` returned last may not have been written."""
+        """Report that the events of the last `take` may not have been written."""
         with self._lock:
             self._written = max(self._written, 1)
             self._withdraw(keep_text=True)

@@ -25,7 +25,7 @@ URL = "https://hooks.example/casebank"
 
 
 def test_the_administrator_is_told_before_and_after(filled: Database, clock: MovedClock) -> None:
-    """Of the plan before anything is removed, and of the results."""
+    """The administrator gets the plan before anything is removed, and the results."""
     active: list[int] = []
     post = Post()
 

@@ -35,7 +35,7 @@ def told(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The same by the letter of the policy: exact fractions, every pair, nothing shared but the rules."""
+    """The same plan by the policy's text: exact fractions, every pair compared, no code shared but the rules."""
     said: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
     for each in cases:

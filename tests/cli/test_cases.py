@@ -53,7 +53,7 @@ def _json(command: Command, *arguments: str) -> Any:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, tmp_path: Path) -> None:
-    """Bad lines are told, the good ones are searchable at once; twice changes nothing; what comes out goes in again."""
+    """Bad lines are reported, good ones are searchable; a second import changes nothing; an export can be imported."""
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     result = command("cases", "import", str(file), "--json")

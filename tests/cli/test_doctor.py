@@ -26,7 +26,7 @@ def server(redis_url: str) -> Iterator[Redis]:
 
 
 def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdure, server: Redis) -> None:
-    """Status 0. The append-only file of a server of another's is one, so it is off here."""
+    """Status 0. The append-only file of a Redis that perdure does not embed is a finding, so it is off here."""
     server.config_set("appendonly", "no")
     ended = perdure("doctor")
     assert (ended.returncode, ended.stdout) == (0, "No dangerous setting was found.\n"), ended.stderr

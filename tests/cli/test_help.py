@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 import typer
 
+from perdure.agents import Agents
 from perdure.casebank.plan.policy import Action
 from perdure.cli import COMMANDS
 from perdure.cli.inspect import cases, deliveries, memory, turns
@@ -20,6 +21,7 @@ from perdure.cli.serve.processes import worker
 from perdure.database.tables import DELIVERY_STATUSES, TURN_STATUSES
 from perdure.memory.recall import search
 from perdure.workers.application import CONCURRENCY
+from perdure.workers.assembly import BUILT_IN_AGENT
 from tests.cli.conftest import Perdure
 
 HELP_CPU_S = 0.3
@@ -84,13 +86,14 @@ def _values(kind: type[StrEnum]) -> list[str]:
     return [each.value for each in kind]
 
 
-def test_choices_that_are_repeated_to_avoid_an_import_are_complete() -> None:
-    """The help lists them without importing the module that defines them."""
+def test_what_is_repeated_to_avoid_an_import_is_complete() -> None:
+    """The help lists them, and `perdure send` names the agent, without importing the module that defines them."""
     assert get_args(turns.Status) == TURN_STATUSES
     assert get_args(deliveries.Status) == DELIVERY_STATUSES
     assert list(get_args(cases.ActionName)) == _values(Action)
     assert _values(memory.LayerName) == _values(search.Layer)
     assert memory.MAX_K == search.MAX_K
+    assert [agent.name for agent in Agents.from_module("perdure.builtin")] == [BUILT_IN_AGENT]
     assert f"Default: {CONCURRENCY}" in str(inspect.signature(worker).parameters["concurrency"].annotation)
 
 

@@ -44,7 +44,7 @@ class Served:
         self.server.handle_exit(signal.SIGTERM, None)
 
     def waiting(self) -> int:
-        """Turns that somebody waits for."""
+        """Turns for which a request waits."""
         return len(self.app.state.gateway._settlements._waiting)
 
     def until(self, waiting: int) -> None:

@@ -23,7 +23,7 @@ from tests.turns.harness import until
 
 @pytest.mark.usefixtures("working")
 def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
-    """A worker summarises what was left on the terminal; the next conversation is another one."""
+    """A worker summarises the conversation that was left; the next message begins another one."""
     assert perdure("chat", stdin="what is 12*7+5?\n").stdout.strip().endswith("89.")
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
     ended = list_sessions(database)[0]

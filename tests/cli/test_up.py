@@ -1,4 +1,4 @@
-"""`perdure up`: all of it, started and stopped and started again, as a person would."""
+"""`perdure up` with all of its processes: started, stopped and started again."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[Any]:
-    """A connection to it."""
+    """A connection to the embedded Redis."""
     made = redis_py.Redis.from_url(redis.client_url(server.url))
     yield made
     made.close()

@@ -170,7 +170,7 @@ def send_halves(target: Target) -> None:
 
 
 def push_rubbish(target: Target) -> None:
-    """Push what is no task onto every queue."""
+    """Push items that are not tasks onto every queue."""
     with Redis.from_url(client_url(target.broker_url)) as client:
         items = list(itertools.product(QUEUES, RUBBISH))
         for number in target.spread(len(items)):
@@ -191,7 +191,7 @@ ATTACKS: Sequence[Callable[[Target], None]] = (
 
 
 class Attackers:
-    """All attacks at the same time, within the block; `errors` holds what broke an attack off."""
+    """All attacks at the same time, within the block; `errors` has the exceptions that ended one."""
 
     def __init__(self, target: Target, attacks: Sequence[Callable[[Target], None]] = ATTACKS) -> None:
         self.errors: list[str] = []

@@ -93,7 +93,7 @@ def silence() -> Iterator[SilentReceiver]:
 
 
 class Chaos:
-    """What can befall an installation. Each fault is over when its method returns."""
+    """The faults of an installation. Each has ended when its method returns."""
 
     def __init__(self, installation: Installation, server: PostgresServer, drawn: random.Random) -> None:
         self._installation = installation

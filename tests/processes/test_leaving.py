@@ -59,7 +59,7 @@ class Running:
         os.kill(self.process.pid, number)
 
     def ends(self) -> int | None:
-        """Wait for its end; its exit status, negative for a signal."""
+        """Wait for the process to end; returns its exit status, negative for a signal."""
         self.process.join(_PATIENCE_S)
         return self.process.exitcode
 
@@ -155,7 +155,7 @@ def test_a_gateway_tells_each_phase_of_its_end(installation: Installation, perdu
 
 @pytest.mark.parametrize("hard_exit_s", [2, 60])
 def test_a_response_that_hangs_costs_the_status(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
-    """It is cut off, and the status is 1; where the hard limit comes first, that ends it, with status 1 as well."""
+    """The response is cut off and the status is 1, also if the hard limit ends the gateway first."""
     settings = {"PERDURE_SHUTDOWN__DRAIN_S": "1", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(hard_exit_s)}
     with serving(installation, perdure, **settings) as (gateway, port), socket.socket() as mute:
         mute.connect(("127.0.0.1", port))

@@ -44,7 +44,7 @@ def _told(worker: Worker, number: signal.Signals, heard: str = "to drain") -> No
 
 
 def _figures(line: str, form: str) -> list[float]:
-    """The figures that stand in a line of the log where its form has #."""
+    """The numbers in a log line at the places where its form has #."""
     found = re.fullmatch(re.escape(form).replace(r"\#", r"([\d.]+)"), line)
     assert found is not None, f"{line!r} is not of the form {form!r}"
     return [float(each) for each in found.groups()]

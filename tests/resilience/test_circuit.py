@@ -286,7 +286,7 @@ def named(event: str, number: int, admitted: list[Admission]) -> str:
 
 @given(POLICIES, SCHEDULES)
 def test_what_holds_after_every_schedule(policy: Policy, schedule: list[tuple[str, int]]) -> None:
-    """Never more probes than configured, epochs only grow, and no schedule leaves it shut for ever."""
+    """Never more probes than configured, epochs only grow, and no schedule leaves the breaker open forever."""
     now = 1_000_000_000
     circuit = Circuit(epoch=now)
     admitted: list[Admission] = []

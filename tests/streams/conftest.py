@@ -61,7 +61,7 @@ class Typist:
         self._keys.put(ModelReply(reply, model=self.name) if isinstance(reply, str) else reply)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """What the test types."""
+        """Stream what the test types, until the test ends the call."""
         self.asked.release()
         while True:
             try:

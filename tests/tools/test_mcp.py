@@ -155,7 +155,7 @@ def test_what_is_no_text_is_said_to_be_there(rig: Rig, local: McpServer) -> None
 
 @pytest.mark.parametrize("arguments", ["[1]", '{"a": NaN}', '{"a": 1, "a": 2}'])
 def test_arguments_must_be_a_strict_object(rig: Rig, local: McpServer, arguments: str) -> None:
-    """The schema is the server's to check; JSON is ours."""
+    """The server checks the schema; perdure checks that the arguments are a JSON object."""
     with pytest.raises(ToolError, match="arguments of local:add were refused"):
         rig.tool(local, "add").parse(arguments)
 

@@ -277,7 +277,7 @@ def test_a_result_that_comes_before_the_wait_is_not_waited_for(harness: Harness,
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
     harness: Harness, broker: Broker
 ) -> None:
-    """Nothing was sent, for certain: so the model may know at once, or never."""
+    """Certainly nothing was sent: the idempotent task is sent later, and the model reads that the unsafe one failed."""
     broker.outcome = Sent.NO
     turn = _asked(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]

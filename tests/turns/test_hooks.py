@@ -1,4 +1,4 @@
-"""What an agent's author has called around turns and tools, and how failures are worded."""
+"""Hooks around turns and tools, and an agent's own error messages."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_failures_in_the_agents_own_words(harness: Harness) -> None:
 
 @pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])
 def test_a_late_one_stops_nothing_unless_it_is_required(harness: Harness, name: str) -> None:
-    """It is waited for so long and no longer; its thread, which nobody can end, is counted as long as it is there."""
+    """The wait ends at the time limit; the hook's thread cannot be ended, and counts as leaked while it runs."""
     let_go = threading.Event()
 
     def hangs(seen: Any) -> None:

@@ -128,7 +128,7 @@ BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_a_call_that_cannot_be_done_goes_back_to_the_model(harness: Harness, case: str) -> None:
-    """The model is told what was wrong, can go on, and nothing is wedged."""
+    """The model reads the error and can continue the turn."""
     wanted, told = BAD_CALLS[case]
     harness.equip(double, repeat, broken, refusing, endless)
     harness.script(calls(wanted), says("I see."))

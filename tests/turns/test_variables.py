@@ -206,7 +206,7 @@ def test_each_settled_turn_says_at_which_tick(harness: Harness) -> None:
 
 
 def test_what_is_read_is_a_copy() -> None:
-    """A change that nobody is told of would be there until the process dies, and then not."""
+    """A change that is not committed would last until the process dies, and then be lost."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)
     assert mine == {"list": [1]}

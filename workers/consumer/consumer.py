@@ -165,7 +165,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
         """Connect, and have Redis messages restored at levels that every consumer of the queue reads.
 
-        Not later: kombu restores messages on this channel right after it connects.
+        This cannot happen later: kombu restores messages on this channel right after it connects.
         """
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):

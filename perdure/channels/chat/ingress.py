@@ -83,7 +83,7 @@ _NUMBER_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """Whose an event is: the user's key, and the key of the conversation, `own` unless a command opened another."""
+    """The user's key of an event, and its conversation's, which is `own` unless a command opened another."""
 
     user: str
     conversation: str | None

@@ -175,7 +175,7 @@ class Channel(Protocol):
         ...
 
     def parse(self, update: Update) -> list[Event]:
-        """What happened. Empty for what does not concern the agent.
+        """The events of an update. Empty if none concerns the agent.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the update is malformed.

@@ -236,7 +236,7 @@ class Gateway:
         await self._stop_waiting.wait()
 
     def start(self) -> None:
-        """Start what wakes streams and waiting requests."""
+        """Start the tasks that wake streams and waiting requests."""
         self._hub.start()
 
     async def close(self) -> None:

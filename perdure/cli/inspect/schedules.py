@@ -57,7 +57,7 @@ def add(
     tenant: connecting.Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Schedule a message of a user, once or again and again."""
+    """Schedule a message of a user, once or repeatedly."""
     from perdure.clock import SystemClock
     from perdure.ids import new_id
     from perdure.schedule import reminders

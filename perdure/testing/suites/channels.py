@@ -114,7 +114,7 @@ class ChannelSuite:
         assert len(harness.sent()) == 1
 
     def test_a_pause_is_reported(self, harness: ChannelHarness) -> None:
-        """With its length, so that the outbox waits for as long."""
+        """The length is reported, so that the outbox waits as long."""
         harness.pause(30)
         with pytest.raises(NotAsked) as refused:
             harness.channel.send(harness.place, "hello", (), "key")

@@ -1,7 +1,7 @@
 """The messages that people wrote in a channel while no process listened, from Discord's REST API.
 
-At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. Their ids make a message that was
-handled already one message.
+At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. A message that was handled before is
+recognised by its id.
 """
 
 from __future__ import annotations

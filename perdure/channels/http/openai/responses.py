@@ -112,7 +112,7 @@ async def stream(
 
 
 def pieces(text: str, *, whole: bool) -> Iterator[str]:
-    """Cut a text into the pieces of its deltas; unless it is `whole`, only those that more text does not change."""
+    """Cut a text into the pieces of its deltas; unless it is `whole`, only into those that later text cannot change."""
     begin = 0
     while begin < len(text):
         end = begin

@@ -178,7 +178,7 @@ def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def response_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn's usage as Responses has it."""
+    """A turn's usage in the form of the Responses API."""
     used = turn["usage"] or {}
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
     return {

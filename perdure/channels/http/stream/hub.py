@@ -53,7 +53,7 @@ _MOST_READ = 1_000
 
 @dataclass(eq=False)
 class News:
-    """What one stream has not looked at yet."""
+    """The changes that one stream has not processed yet."""
 
     _written: bool = True
     _changed: bool = False
