@@ -12,7 +12,7 @@ from pathlib import Path
 from celery import Celery
 
 import perdure
-from tests.processes.faults import wait_until
+from tests.processes.faults import done, wait_until
 
 QUEUE = "shop"
 PERDURES = "turns,ingress,deliveries,sessions,memory,maintenance"
@@ -56,6 +56,13 @@ def quick() -> None:
 def expired_carts() -> None:
     """Have a name that begins as some of perdure's."""
     _note("expired-carts")
+
+
+@app.task(name="reports.make", shared=False)  # type: ignore[untyped-decorator]  # as above
+def report(note: str) -> str:
+    """Be a tool of the agent."""
+    _note("report")
+    return done("report", note)
 
 
 def _note(line: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 
 from perdure.workers.installed.install import install
-from tests.processes.faults import wait_until
+from tests.processes.faults import done, wait_until
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to
 from tests.processes.neighbourhood import Neighbour
@@ -88,6 +88,16 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
     (turn,) = installation.settled(row.turn_id, within_s=AT_ONCE_S)
     assert turn["reply"]["text"] == answer_to("hello")
     wait_until(lambda: shop.runs() == {"quick": 1, "expired-carts": 1}, "its own tasks run")
+    installation.check()
+
+
+def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
+    """It is routed as the application's tasks are; without a result backend, its link brings the result."""
+    shop.perdures()
+    text = "report: a"
+    (turn,) = installation.settled(installation.accept(text).turn_id, within_s=AT_ONCE_S)
+    assert turn["reply"]["text"] == answer_to(text, done("report", text))
+    assert shop.runs() == {"report": 1}
     installation.check()
 
 
