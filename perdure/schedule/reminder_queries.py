@@ -65,6 +65,13 @@ REMOVE = Statement(
 
 # --- firing ------------------------------------------------------------------------------
 
+# Whether any is due, so that a round without one writes nothing.
+ANY_DUE = Statement(
+    "reminders.any_due",
+    "SELECT EXISTS (SELECT FROM reminders WHERE next_due <= perdure_now()) AS due",
+    writes=False,
+)
+
 # Takes what is due for the length of a lease: a worker that dies leaves it to another one.
 TAKE_DUE = Statement(
     "reminders.take_due",

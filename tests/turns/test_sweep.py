@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 
 from perdure.memory.consolidation.queries import TO_WAKE
-from perdure.schedule.reminder_queries import TAKE_DUE
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.turns import queries as turns_queries
 from perdure.turns import sweep as sweeping
@@ -171,7 +170,7 @@ def test_a_locked_session_holds_up_no_round(harness: Harness) -> None:
         assert _round(harness) == [sessions[1]]
 
 
-def test_an_idle_round_costs_few_statements(harness: Harness) -> None:
+def test_an_idle_round_costs_seven_commits(harness: Harness) -> None:
     """Each worker sweeps every few seconds, mostly for nothing."""
     ran: list[str] = []
     harness.move(6)
@@ -179,7 +178,7 @@ def test_an_idle_round_costs_few_statements(harness: Harness) -> None:
         assert sweep(harness.runtime) == Swept()
         assert sweep(harness.runtime) is None
     turns = (turns_queries.TAKE_SWEEP, turns_queries.WAKE_DUE, lease_queries.ADMIT_DUE)
-    others = (TAKE_DUE, ENDINGS_DUE, TO_WAKE, turns_queries.DELIVERIES_DUE)
+    others = (ENDINGS_DUE, TO_WAKE, turns_queries.DELIVERIES_DUE)
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 

@@ -37,6 +37,8 @@ def fire_due(runtime: Runtime, most: int = MOST_A_ROUND) -> int:
     Raises:
         Unavailable: the database cannot be reached; what was taken is due again when its lease expires.
     """
+    if not runtime.database.run(queries.ANY_DUE, {})[0].due:
+        return 0
     lease_s = runtime.settings.turn.lease_s
     taken = runtime.database.run(queries.TAKE_DUE, {"most": most, "lease_s": lease_s})
     for row in taken:
