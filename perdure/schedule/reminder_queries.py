@@ -81,9 +81,9 @@ TAKE_DUE = Statement(
         WHERE next_due <= perdure_now() AND (taken_until IS NULL OR taken_until <= perdure_now())
         ORDER BY next_due LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
     )
-    UPDATE reminders AS r SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)
-    FROM due WHERE r.schedule_id = due.schedule_id
-    RETURNING r.*, perdure_now() AS now
+    UPDATE reminders SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    WHERE schedule_id = ANY (ARRAY(SELECT schedule_id FROM due))
+    RETURNING *, perdure_now() AS now
     """,
 )
 

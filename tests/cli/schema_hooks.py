@@ -24,7 +24,7 @@ _ASKED_IN: dict[str, dict[str, JsonValue]] = {
 }
 _KEPT = ("stream", "stream_options", "background", "prompt_cache_key", "safety_identifier")
 
-_IDS = ("turn_id", "session_id", "run_id")
+_IDS = ("turn_id", "session_id", "run_id", "schedule_id")
 _known: dict[str, str] = {}
 
 
@@ -40,14 +40,8 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         del case.headers["last-event-id"]  # the coverage phase takes "0" for a text of this pattern
     for name in case.path_parameters.keys() & _known.keys():
         case.path_parameters[name] = _known[name]
-    if case.operation.path == "/v1/messages" and isinstance(case.body, dict):
-        allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
-        if case.body.get("session_id") is not None:
-            case.body.pop("conversation", None)  # one of the two
-        case.body |= {name: allowed[name] for name in allowed if case.body.get(name) is not None}
-    if case.operation.path in _ASKED_IN and isinstance(case.body, dict):
-        kept = {name: case.body[name] for name in _KEPT if name in case.body}
-        case.body = {**kept, "model": AGENT, "user": "ann", **_ASKED_IN[case.operation.path]}
+    if isinstance(case.body, dict):
+        _name_what_exists(case, case.body)
 
 
 @schemathesis.hook
@@ -57,6 +51,29 @@ def after_call(context: HookContext, case: Case[Any], response: Response) -> Non
         answer = response.json()
         if isinstance(answer, dict):
             _known.update({name: answer[name] for name in _IDS if isinstance(answer.get(name), str)})
+
+
+def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
+    if case.operation.path == "/v1/messages":
+        allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
+        if body.get("session_id") is not None:
+            body.pop("conversation", None)  # one of the two
+        body |= {name: allowed[name] for name in allowed if body.get(name) is not None}
+    if case.operation.path == "/v1/schedules":
+        _set_moment(body)
+    if case.operation.path in _ASKED_IN:
+        kept = {name: body[name] for name in _KEPT if name in body}
+        body.clear()
+        body |= {**kept, "model": AGENT, "user": "ann", **_ASKED_IN[case.operation.path]}
+
+
+def _set_moment(body: dict[str, Any]) -> None:
+    """Have a schedule fire at a moment or by cron, not both, in a zone that exists."""
+    body |= {name: value for name, value in (("timezone", "UTC"), ("agent", AGENT)) if body.get(name) is not None}
+    if body.get("cron") is None:
+        body["at"] = "2099-05-02T09:30"
+    else:
+        body |= {"cron": "30 7 * * MON-FRI", "at": None}
 
 
 def _wait_no_time(case: Case[Any]) -> None:

@@ -310,7 +310,7 @@ def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> Non
             await client.follow(events)
 
     run(main())
-    assert states[0]["status"] in {"accepted", "running"}
+    assert states[0]["status"] in {"accepted", "running", "parked"}  # a slow client sees the latest
     waits = [each["waiting_for"] for each in states if "waiting_for" in each]
     assert [(each["kind"], each["name"], each["progress"]) for each in waits] == [
         ("task", "reports_export", None), ("task", "reports_export", "half"),

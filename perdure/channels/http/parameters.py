@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from perdure.channels.http.middleware import unescaped
 from perdure.errors import NotFound
-from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_storable
+from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, USER_PATTERN, is_storable
 
 MAX_WAIT_S = 300.0
 MAX_SESSIONS = 1_000
@@ -45,17 +45,18 @@ RunWait = Annotated[
 ]
 RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
 _STORABLE = {"pattern": STORABLE_PATTERN}
+_USER = {"pattern": USER_PATTERN}
 CaseQuery = Annotated[
     str,
     Query(min_length=1, description="The question.", json_schema_extra={"pattern": NOT_BLANK_PATTERN}),
     AfterValidator(_storable),
 ]
-User = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)]
+User = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_USER), AfterValidator(_storable)]
 UserPath = Annotated[
     str,
     Path(description="The user's id, one segment of the path: a slash in it is `%2F`."),
     AfterValidator(unescaped),
-    Field(min_length=1, max_length=200, json_schema_extra=_STORABLE),
+    Field(min_length=1, max_length=200, json_schema_extra=_USER),
     AfterValidator(_storable),
 ]
 UserId = Annotated[

@@ -27,6 +27,7 @@ from perdure.text.untrusted import (
     IDENTIFIER_PATTERN,
     NOT_BLANK_PATTERN,
     STORABLE_PATTERN,
+    USER_PATTERN,
     first_line,
     identifier,
     is_storable,
@@ -48,6 +49,7 @@ def _storable(value: str) -> str:
 
 Text = Annotated[str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(_storable)]
 Name = Annotated[Text, Field(min_length=1, max_length=200)]
+UserId = Annotated[Name, Field(json_schema_extra={"pattern": USER_PATTERN})]
 ChannelName = Annotated[Name, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})]
 
 
@@ -104,7 +106,7 @@ class Incoming(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user_id: Name
+    user_id: UserId
     text: Annotated[Text, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
     channel: ChannelName = "http"
     message_id: Name | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from perdure.channels.http.schemas.answer import Answer, Instant, examples
-from perdure.turns.inbox.incoming import Name
+from perdure.turns.inbox.incoming import UserId
 
 
 class NewLink(BaseModel):
@@ -13,7 +13,7 @@ class NewLink(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann"}]})
 
-    user_id: Name
+    user_id: UserId
 
 
 class LinkCode(Answer):

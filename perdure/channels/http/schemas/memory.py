@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from perdure.channels.http.schemas.answer import SESSION_ID, Answer, Instant, examples
 from perdure.memory.recall.search import MAX_K, Layer
 from perdure.text.untrusted import whole
-from perdure.turns.inbox.incoming import Name, Text
+from perdure.turns.inbox.incoming import Text, UserId
 
 
 class Search(BaseModel):
@@ -27,7 +27,7 @@ class Search(BaseModel):
         },
     )
 
-    user_id: Name
+    user_id: UserId
     query: Text
     k: Annotated[StrictInt, Field(ge=1, le=MAX_K), BeforeValidator(whole)] = 10
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)] = (Layer.EPISODIC, Layer.SEMANTIC)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from perdure.channels.http.schemas.answer import TURN_ID, Answer, Instant, examples
 from perdure.text.untrusted import NOT_BLANK_PATTERN
-from perdure.turns.inbox.incoming import ChannelName, Name, Text
+from perdure.turns.inbox.incoming import ChannelName, Name, Text, UserId
 
 SCHEDULE_ID = "01980000-0000-7000-8000-0000000000d1"
 """The id of the examples."""
@@ -21,7 +21,7 @@ class NewSchedule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user_id: Name
+    user_id: UserId
     text: Annotated[Text, Field(min_length=1, json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
     at: Annotated[Text, Field(max_length=40)] | None = None
     cron: Annotated[Text, Field(max_length=100)] | None = None

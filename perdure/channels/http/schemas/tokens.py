@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
 from perdure.channels.http.schemas.answer import Answer, Instant, examples
 from perdure.text.untrusted import whole
-from perdure.turns.inbox.incoming import Name
+from perdure.turns.inbox.incoming import UserId
 
 LONGEST_TTL_S = 30 * 24 * 3600
 """A token cannot be revoked alone, so it does not live longer than a month."""
@@ -21,7 +21,7 @@ class NewToken(BaseModel):
         extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann", "ttl_s": 3600}]}
     )
 
-    user_id: Name
+    user_id: UserId
     ttl_s: Annotated[StrictInt, Field(ge=1, le=LONGEST_TTL_S), BeforeValidator(whole)]
 
 
