@@ -1,0 +1,43 @@
+"""Users' schedules with two real workers, one of which is killed at a commit of a slot."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from perdure.schedule import reminders
+from perdure.settings import Settings
+from tests.processes.faults import Place, wait_until
+from tests.processes.installation import Installation
+
+PLACES = [
+    Place("before", "reminders.take_due"),
+    Place("after", "reminders.take_due"),
+    Place("before", "turns.accept"),
+    Place("after", "turns.accept"),
+    Place("before", "reminders.finish"),
+    Place("after", "reminders.finish"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_killed_at_a_slot(installation: Installation, place: Place) -> None:
+    """The worker that fires it dies there; another one goes on, and the slot is one turn."""
+    workers = [installation.worker() for _ in range(2)]
+    for worker in workers:
+        worker.container.ready()
+    installation.faults.arm(place)
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    new = reminders.NewReminder(uuid4(), "ana", "Water the plants.", reminders.Moment(None, "UTC", due), "http")
+    made = reminders.add(installation.database, Settings(_env_file=None), new)
+    wait_until(installation.faults.fired, f"a worker dies at {place}", 30)
+    (row,) = wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the slot is a turn", 30)
+    (turn,) = installation.settled(row.turn_id)
+    assert turn["status"] == "done"
+    wait_until(lambda: not installation.query("SELECT FROM reminders"), "the schedule is gone", 30)
+    [message] = installation.query("SELECT message_id FROM inbox")
+    assert message.message_id == f"schedule:{made['schedule_id']}:{due.isoformat()}"
+    installation.check()
