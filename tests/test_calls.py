@@ -115,10 +115,27 @@ def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) 
     made.close()
 
 
-def test_an_application_without_a_result_backend_has_no_answer(redis_url: str) -> None:
-    """Its tasks' links are the only way back."""
+def _routed(name: str, *_: Any, **__: Any) -> None:
+    if name == "shop.export":
+        raise LookupError(f"no queue for {name}")
+
+
+def test_a_route_that_cannot_be_found_sends_nothing(application: Celery, client: Any) -> None:
+    """It is certain that nothing was sent, and the broker is not held to be unavailable."""
+    application.conf.task_routes = (_routed,)
+    made = CeleryCalls(application, owned=False)
+    assert made.send(_call()) is Sent.NO
+    assert made.send(_call(task="shop.import")) is Sent.YES
+    assert client.llen("celery") == 1
+
+
+def test_an_application_without_a_result_backend_has_no_answer(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tasks' links are the only way back, which is no reason for a warning."""
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
+    assert caplog.text == ""
     assert made.send(_call()) is Sent.YES
     made.close()
 

@@ -13,7 +13,7 @@ from celery import Celery
 
 from perdure.errors import SettingsError
 from perdure.settings import Settings
-from perdure.workers.installed.queues import add_queues, note
+from perdure.workers.installed.queues import add_queues, forget, note
 from perdure.workers.installed.schedule import add_entries
 
 
@@ -30,8 +30,12 @@ def install(app: Celery) -> None:
     settings = Settings.load()
     if not note(app):
         return
-    add_queues(app)
-    add_entries(app, settings)
+    try:
+        add_queues(app)
+        add_entries(app, settings)
+    except BaseException:
+        forget(app)
+        raise
     app.perdure = NotAWorker()
     app.perdure_settings = settings
     app.steps["worker"].add("perdure.workers.installed.step:InstalledStep")

@@ -47,6 +47,11 @@ def note(app: Celery) -> bool:
     return is_new
 
 
+def forget(app: Celery) -> None:
+    """Note that perdure could not be added to `app`."""
+    _installed.discard(app)
+
+
 def installed() -> Celery | None:
     """The application of this process that has perdure; `None` if none has, or several."""
     found = list(_installed)

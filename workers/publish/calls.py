@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from celery import Celery, states
+from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError
 
 from perdure.errors import loggable
@@ -70,10 +71,17 @@ class CeleryCalls:
                 return Sent.NO
         reached = False
         try:
+            message, options = self._message(call)  # first: its errors are not the broker's
+        except Exception:  # an application's router may raise anything
+            log.exception("the task %s cannot be sent", call.task)
+            return Sent.NO
+        try:
             with self._app.producer_or_acquire() as producer:
                 producer.connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
                 reached = True
-                self._publish(producer, call)
+                self._app.amqp.send_task_message(
+                    producer, call.task, message, serializer="json", retry=True, retry_policy=RETRY_ONCE, **options
+                )
         except EncodeError:
             log.exception("the arguments of the task %s cannot be sent", call.task)
             return Sent.NO
@@ -89,12 +97,12 @@ class CeleryCalls:
         with self._lock:
             if time.monotonic() < self._no_answer_until:
                 return None
+        if isinstance(self._app.backend, DisabledBackend):
+            return None
         try:
             # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
             found = self._app.backend.get_task_meta(str(task_id), cache=False)
             status, value = found["status"], found.get("result")
-        except NotImplementedError:  # the application has no result backend
-            return None
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
             with self._lock:
                 self._no_answer_until = time.monotonic() + _BACKEND_PAUSE_S
@@ -114,7 +122,8 @@ class CeleryCalls:
         if self._owned:
             self._app.close()
 
-    def _publish(self, producer: Any, call: TaskCall) -> None:
+    def _message(self, call: TaskCall) -> tuple[Any, dict[str, Any]]:
+        """The message of a call, and where it goes, as the application routes it."""
         # As `Celery.send_task`, which would subscribe to the result. `ignore_result=None`: as the task declares.
         amqp, task_id, arguments = self._app.amqp, str(call.task_id), dict(call.arguments)
         options = {} if call.queue is None else {"queue": call.queue}
@@ -131,9 +140,7 @@ class CeleryCalls:
             ignore_result=None,
             **described((), arguments),
         )
-        amqp.send_task_message(
-            producer, call.task, message, serializer="json", retry=True, retry_policy=RETRY_ONCE, **options
-        )
+        return message, options
 
     def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
         # `ingress`: any publisher declares it with the same arguments (see `perdure.workers.application`).
