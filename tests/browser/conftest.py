@@ -45,7 +45,7 @@ __all__ = [
     "worker_count",
 ]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 
 
 def _program(name: str) -> str:
