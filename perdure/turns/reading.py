@@ -74,6 +74,7 @@ def _read_unrouted(executor: Executor, turn_id: UUID) -> dict[str, Any]:
         "reply": None if error is None else {"text": error["message"], "format": "text"},
         "error": error,
         "delayed": None,
+        "waiting_for": None,
         "usage": None,
         "pending_approvals": [],
         "accepted_at": _instant(row.accepted_at),

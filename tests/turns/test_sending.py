@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from perdure import Sent, result, send, send_async
 from perdure.application import process
+from perdure.channels.http.schemas.turns import Turn
 from perdure.database.engine import Database
 from perdure.database.grants import grant_sending
 from perdure.errors import DeadlineExceeded, IncompatibleDatabase, InvalidRequest, NotFound, TooLarge
@@ -83,6 +84,7 @@ def test_a_message_commits_with_the_applications_rows(harness: Harness, applicat
         connection.commit()
     seen = read_turn(harness.database, sent.turn_id)
     assert (seen["status"], seen["session_id"], seen["seq"]) == ("accepted", None, None)
+    Turn.model_validate(seen)
     harness.script(says("Good day."))
     assert routed(harness, sent)["reply"]["text"] == "Good day."
     assert read_turn(harness.database, sent.turn_id)["turn_id"] == str(sent.turn_id)
