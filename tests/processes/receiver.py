@@ -102,7 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers["Content-Length"]))
+        length = int(self.headers["Content-Length"])
+        raw = self.rfile.read(length)
+        if len(raw) < length:  # its sender died in the middle
+            return
         self.send_response(self.server.owner.take(Delivery(raw, dict(self.headers))))
         self.end_headers()
 
