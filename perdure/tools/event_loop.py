@@ -134,7 +134,7 @@ _current: _Loop | None = None
 
 
 def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
-    """Call `work`. A coroutine function runs on the event loop, and is cancelled when `is_over` returns True.
+    """Call `work`. A coroutine that it makes runs on the event loop, and is cancelled when `is_over` returns True.
 
     `work` may be a `functools.partial`; `name` is for the log.
 
@@ -142,11 +142,18 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
         Cancelled: the coroutine was cancelled, or not begun because it was over.
         Exception: raised by `work`.
     """
-    if not inspect.iscoroutinefunction(work):
-        return work()
-    if is_over():
+    if inspect.iscoroutinefunction(work) and is_over():
         raise Cancelled(unwanted=True)
-    return _loop().submit(name, work(), is_over)
+    found = work()
+    return _loop().submit(name, _contained(found), is_over) if inspect.iscoroutine(found) else found
+
+
+async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+    """`work`, without the errors that would end the loop's thread."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"it raised {type(error).__name__}") from error
 
 
 def _loop() -> _Loop:

@@ -198,6 +198,30 @@ def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str
         fail.call({}, context())
 
 
+def test_a_tool_that_exits_ends_no_loop() -> None:
+    """`SystemExit` would end the thread that runs every other call."""
+
+    @tool(effect="pure")
+    async def leave() -> str:
+        """Leave."""
+        raise SystemExit(3)
+
+    for _ in range(2):
+        with pytest.raises(ToolError, match="it raised SystemExit"):
+            leave.call({}, context())
+
+
+def test_a_callable_that_makes_a_coroutine_is_awaited() -> None:
+    """A guard of that form would else pass without having run."""
+
+    class Guard:
+        async def __call__(self) -> str:
+            await asyncio.sleep(0)
+            return "ran"
+
+    assert event_loop.call("the guard", Guard(), lambda: False) == "ran"
+
+
 def test_context_variables_reach_the_coroutine() -> None:
     """What logging and tracing keep for a call holds on the loop as well."""
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
