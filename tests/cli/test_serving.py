@@ -6,6 +6,8 @@ import http.client
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from perdure.cli.serve.server import Server
 from perdure.runtime import Runtime
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
+from tests.cli.conftest import Environment
 
 MOST, MOST_PER_ADDRESS = 40, 20
 LIMITS_S = {Phase.HEADER: 0.5, Phase.BODY: 0.5}
@@ -123,6 +126,25 @@ def test_a_probe_may_ask_without_a_body(served: Served, path: str) -> None:
     assert (
         httpx2.head(f"http://{host}:{port}{path}").status_code == httpx2.get(f"http://{host}:{port}{path}").status_code
     )
+
+
+_STOPPED_EARLY = """
+import gc, os, signal
+gc.freeze = lambda: os.kill(os.getpid(), signal.SIGTERM)
+from perdure.cli import main
+main()
+"""
+"""A gateway that gets SIGTERM when its socket accepts connections, and its server does not run yet."""
+
+
+def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment) -> None:
+    """A supervisor that sees the port open may stop it at once; a signal that is lost would need a SIGKILL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-P", "-c", _STOPPED_EARLY, "gateway", "--port", str(port)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "shutdown, 4 of 4" in ended.stderr
 
 
 def test_a_host_that_does_not_resolve_is_reported() -> None:

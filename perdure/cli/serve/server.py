@@ -114,14 +114,12 @@ class Server(uvicorn.Server):
 
 def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close: Callable[[], None]) -> int:
     """Serve `app` until SIGINT or SIGTERM, then call `close`. Returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn replaces these handlers while it runs, and raises the signals again for them when it ends.
-        signal.signal(number, lambda _number, _frame: None)
     logs.repeat_sparingly(
         "uvicorn.error", "asyncio", "perdure.channels.http.errors", "perdure.cli.serve.connection_limits"
     )
     door = Door(connection_limit(raise_descriptor_limit()))
     server = Server(app, HardLimit(budget.hard_exit_s).begin, door)
+    _stop_at_signals(server)
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # full collections then skip the imported objects, which take tens of milliseconds to walk
@@ -134,3 +132,14 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
         now = time.monotonic()
         log.info("shutdown, 4 of 4: closed (%.3f s; %.3f s in all)", now - began, now - server.signalled_at)
     return 1 if server.cut_off else 0
+
+
+def _stop_at_signals(server: Server) -> None:
+    """Let SIGINT and SIGTERM stop `server` before uvicorn has installed its own handlers."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if server.signalled_at is None:  # else uvicorn, which has ended, raises the signal that ended it again
+            server.handle_exit(number, frame)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
