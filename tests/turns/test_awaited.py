@@ -517,6 +517,29 @@ def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, bro
     assert broker.revoked == [second.task_id, broker.sent[2].task_id]
 
 
+def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: Harness, broker: Broker) -> None:
+    """A part whose link was lost just before has its result, and is not revoked."""
+    turn = _many(harness, 2)
+    first, second = broker.sent
+    harness.move(TIMEOUT_S + 1)
+    broker.states[second.task_id] = TaskEnded(failed=False, value="just in time")
+    _go_on(harness, turn)
+    shown = json.loads(_results(harness, turn)[0])
+    assert [next(iter(each)) for each in shown] == ["unknown", "result"]
+    assert shown[1]["result"] == "just in time"
+    assert broker.revoked == [first.task_id]
+
+
+def test_a_result_found_at_the_time_limit_is_cut_at_the_tools_own_limit(harness: Harness, broker: Broker) -> None:
+    """As a result that comes in time is."""
+    harness.equip(celery_tool("reports.export", timeout_s=TIMEOUT_S, name="short", max_result_chars=40))
+    turn = _asked(harness, ("short", {}))
+    harness.move(TIMEOUT_S + 1)
+    broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="x" * 5_000)
+    _go_on(harness, turn)
+    assert len(_results(harness, turn)[0]) < 200
+
+
 def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:
     """And sends no further ones when a late result comes."""
     turn = _many(harness, 4)

@@ -104,7 +104,8 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
     """
     is_task, position = row.waits_for == "task", planned.position
     if row.undecided_s <= 0:
-        return _due(runtime, hold, row, position)
+        limit = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
+        return _due(runtime, hold, row, position, limit)
     if _is_ending(runtime, hold):
         return Result(position, "unknown", LOST, row.effect_id) if is_task else _ended(row, position)
     if is_task and not row.sent:
@@ -210,15 +211,16 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
 
 def _task_ids(row: Row[Any]) -> list[UUID]:
     """The tasks of a call that may be with the broker, or run."""
-    return [row.effect_id] if row.parts is None else fan_out.unended(row.effect_id, row.parts)
+    if row.parts is None:
+        return [row.effect_id]
+    return [fan_out.task_id(row.effect_id, number) for number in fan_out.running(fan_out.load(row.parts))]
 
 
 def _probe_parts(runtime: Runtime, row: Row[Any]) -> None:
-    for number, part in enumerate(fan_out.load(row.parts)):
-        if part.status in {"taken", "sent"} and runtime.calls is not None:
-            found = runtime.calls.ask(fan_out.task_id(row.effect_id, number))
-            if isinstance(found, TaskEnded):
-                finish(runtime, row.effect_id, found, number)
+    for number in fan_out.running(fan_out.load(row.parts)):
+        found = None if runtime.calls is None else runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+        if isinstance(found, TaskEnded):
+            finish(runtime, row.effect_id, found, number)
     fan_out.advance(runtime, row.effect_id, again=True)
 
 
@@ -235,22 +237,32 @@ def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
             pass
 
 
-def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int) -> Result:
-    """The result of a call whose time has come."""
+def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int) -> Result:
+    """The result of a call whose time has come; the backend is asked once more about tasks without a result."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The moment has come: it is {now} now.", row.effect_id)
     hold.step_within(_SEND_S)
     if row.parts is not None:
-        if runtime.calls is not None:
-            runtime.calls.revoke(fan_out.unended(row.effect_id, row.parts))
-        return Result(position, "done", fan_out.rendered(fan_out.load(row.parts)), row.effect_id)
+        return Result(position, "done", _end_parts(runtime, row, limit), row.effect_id)
     found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
     if isinstance(found, TaskEnded):
-        status, text = _rendered(found, MAX_RESULT_CHARS)
+        status, text = _rendered(found, limit)
         return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
     log.warning("the task %s has not ended within its time limit, and is lost", row.effect_id)
     return Result(position, "unknown", LOST, row.effect_id)
+
+
+def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
+    """The result of a call with a list of arguments whose time is over; the tasks that go on are revoked."""
+    parts = fan_out.load(row.parts)
+    if runtime.calls is not None:
+        for number in fan_out.running(parts):
+            found = runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+            if isinstance(found, TaskEnded):
+                parts[number] = fan_out.Part(*_rendered(found, fan_out.most_chars(limit, len(parts))))
+        runtime.calls.revoke([fan_out.task_id(row.effect_id, number) for number in fan_out.running(parts)])
+    return fan_out.rendered(parts)
 
 
 def _is_list(planned: Planned) -> bool:

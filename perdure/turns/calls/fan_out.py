@@ -54,9 +54,9 @@ def load(stored: Sequence[Sequence[Any]]) -> list[Part]:
     return [Part(status, result, tuple(extra)) for status, result, *extra in stored]
 
 
-def unended(effect_id: UUID, stored: Sequence[Sequence[Any]]) -> list[UUID]:
-    """The ids of the tasks that may be with the broker, or run."""
-    return [task_id(effect_id, number) for number, part in enumerate(load(stored)) if part.status in {"taken", "sent"}]
+def running(parts: Sequence[Part]) -> list[int]:
+    """The numbers of the parts whose tasks may be with the broker, or run."""
+    return [number for number, part in enumerate(parts) if part.status in {"taken", "sent"}]
 
 
 def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
@@ -102,7 +102,7 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
 def _choose(parts: Sequence[Part], tool: CeleryTool, *, again: bool) -> list[int]:
     """The numbers of the parts to send now."""
     taken = [number for number, part in enumerate(parts) if part.status == "taken"]
-    room = max(0, (tool.max_parallel or 1) - sum(part.status in {"taken", "sent"} for part in parts))
+    room = max(0, (tool.max_parallel or 1) - len(running(parts)))
     waiting = [number for number, part in enumerate(parts) if part.status == "waiting"]
     return (taken if again and tool.effect is not Effect.UNSAFE else []) + waiting[:room]
 
