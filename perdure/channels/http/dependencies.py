@@ -151,8 +151,9 @@ def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
     Raises:
         NotFound: the turn does not exist, or the caller has no access to it.
     """
-    _require(caller, partial(turns.owner, gateway.runtime.database, turn_id), "turn")
-    return route.resolve(gateway.runtime, turn_id)
+    owner, is_routed = turns.read_owner(gateway.runtime.database, turn_id)
+    _require(caller, lambda: owner, "turn")
+    return turn_id if is_routed else route.resolve(gateway.runtime, turn_id)
 
 
 async def _turn(turn_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:

@@ -21,7 +21,6 @@ from sqlalchemy import Row
 from perdure.database.engine import Executor
 from perdure.errors import PerdureError, RateLimited, Unavailable, loggable
 from perdure.runtime import Runtime
-from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import route_queries as queries
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
@@ -70,15 +69,13 @@ def route_user(runtime: Runtime, user: str) -> None:
 
 
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
-    """The turn of a message: `turn_id`, or the turn that its message was merged into or repeated.
+    """The turn of an application's message: `turn_id`, or the turn that the message was merged into or repeated.
 
     A message that is not routed yet is routed now, if its turn has come.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    if runtime.database.run(turns_queries.OWNER, {"turn_id": turn_id}):
-        return turn_id
     row = _read(runtime.database, turn_id)
     if row is not None and row.settled_at is None:
         route_user(runtime, row.user_id)
