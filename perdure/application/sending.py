@@ -8,6 +8,7 @@ if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, s
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -43,7 +44,7 @@ _STATE = """
 """
 
 _AGAIN_S = (0.02, 0.5)
-"""Seconds from the event before a commit to the two wake-ups: SQLAlchemy has no event after a connection's commit."""
+"""Seconds from the event before a commit to a wake-up, and to another: SQLAlchemy has no event after the commit."""
 
 _ON_COMMIT = "perdure: users to wake"
 """The key in the `info` of a session."""
@@ -76,7 +77,7 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         IncompatibleDatabase: the database has no tables of perdure, or the role may not insert; nothing was executed
             that fails the transaction.
         SettingsError: a setting is invalid.
-        TypeError: `connection` is none of these.
+        TypeError: `connection` has another type.
     """
     own = parts()
     message = parse_incoming({"user_id": user_id, "text": text, **fields}, tenant=parse_tenant(tenant))
@@ -199,10 +200,14 @@ def _wake_soon(own: Parts, connection: Connection) -> None:
     """Wake soon after the commit that begins now."""
     users = sorted(_on_commit[connection])
     _forget(connection)
-    for seconds in _AGAIN_S if users else ():
-        timer = threading.Timer(seconds, own.wake, users)
-        timer.daemon = True
-        timer.start()
+    if users:
+        threading.Thread(target=_wake_again, args=(own, users), name="perdure-wake", daemon=True).start()
+
+
+def _wake_again(own: Parts, users: list[str]) -> None:
+    for seconds in _AGAIN_S:
+        time.sleep(seconds)
+        own.wake(*users)
 
 
 def _forget(connection: Connection) -> None:
