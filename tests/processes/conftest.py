@@ -16,7 +16,7 @@ import pytest
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
 
 from tests.cli.conftest import Perdure
-from tests.processes import nodes
+from tests.processes import nodes, rabbit
 from tests.processes.installation import Installation
 from tests.processes.model_server import ModelServer
 from tests.processes.neighbourhood import Neighbour
@@ -57,6 +57,13 @@ def redis_server(tmp_path: Path) -> Iterator[RedisContainer]:
     container = RedisContainer("redis", tmp_path / "redis")
     yield container
     container.teardown()
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one RabbitMQ for all tests of a module."""
+    with rabbit.running(tmp_path_factory.mktemp("rabbitmq")) as url:
+        yield url
 
 
 @pytest.fixture

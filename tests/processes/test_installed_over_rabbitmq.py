@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import rabbit
 from tests.processes.installation import Installation
 from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer
@@ -19,13 +18,6 @@ from tests.processes.test_installed import (  # noqa: F401 (collected)
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
-
-
-@pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one RabbitMQ for all tests here."""
-    with rabbit.running(tmp_path_factory.mktemp("rabbitmq")) as url:
-        yield url
 
 
 @pytest.fixture

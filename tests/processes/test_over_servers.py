@@ -28,13 +28,6 @@ from tests.processes.test_shutdown import (  # noqa: F401 (collected)
 pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 
 
-@pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one RabbitMQ for all tests here."""
-    with rabbit.running(tmp_path_factory.mktemp("rabbitmq")) as url:
-        yield url
-
-
 @pytest.fixture
 def pooled_url(database_url: str, pytestconfig: pytest.Config) -> Iterator[str]:
     """The URL of the test's database behind PgBouncer."""

@@ -34,13 +34,6 @@ BROKERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one RabbitMQ for all tests here."""
-    with rabbit.running(tmp_path_factory.mktemp("rabbitmq")) as url:
-        yield url
-
-
 @pytest.fixture(params=BROKERS)
 def installation(
     request: pytest.FixtureRequest,
