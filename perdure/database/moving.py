@@ -73,9 +73,9 @@ def tables_at(revision: str | None, revisions: tuple[str, ...]) -> set[str]:
 
 
 def find_revision(connection: Connection, schema: str) -> str | None:
-    """The revision of the installation of perdure in `schema`; `None` if there is none.
+    """The revision of the installation of perdure in `schema`; `None` if the schema has none.
 
-    Another application's `alembic_version` is none of perdure's, whatever revision it names.
+    Another application's `alembic_version` is not perdure's, even if it names one of perdure's revisions.
     """
     found = _columns(connection, schema)
     if "alembic_version" not in found or not _is_recognised(found):

@@ -87,7 +87,7 @@ TAKE_DUE = Statement(
     """,
 )
 
-# `due`: what was taken. A schedule that was paused or removed meanwhile stays as it is.
+# `due`: what was taken. A schedule that was paused or removed after that is not changed.
 ADVANCE = Statement(
     "reminders.advance",
     """

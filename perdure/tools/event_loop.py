@@ -1,7 +1,7 @@
 """The event loop of a process, on which `async def` tools, probes and hooks run.
 
 One thread runs the loop; it starts with the first call, in a forked child with the child's first. The thread of a call
-waits for its coroutine, so the effect, the time limit and the result are handled as those of other tools. When nobody
+waits for its coroutine, so the effect, the time limit and the result are handled as those of other tools. When no turn
 waits for a call any longer (its time limit is over, its turn is cancelled, its lease is lost), its task is cancelled.
 
 A tool that blocks the loop stops all others. The loop's watch notes that, the log names the tool, and after

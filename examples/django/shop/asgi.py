@@ -18,7 +18,7 @@ django = get_asgi_application()
 
 
 async def signed_in(request: Request) -> int | None:
-    """The id of the Django user whose session the request has; `None` for nobody."""
+    """The id of the Django user whose session the request has; `None` without one."""
     of_django = HttpRequest()
     of_django.session = SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
     user = await aget_user(of_django)
