@@ -99,7 +99,7 @@ identities = Table(
     Column("created_at", _timestamp, nullable=False),
     Column("tenant", Text, nullable=False, server_default=""),
     PrimaryKeyConstraint("tenant", "channel", "external_id"),
-    comment="Who a channel's user is here.",
+    comment="Maps a person's id on a channel to a user.",
 )
 
 link_codes = Table(
@@ -120,7 +120,7 @@ link_attempts = Table(
     Column("attempts", Integer, nullable=False),
     Column("since", _timestamp, nullable=False, index=True),
     PrimaryKeyConstraint("tenant", "channel", "external_id"),
-    comment="Codes that an identity has sent since a time.",
+    comment="How many codes an identity has sent since `since`; limits guessing.",
 )
 
 conversations = Table(
@@ -139,7 +139,7 @@ conversations = Table(
     Column("archived_at", _timestamp),
     Column("created_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "conversation"),
-    comment="Conversations that callers named.",
+    comment="Conversations whose key a caller gave.",
 )
 
 chat_places = Table(
@@ -148,25 +148,25 @@ chat_places = Table(
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
     Column("channel", Text, nullable=False),
     Column("chat", Text, nullable=False),
-    Column("thread", Text, nullable=False, comment="'': none"),
-    Column("conversation", Text, comment="opened by a command; NULL: the place's own"),
-    Column("last_message_id", Text, comment="the newest message that was handled"),
+    Column("thread", Text, nullable=False, comment="'': the chat has no threads"),
+    Column("conversation", Text, comment="opened by a command; NULL: the chat's own conversation"),
+    Column("last_message_id", Text, comment="the newest message that was accepted"),
     Column("seen_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "channel", "chat", "thread"),
     Index("chat_places_seen_idx", "channel", "seen_at"),
-    comment="Chats with the bot.",
+    comment="Chats in which people wrote to a channel's bot.",
 )
 
 answered_requests = Table(
     "answered_requests",
     metadata,
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
-    Column("fingerprint", Text, nullable=False, comment="of the conversation, the agent and the messages"),
+    Column("fingerprint", Text, nullable=False, comment="a digest of the conversation, the agent and the messages"),
     Column("turn_id", Uuid, nullable=False),
     Column("answered_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "fingerprint"),
     Index("answered_requests_answered_at_idx", "answered_at"),
-    comment="The last turn whose answer was sent to the end, for requests without an idempotency key.",
+    comment="The last turn whose answer was sent completely, for requests without an idempotency key.",
 )
 
 reminders = Table(
@@ -204,10 +204,10 @@ unrouted = Table(
     Column("accepted_at", _timestamp, nullable=False, server_default=text("now()")),
     Column("due_at", _timestamp, nullable=False, server_default=text("now()")),
     Column("attempts", Integer, nullable=False, server_default="0"),
-    Column("routed_to", Uuid, comment="another message's turn that this message belongs to"),
-    Column("error_code", Text, comment="why it was refused"),
+    Column("routed_to", Uuid, comment="the turn that the message was merged into or repeated"),
+    Column("error_code", Text, comment="why the message was refused"),
     Column("error_message", Text),
-    Column("settled_at", _timestamp, comment="when one of these was set"),
+    Column("settled_at", _timestamp, comment="when routed_to or error_code was set"),
     Index("unrouted_due_at_idx", "due_at", "position", postgresql_where=text("settled_at IS NULL")),
     Index("unrouted_user_id_idx", "user_id", "position"),
     Index("unrouted_settled_at_idx", "settled_at", postgresql_where=text("settled_at IS NOT NULL")),
@@ -219,8 +219,8 @@ sessions = Table(
     metadata,
     Column("session_id", Uuid, primary_key=True),
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
-    Column("scope", Text, nullable=False, comment="'' spans the user's channels; else the one channel it spans"),
-    Column("routable", Boolean, nullable=False, comment="messages without a session_id may come here"),
+    Column("scope", Text, nullable=False, comment="'': all channels; else a channel, or '/' and a conversation's key"),
+    Column("routable", Boolean, nullable=False, comment="accepts messages without a session_id"),
     Column("agent", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("created_at", _timestamp, nullable=False),
@@ -229,13 +229,13 @@ sessions = Table(
     Column("channels", ARRAY(Text), nullable=False),
     Column("summary", Text),
     Column("key_topics", ARRAY(Text), nullable=False, server_default=text("'{}'")),
-    Column("turn_count", Integer, nullable=False, server_default="0", comment="turns settled"),
+    Column("turn_count", Integer, nullable=False, server_default="0", comment="settled turns"),
     Column("message_count", BigInteger, nullable=False, server_default="0", comment="seq of the last message"),
     Column("last_turn_seq", BigInteger, nullable=False, server_default="0", comment="seq of the last turn accepted"),
-    Column("unsettled", Integer, nullable=False, server_default="0", comment="turns accepted and not settled"),
-    Column("tick", BigInteger, nullable=False, server_default="0", comment="steps committed"),
+    Column("unsettled", Integer, nullable=False, server_default="0", comment="turns that are accepted and not settled"),
+    Column("tick", BigInteger, nullable=False, server_default="0", comment="committed steps"),
     Column("token", BigInteger, nullable=False, server_default="0", comment="fencing token; grows with each claim"),
-    Column("nonce", Uuid, comment="drawn with each claim; the fence's other half"),
+    Column("nonce", Uuid, comment="a random id, new with each claim; the fence's second half"),
     Column("lease_owner", Text),
     Column("lease_until", _timestamp),
     Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),
@@ -243,43 +243,51 @@ sessions = Table(
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
     Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"),
-    Column("not_before", _timestamp, comment="its turn waits until then, for a person or a model; NULL: for nobody"),
+    Column(
+        "not_before",
+        _timestamp,
+        comment="its turn waits until then, e.g. for a person; NULL: it does not wait",
+    ),
     Column("end_requested_at", _timestamp),
     Column("end_reason", Text),
-    Column("end_attempts", Integer, nullable=False, server_default="0", comment="claims in order to end it"),
-    Column("summary_extractive", Boolean, comment="no model wrote the summary"),
-    Column("previous_session_id", Uuid, ForeignKey("sessions.session_id"), comment="the one before it in its scope"),
-    Column("forked_from", Uuid, comment="the session that it was copied from"),
+    Column("end_attempts", Integer, nullable=False, server_default="0", comment="claims made to end it"),
+    Column("summary_extractive", Boolean, comment="the summary is made of extracts, because no model wrote one"),
+    Column(
+        "previous_session_id", Uuid, ForeignKey("sessions.session_id"), comment="the session before it in the scope"
+    ),
+    Column("forked_from", Uuid, comment="the session it was copied from"),
     Column(
         "variables_tick",
         BigInteger,
-        comment="the tick that last changed the working variables; NULL: there are none",
+        comment="the tick that last changed the working variables; NULL: it has none",
     ),
-    Column("saved_token", BigInteger, comment="of the snapshot that counts in a store elsewhere"),
-    Column("saved_tick", BigInteger, comment="of that snapshot"),
-    Column("imported_as", Text, comment="its name in the file that it was imported from"),
-    Column("consolidated_at", _timestamp, comment="when its memories were drawn from it"),
-    Column("consolidation_attempts", Integer, nullable=False, server_default="0", comment="runs that failed"),
-    Column("consolidation_due_at", _timestamp, comment="not tried again before"),
-    Column("consolidation_given_up_at", _timestamp, comment="when its last run failed; not tried again unless asked"),
+    Column("saved_token", BigInteger, comment="token of the valid snapshot in an external store"),
+    Column("saved_tick", BigInteger, comment="tick of that snapshot"),
+    Column("imported_as", Text, comment="its name in the imported file"),
+    Column("consolidated_at", _timestamp, comment="when its memories were extracted"),
+    Column("consolidation_attempts", Integer, nullable=False, server_default="0", comment="failed runs"),
+    Column("consolidation_due_at", _timestamp, comment="when the next run may start"),
+    Column("consolidation_given_up_at", _timestamp, comment="when the last run failed; an operator can start another"),
     Column("consolidation_error", Text, comment="why the last run failed"),
-    Column("consolidation", JSONB, comment="what came of it: {skipped} or {stored, duplicates_merged, superseded}"),
+    Column("consolidation", JSONB, comment="the result: {skipped} or {stored, duplicates_merged, superseded}"),
     Column(
         "priority",
         SmallInteger,
         nullable=False,
         server_default="5",
-        comment="the highest of the turns accepted since it last had none unsettled",
+        comment="the highest priority of its turns since it last had no unsettled turn",
     ),
     Column(
         "paced",
         Boolean,
         nullable=False,
         server_default=text("false"),
-        comment="while not_before is set: its turn waits for a model, and is woken with a few others",
+        comment="while not_before is set: its turn waits for a model; few such sessions are woken at a time",
     ),
     Column(
-        "queued_at", _timestamp, comment="waits since then for one of its user's turns to settle; NULL: it does not"
+        "queued_at",
+        _timestamp,
+        comment="since when it waits for its user's other turns; NULL: it does not wait",
     ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
@@ -396,10 +404,10 @@ turns = Table(
     Column("accepted_at", _timestamp, nullable=False),
     Column("started_at", _timestamp),
     Column("settled_at", _timestamp),
-    Column("settled_tick", BigInteger, comment="the session's when it was settled"),
-    Column("held", JSON, comment="how it ends, once the session's snapshot is saved"),
-    Column("held_error", Text, comment="why it is not saved yet"),
-    Column("feedback", JSONB, comment="what a person said of it: a score, -1 or 1, and a comment"),
+    Column("settled_tick", BigInteger, comment="the session's tick when the turn was settled"),
+    Column("held", JSON, comment="how the turn ends; it is settled when the session's snapshot is saved"),
+    Column("held_error", Text, comment="why the snapshot is not saved yet"),
+    Column("feedback", JSONB, comment="a person's feedback: a score, -1 or 1, and a comment"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -418,7 +426,7 @@ inbox = Table(
     Column("channel", Text, nullable=False),
     Column("message_id", Text, nullable=False),
     Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False, index=True),
-    Column("position", Integer, nullable=False, comment="order within the turn; over 1 when merged into it"),
+    Column("position", Integer, nullable=False, comment="order within the turn; over 1: it was merged into it"),
     Column("text", Text, nullable=False),
     Column("accepted_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "channel", "message_id"),
@@ -434,19 +442,19 @@ messages = Table(
     Column("turn_id", Uuid, nullable=False),
     Column("role", Text, nullable=False),
     Column("content", Text, nullable=False),
-    Column("tool_calls", JSONB, comment="[{id, name, arguments}], arguments as the text that the model gave"),
+    Column("tool_calls", JSONB, comment="[{id, name, arguments}]; arguments is the model's text"),
     Column("tool_call_id", Text),
-    Column("message_id", Text, comment="the sender's own, where it gave one"),
+    Column("message_id", Text, comment="the sender's id, if one was given"),
     Column("channel", Text, nullable=False),
     Column("token_count", Integer, nullable=False),
     Column("model", Text),
     Column("fallback", Boolean),
-    Column("usage", JSONB, comment="{input_tokens, output_tokens} of the call that said it"),
+    Column("usage", JSONB, comment="{input_tokens, output_tokens} of the model call that produced it"),
     Column("created_at", _timestamp, nullable=False),
-    Column("author", Text, comment="who spoke, where it is told"),
+    Column("author", Text, comment="who wrote the message, in a group"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
-    comment="The transcript. Appended, never rewritten.",
+    comment="The transcript. Rows are appended and never updated.",
 )
 
 tool_effects = Table(
@@ -454,28 +462,28 @@ tool_effects = Table(
     metadata,
     Column("effect_id", Uuid, primary_key=True, comment="the tool's idempotency key"),
     Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False),
-    Column("message_seq", BigInteger, nullable=False, comment="the assistant message that asked"),
-    Column("position", Integer, nullable=False, comment="which of its calls, from 0"),
+    Column("message_seq", BigInteger, nullable=False, comment="seq of the assistant message that makes the call"),
+    Column("position", Integer, nullable=False, comment="index of the call in that message, from 0"),
     Column("tool", Text, nullable=False),
     Column("arguments", Text, nullable=False),
     Column("effect", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("result", Text),
     Column("intended_at", _timestamp, nullable=False),
-    Column("decide_at", _timestamp, nullable=False, comment="in doubt no earlier than this: intent + timeout"),
+    Column("decide_at", _timestamp, nullable=False, comment="deadline: intent + timeout"),
     Column("finished_at", _timestamp),
-    Column("variables", JSON, comment="[[number, name, value]], changes that wait for the step; no value: removed"),
-    Column("waits_for", Text, comment="whose result it waits for, without a worker"),
-    Column("sent_at", _timestamp, comment="since when its task is, or may be, sent"),
-    Column("probe_at", _timestamp, comment="when the sweeper asks about its task, or revokes it"),
-    Column("progress", Text, comment="what its task last reported, as JSON"),
-    Column("parts", JSON, comment="[[status, result]], of a call with a list of arguments"),
+    Column("variables", JSON, comment="[[number, name, value]] for the step to commit; without a value: removed"),
+    Column("waits_for", Text, comment="what the call waits for without a worker"),
+    Column("sent_at", _timestamp, comment="since when its task may be with the broker"),
+    Column("probe_at", _timestamp, comment="when the sweeper asks for its task's result, or revokes the task"),
+    Column("progress", Text, comment="the task's last progress report, as JSON"),
+    Column("parts", JSON, comment="[[status, result]]: the calls of a list of arguments"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
     _one_of("waits_for", ("task", "timer")),
     UniqueConstraint("turn_id", "message_seq", "position"),
     Index("tool_effects_probe_idx", "probe_at", postgresql_where=text("probe_at IS NOT NULL")),
-    comment="Tool calls: intent before, result after.",
+    comment="Tool calls: the intent is written before the call, the result after it.",
 )
 
 deliveries = Table(
@@ -483,34 +491,37 @@ deliveries = Table(
     metadata,
     Column("delivery_id", Uuid, primary_key=True),
     Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False),
+    Column("user_id", Text, comment="the turn's user; NULL: a release before 0030 wrote the row"),
+    Column("scope", Text, comment="the scope of the turn's session"),
     Column("asking_seq", BigInteger, comment="seq of the message whose calls need approval; NULL: the reply"),
     Column("target", JSONB, nullable=False),
     Column("status", Text, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
-    Column("due_at", _timestamp, nullable=False, comment="next attempt; moved ahead by whoever attempts"),
+    Column("due_at", _timestamp, nullable=False, comment="the next attempt; an attempt moves it ahead"),
     Column("last_error", Text),
     Column("created_at", _timestamp, nullable=False),
     Column("delivered_at", _timestamp),
-    Column("wake_at", _timestamp, comment="not published before; NULL: when it is due"),
+    Column("wake_at", _timestamp, comment="when it may be published again; NULL: when it is due"),
     Column(
         "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"
     ),
     _one_of("status", DELIVERY_STATUSES),
     Index("deliveries_turn_key", "turn_id", "asking_seq", unique=True, postgresql_nulls_not_distinct=True),
     Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
+    Index("deliveries_pending_idx", "user_id", "scope", "delivery_id", postgresql_where=text("status = 'pending'")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
-    comment="The outbox: replies owed to whoever asked for them.",
+    comment="The outbox: replies to deliver.",
 )
 
 snapshots = Table(
     "snapshots",
     metadata,
     Column("session_id", Uuid, ForeignKey("sessions.session_id"), nullable=False),
-    Column("set_aside", Boolean, nullable=False, comment="could not be used; kept for the operator, read by none"),
-    Column("variables", JSON, nullable=False, comment="as text, not jsonb: read back exactly as they were set"),
+    Column("set_aside", Boolean, nullable=False, comment="could not be used; kept for the operator and never read"),
+    Column("variables", JSON, nullable=False, comment="JSON text, not jsonb, so that values are read back exactly"),
     Column("events", JSON, nullable=False, comment="[{source, type, payload}]"),
-    Column("tick", BigInteger, nullable=False, comment="the session's that they are since"),
-    Column("token", BigInteger, nullable=False, comment="the fencing token it was written under"),
+    Column("tick", BigInteger, nullable=False, comment="the session's tick at which these values were set"),
+    Column("token", BigInteger, nullable=False, comment="the writer's fencing token"),
     Column("saved_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("session_id", "set_aside", "tick"),
     Index("snapshots_set_aside_idx", "saved_at", postgresql_where=text("set_aside")),
@@ -525,24 +536,24 @@ schedule_slots = Table(
     Column("taken_at", _timestamp, nullable=False),
     Column("done_at", _timestamp),
     Column("attempts", Integer, nullable=False, server_default="1"),
-    Column("retry_at", _timestamp, comment="not taken again before"),
+    Column("retry_at", _timestamp, comment="when the next attempt may start"),
     Column("error", Text, comment="why the last attempt failed"),
     PrimaryKeyConstraint("entry", "slot"),
-    comment="Beat's slots: taken by the task that does the work, done when it is done.",
+    comment="Slots of the schedule: taken by the task that does the work, done when the work is done.",
 )
 
 schedule_entries = Table(
     "schedule_entries",
     metadata,
     Column("entry", Text, primary_key=True),
-    Column("since", _timestamp, nullable=False, comment="first seen; no slot before this is caught up"),
+    Column("since", _timestamp, nullable=False, comment="when the entry was first seen; earlier slots are skipped"),
     Column("token", BigInteger, nullable=False, server_default="0", comment="grows with each slot taken"),
-    Column("lease_until", _timestamp, comment="a slot is being worked on; NULL when none is"),
+    Column("lease_until", _timestamp, comment="lease on the slot in progress; NULL: no slot is in progress"),
     Column("woken_at", _timestamp),
     Column(
-        "wakes", Integer, nullable=False, server_default="0", comment="firings by the sweeper since a slot was taken"
+        "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since a slot was taken"
     ),
-    comment="The schedule's entries, each with the lease on the slot in work.",
+    comment="The schedule's entries, each with the lease on its current slot.",
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -551,15 +562,15 @@ sweeps = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("due_at", _timestamp, nullable=False),
-    comment="Whose turn it is to sweep: one compare-and-set on a row.",
+    comment="When each kind of sweep is due: the worker that moves the time ahead does it.",
 )
 
 intake = Table(
     "intake",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("closed_at", _timestamp, comment="since when the fleet takes nothing in; NULL while it does"),
-    comment="Whether the fleet takes in work: one row, which a drain closes.",
+    Column("closed_at", _timestamp, comment="since when workers start no turns; NULL: they do"),
+    comment="Whether workers start turns: one row, which `perdure drain` closes and opens.",
 )
 
 schema_compatibility = Table(
@@ -575,11 +586,11 @@ erasures = Table(
     "erasures",
     metadata,
     Column("erasure_id", Uuid, primary_key=True),
-    Column("user_id", Text, nullable=False, comment="whose Redis keys are seen to once more"),
-    Column("session_ids", ARRAY(Uuid), nullable=False, comment="and of which sessions"),
+    Column("user_id", Text, nullable=False, comment="whose Redis keys are deleted again"),
+    Column("session_ids", ARRAY(Uuid), nullable=False, comment="the user's sessions"),
     Column("erased_at", _timestamp, nullable=False),
-    Column("due_at", _timestamp, nullable=False, comment="when whoever was paused has lost its lease"),
-    comment="Users who were erased less than a lease ago; the row goes with the last trace.",
+    Column("due_at", _timestamp, nullable=False, comment="when every worker that was paused has lost its lease"),
+    comment="Users who were erased less than a lease ago: what paused workers still write is deleted at `due_at`.",
 )
 
 # --- memory ------------------------------------------------------------------------------
@@ -595,7 +606,7 @@ message_words = Table(
     PrimaryKeyConstraint("session_id", "seq"),
     Index("message_words_user_id_idx", "user_id", "occurred_at"),
     Index("message_words_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 64}),
-    comment="What was said, as it is searched: written by a trigger on messages, in the same commit.",
+    comment="The full-text index of messages: written by a trigger on messages, in the same commit.",
 )
 
 embedders = Table(
@@ -605,13 +616,13 @@ embedders = Table(
     Column("name", Text, nullable=False),
     Column("dimensions", SmallInteger, nullable=False),
     Column("created_at", _timestamp, nullable=False),
-    Column("indexed_at", _timestamp, comment="its vectors are searched by an index since then"),
-    Column("walked_at", _timestamp, comment="when all that is older had been looked at"),
-    Column("walked_kind", Text, comment="how far the present look has come"),
+    Column("indexed_at", _timestamp, comment="since when its vectors are searched by an index"),
+    Column("walked_at", _timestamp, comment="when the last search for texts without its vector ended"),
+    Column("walked_kind", Text, comment="how far the present search has come"),
     Column("walked_id", Uuid),
     Column("walked_seq", BigInteger),
     UniqueConstraint("name", "dimensions", name="embedders_name_dimensions_key"),
-    comment="Who made vectors here. Those of different ones are never compared.",
+    comment="Embedders that made vectors. Vectors of different embedders are never compared.",
 )
 
 message_vectors = Table(
@@ -630,21 +641,21 @@ message_vectors = Table(
     ),
     PrimaryKeyConstraint("session_id", "seq", "embedder_id"),
     Index("message_vectors_user_id_idx", "user_id", "embedder_id"),
-    comment="Vectors of what was said, beside each other where there was more than one embedder.",
+    comment="Vectors of messages; one row for each embedder.",
 )
 
 unembedded = Table(
     "unembedded",
     metadata,
     Column("kind", Text, nullable=False),
-    Column("id", Uuid, nullable=False, comment="the message's session, or the memory"),
-    Column("seq", BigInteger, nullable=False, comment="of the message; 0 for a memory"),
+    Column("id", Uuid, nullable=False, comment="the message's session_id, or the memory_id"),
+    Column("seq", BigInteger, nullable=False, comment="the message's seq; 0 for a memory"),
     Column("user_id", Text, nullable=False, index=True),
-    Column("due_at", _timestamp, nullable=False, index=True, comment="moved ahead by whoever takes it"),
+    Column("due_at", _timestamp, nullable=False, index=True, comment="the next attempt; an attempt moves it ahead"),
     Column("attempts", Integer, nullable=False, server_default="0"),
     _one_of("kind", ("message", "memory")),
     PrimaryKeyConstraint("kind", "id", "seq"),
-    comment="What still has to get its vector.",
+    comment="Messages and memories whose vector is still to be made.",
 )
 
 memories = Table(
@@ -654,17 +665,17 @@ memories = Table(
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
     Column("kind", Text, nullable=False),
     Column("content", Text, nullable=False),
-    Column("importance", Double, nullable=False, comment="what decay is computed from; reinforced"),
-    Column("value", Double, nullable=False, comment="what decay left of it, as of decayed_at"),
+    Column("importance", Double, nullable=False, comment="the value before decay; raised when the memory is repeated"),
+    Column("value", Double, nullable=False, comment="the importance after decay until decayed_at"),
     Column("decayed_at", _timestamp),
     Column("access_count", Integer, nullable=False, server_default="0"),
     Column("last_accessed_at", _timestamp),
     Column("channels", ARRAY(Text), nullable=False),
     Column("origin", Text, nullable=False, comment="who wrote it"),
-    Column("session_id", Uuid, comment="the session that it was first drawn from"),
+    Column("session_id", Uuid, comment="the session that it was first extracted from"),
     Column("created_at", _timestamp, nullable=False),
-    Column("valid_from", _timestamp, nullable=False, comment="when it was said"),
-    Column("valid_to", _timestamp, comment="when what contradicts it was said"),
+    Column("valid_from", _timestamp, nullable=False, comment="when the user said it"),
+    Column("valid_to", _timestamp, comment="when the user said the contrary"),
     Column("superseded_by", Uuid, ForeignKey("memories.memory_id", ondelete="SET NULL")),
     Column("archived_at", _timestamp),
     Column(
@@ -679,7 +690,7 @@ memories = Table(
     Index("memories_user_id_idx", "user_id", "valid_from"),
     Index("memories_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 64}),
     Index("memories_superseded_by_idx", "superseded_by", postgresql_where=text("superseded_by IS NOT NULL")),
-    comment="Layer 3: what is known of a user. Superseded ones stay, as history.",
+    comment="Layer 3: facts about a user. Superseded ones are kept, as history.",
     postgresql_with={"fillfactor": "80"},
 )
 
@@ -692,7 +703,7 @@ memory_vectors = Table(
     Column("vector", VECTOR, comment="of length 1; NULL: the embedder refuses the text"),
     PrimaryKeyConstraint("memory_id", "embedder_id"),
     Index("memory_vectors_user_id_idx", "user_id", "embedder_id"),
-    comment="Vectors of memories, beside each other where there was more than one embedder.",
+    comment="Vectors of memories; one row for each embedder.",
 )
 
 memory_sources = Table(
@@ -717,12 +728,12 @@ entities = Table(
     metadata,
     Column("entity_id", Uuid, primary_key=True),
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
-    Column("name", Text, nullable=False, comment="as it was first written"),
-    Column("key", Text, nullable=False, comment="the name, so that its spellings are one"),
-    Column("kind", Text, comment="person, place, thing ... as it was extracted"),
+    Column("name", Text, nullable=False, comment="the first spelling"),
+    Column("key", Text, nullable=False, comment="the normalised name, the same for all spellings"),
+    Column("kind", Text, comment="person, place, thing ... as extracted"),
     Column("created_at", _timestamp, nullable=False),
     UniqueConstraint("user_id", "key", name="entities_user_id_key_key"),
-    comment="Layer 4: whom and what a user's memories are about.",
+    comment="Layer 4: people and things that a user's memories mention.",
 )
 
 entity_mentions = Table(
@@ -731,7 +742,7 @@ entity_mentions = Table(
     Column("entity_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False),
     Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False, index=True),
     PrimaryKeyConstraint("entity_id", "memory_id"),
-    comment="Which memories an entity is in.",
+    comment="Which memories mention an entity.",
 )
 
 relations = Table(
@@ -746,12 +757,12 @@ relations = Table(
         ForeignKey("memories.memory_id", ondelete="CASCADE"),
         nullable=False,
         index=True,
-        comment="the memory that says so",
+        comment="the memory that states it",
     ),
     Column("user_id", Text, nullable=False, index=True),
     Column("created_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("source_id", "predicate", "target_id", "memory_id"),
-    comment="How entities stand to each other, once for each memory that says so.",
+    comment="Relations between entities; one row for each memory that states the relation.",
 )
 
 memory_accesses = Table(
@@ -759,11 +770,11 @@ memory_accesses = Table(
     metadata,
     Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
     Column("accessed_at", _timestamp, nullable=False, index=True),
-    Column("access_id", Uuid, nullable=False, comment="of one recall"),
+    Column("access_id", Uuid, nullable=False, comment="id of the recall"),
     Column("user_id", Text, nullable=False),
     PrimaryKeyConstraint("memory_id", "accessed_at", "access_id"),
     Index("memory_accesses_user_id_idx", "user_id", "accessed_at"),
-    comment="Layer 5: which memories were recalled when, for some days.",
+    comment="Layer 5: which memories were recalled, and when; kept for some days.",
 )
 
 hot_memories = Table(
@@ -775,7 +786,7 @@ hot_memories = Table(
     Column("score", Double, nullable=False),
     Column("refreshed_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "rank"),
-    comment="Layer 5: the memories that a user's conversations come back to.",
+    comment="Layer 5: the memories that were recalled most, weighted by time.",
 )
 
 # --- casebank ----------------------------------------------------------------------------
@@ -795,9 +806,9 @@ def _case_columns() -> list[Column[Any]]:
         Column("success_rate", Double, comment="percent; NULL while unknown"),
         Column("last_accessed_at", _timestamp),
         Column("created_at", _timestamp, nullable=False),
-        Column("user_id", Text, comment="the author: the user whose words it holds; NULL: everybody's"),
-        Column("turn_id", Uuid, comment="the turn that it was learnt from"),
-        Column("review", JSONB, comment="what reflection found wrong with it"),
+        Column("user_id", Text, comment="the author, whose words it holds; NULL: no user's words"),
+        Column("turn_id", Uuid, comment="the turn that it was learned from"),
+        Column("review", JSONB, comment="problems that reflection found"),
     ]
 
 
@@ -807,8 +818,8 @@ cases = Table(
     Column("case_id", _case_id, primary_key=True),
     *_case_columns(),
     Column("status", Text, nullable=False, server_default="active"),
-    Column("bank", Text, nullable=False, server_default="common", comment="an agent finds the cases of its bank only"),
-    Column("shared_at", _timestamp, comment="since when an administrator lets it enter the prompts of all users"),
+    Column("bank", Text, nullable=False, server_default="common", comment="agents with this bank find the case"),
+    Column("shared_at", _timestamp, comment="since when an administrator lets it enter all users' prompts"),
     _one_of("status", CASE_STATUSES),
     CheckConstraint("usage_count >= 0", name="usage_count"),
     CheckConstraint("success_rate BETWEEN 0 AND 100", name="success_rate"),
@@ -840,7 +851,7 @@ cases = Table(
     ),
     Index("cases_flagged_idx", "case_id", postgresql_where=text("review IS NOT NULL")),
     postgresql_with={"fillfactor": "80"},
-    comment="Questions answered before, and how well. Vectors are compared within one embedder and size only.",
+    comment="Questions answered before, with success rates. Only vectors of one embedder and size are compared.",
 )
 
 case_executions = Table(
@@ -848,8 +859,8 @@ case_executions = Table(
     metadata,
     Column("case_id", _case_id, nullable=False, comment="no foreign key: its check would lock the case's row"),
     Column("turn_id", Uuid, nullable=False, index=True),
-    Column("succeeded", Boolean, nullable=False, comment="whether the turn did"),
-    Column("feedback", SmallInteger, comment="-1 or 1; where given, it decides"),
+    Column("succeeded", Boolean, nullable=False, comment="whether the turn succeeded"),
+    Column("feedback", SmallInteger, comment="-1 or 1; it overrides `succeeded`"),
     Column("error", Text),
     Column("executed_at", _timestamp, nullable=False),
     Column(
@@ -863,7 +874,7 @@ case_executions = Table(
     CheckConstraint("feedback IN (-1, 1)", name="feedback"),
     Index("case_executions_newest_idx", "case_id", "executed_at", "turn_id"),
     Index("case_executions_uncounted_idx", "case_id", postgresql_where=text("NOT counted")),
-    comment="Turns that had a case in their prompt, and what came of it.",
+    comment="Turns that had a case in their prompt, with their outcome.",
 )
 
 case_archive = Table(
@@ -874,10 +885,10 @@ case_archive = Table(
     *_case_columns(),
     Column("archived_at", _timestamp, nullable=False, index=True),
     Column("archived_reason", Text, nullable=False),
-    Column("keeper_id", Text, comment="the case that took over its counts"),
+    Column("keeper_id", Text, comment="the case that its counts were merged into"),
     Column("run_id", Uuid),
-    Column("restored_at", _timestamp, comment="set once it is active again; the row stays"),
-    comment="Cases as they were when they were archived.",
+    Column("restored_at", _timestamp, comment="when it was restored; the row is kept"),
+    comment="Copies of cases, made when they were archived.",
 )
 
 case_history = Table(
@@ -891,24 +902,24 @@ case_history = Table(
     Column("run_id", Uuid),
     Column("at", _timestamp, nullable=False),
     _one_of("event", CASE_EVENTS),
-    comment="Every change of a case's status and readers, and of its counts by a merge. Appended, never rewritten.",
+    comment="Changes of a case's status or readers, and merges of its counts. Rows are never updated.",
 )
 
 case_runs = Table(
     "case_runs",
     metadata,
     Column("run_id", Uuid, primary_key=True),
-    Column("dry_run", Boolean, nullable=False, server_default=text("false"), comment="it makes a plan and ends"),
+    Column("dry_run", Boolean, nullable=False, server_default=text("false"), comment="the run ends with the plan"),
     Column("phase", Text, nullable=False),
-    Column("done", BigInteger, nullable=False, server_default="0", comment="of this phase"),
-    Column("total", BigInteger, nullable=False, server_default="0", comment="of this phase"),
+    Column("done", BigInteger, nullable=False, server_default="0", comment="cases done in this phase"),
+    Column("total", BigInteger, nullable=False, server_default="0", comment="cases of this phase"),
     Column("started_at", _timestamp, nullable=False),
-    Column("planned_at", _timestamp, comment="the moment that the plan is reckoned from"),
+    Column("planned_at", _timestamp, comment="the moment that ages in the plan are counted from"),
     Column("notified_at", _timestamp),
-    Column("expires_at", _timestamp, comment="of a plan that waits for approval"),
+    Column("expires_at", _timestamp, comment="when a plan that waits for approval expires"),
     Column("decided_by", Text, comment="who approved or rejected the plan"),
     Column("finished_at", _timestamp),
-    Column("error", Text, comment="what went wrong last"),
+    Column("error", Text, comment="the last error"),
     Column("token", BigInteger, nullable=False, server_default="1", comment="fencing token; grows with each claim"),
     Column("lease_until", _timestamp),
     _one_of("phase", RUN_PHASES),
@@ -930,7 +941,7 @@ case_runs = Table(
         postgresql_where=text("finished_at IS NULL AND dry_run"),
     ),
     Index("case_runs_started_at_idx", "started_at"),
-    comment="Runs of the weekly policy. One at a time is under way.",
+    comment="Runs of the weekly policy; at most one is in progress.",
 )
 
 case_run_items = Table(
@@ -942,18 +953,23 @@ case_run_items = Table(
     Column("case_id", _case_id, nullable=False),
     Column("rule", Text, nullable=False),
     Column("reason", Text, nullable=False),
-    Column("keeper_id", _case_id, comment="of a duplicate: the case that takes over its counts, or would"),
-    Column("similarity", Double, comment="of a duplicate to its keeper"),
-    Column("keeper_weight", BigInteger, comment="uses behind the keeper's rate when the plan was made"),
-    Column("usage_count", BigInteger, nullable=False, comment="the case's, when the plan was made or by its merges"),
-    Column("success_rate", Double, comment="likewise"),
-    Column("last_accessed_at", _timestamp, comment="likewise"),
+    Column("keeper_id", _case_id, comment="of a duplicate: the case that its counts are merged into"),
+    Column("similarity", Double, comment="of a duplicate: its similarity to the keeper"),
+    Column("keeper_weight", BigInteger, comment="number of uses behind the keeper's rate when the plan was made"),
+    Column(
+        "usage_count",
+        BigInteger,
+        nullable=False,
+        comment="the case's, with the plan's merges",
+    ),
+    Column("success_rate", Double, comment="as usage_count"),
+    Column("last_accessed_at", _timestamp, comment="as usage_count"),
     Column("outcome", Text),
-    Column("outcome_rule", Text, comment="why it was spared after all"),
+    Column("outcome_rule", Text, comment="the rule that spared the case when the plan was applied"),
     Column("outcome_reason", Text),
     PrimaryKeyConstraint("run_id", "position"),
     _one_of("action", ("remove", "merge", "archive", "spare")),
     _one_of("outcome", ("done", "spared")),
     Index("case_run_items_keeper_idx", "run_id", "keeper_id", postgresql_where=text("action = 'merge'")),
-    comment="A run's plan, one row a case, and what came of it.",
+    comment="A run's plan: one row for each case, with its outcome.",
 )

@@ -71,7 +71,7 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver has it. `next_id`: the session's next delivery to this receiver, which waited for it."""
+    """The receiver has it. `next_id`: the conversation's next delivery to this receiver, which waited for it."""
 
     next_id: UUID | None = None
 

@@ -13,7 +13,7 @@ CANCEL = Statement(
     "turns.cancel",
     f"""
     WITH locked AS (
-        SELECT s.session_id, s.tick FROM sessions AS s
+        SELECT s.session_id, s.tick, s.scope FROM sessions AS s
         WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
         FOR NO KEY UPDATE
     ), asked AS (
@@ -26,7 +26,8 @@ CANCEL = Statement(
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
         WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority,
+        RETURNING t.turn_id, t.session_id, t.user_id, locked.scope, t.status, t.status = 'cancelled' AS settled,
+                  t.reply_to, t.priority,
                   t.status = 'waiting_approval' OR t.status = 'parked' AND EXISTS (
                       SELECT FROM tool_effects AS e
                       WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL) AS waits
@@ -41,8 +42,8 @@ CANCEL = Statement(
         FROM asked WHERE s.session_id = asked.session_id  -- not by its old state: it may be parked concurrently
         RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
-        INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
         FROM asked WHERE settled AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
@@ -175,41 +176,59 @@ _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_inter
 
 
 def _receiver(delivery: str) -> str:
-    """Who a delivery is for: deliveries of a session to one receiver are made in the order of their turns."""
+    """The receiver of a delivery: one receiver gets the deliveries of a conversation in the order of their turns."""
     target = f"{delivery}.target"
     return f"""coalesce({target} ->> 'url', {target} ->> 'task',
                      concat_ws(' ', {target} ->> 'channel', {target} #>> '{{place,chat}}'))"""
 
 
-# Only the turns right before or after are looked at: of more pending deliveries, each waits for the one before it.
-_NEIGHBOURS = 100
+def _place(delivery: str, turn: str, session: str) -> str:
+    """The place of a delivery in its conversation, for a comparison: a turn's requests for approval, then its reply."""
+    return f"""({session}.created_at, {session}.session_id, {turn}.seq,
+                     coalesce({delivery}.asking_seq, {2**63 - 1}))"""
+
+
+# The pending deliveries of the conversation of `own`, to the receiver of `own`. The limit bounds the work while a
+# receiver fails: of more, each waits for those before it.
+_PENDING = f"""
+    (SELECT p.delivery_id, p.turn_id, p.asking_seq, p.due_at FROM deliveries AS p
+     WHERE p.status = 'pending' AND p.user_id = own.user_id AND p.scope = own.scope
+       AND {_receiver("p")} = {_receiver("own")}
+     ORDER BY p.delivery_id LIMIT 100)
+""".strip()
 
 TAKE_DELIVERY = Statement(
     "deliveries.take",
     f"""
+    WITH own AS (
+        SELECT o.delivery_id, o.target, o.asking_seq, t.seq, s.session_id, s.created_at, s.user_id, s.scope
+        FROM deliveries AS o JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
+        WHERE o.delivery_id = %(delivery_id)s
+    )
     UPDATE deliveries AS d
     SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s),
         wake_at = NULL, wakes = 0
-    WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND {_DELIVERY_DUE}
+    FROM own
+    WHERE d.delivery_id = own.delivery_id AND status = 'pending' AND {_DELIVERY_DUE}
       AND NOT EXISTS (
-            SELECT FROM turns AS t
-            JOIN turns AS earlier ON earlier.session_id = t.session_id
-                                 AND earlier.seq BETWEEN t.seq - {_NEIGHBOURS} AND t.seq - 1
-            JOIN deliveries AS e ON e.turn_id = earlier.turn_id
-            WHERE t.turn_id = d.turn_id AND e.status = 'pending' AND {_receiver("e")} = {_receiver("d")})
-    RETURNING turn_id, target, attempts, extract(epoch FROM perdure_now() - created_at)::float AS age_s
+            SELECT FROM {_PENDING} AS e
+            JOIN turns AS earlier ON earlier.turn_id = e.turn_id
+            JOIN sessions AS s ON s.session_id = earlier.session_id
+            WHERE {_place("e", "earlier", "s")} < {_place("own", "own", "own")})
+    RETURNING d.turn_id, d.target, attempts, extract(epoch FROM perdure_now() - d.created_at)::float AS age_s
     """,
 )
 
-# The next delivery of the session to the same receiver, which waited for this one.
+# The conversation's next delivery to the same receiver, which waited for the one in `over`.
 _NEXT = f"""
-    SELECT (SELECT n.delivery_id FROM turns AS t
-            JOIN turns AS later ON later.session_id = t.session_id
-                               AND later.seq BETWEEN t.seq + 1 AND t.seq + {_NEIGHBOURS}
-            JOIN deliveries AS n ON n.turn_id = later.turn_id
-            WHERE t.turn_id = over.turn_id AND n.status = 'pending' AND n.due_at <= perdure_now()
-              AND {_receiver("n")} = {_receiver("over")}
-            ORDER BY later.seq LIMIT 1) AS next_id
+    SELECT (SELECT n.delivery_id
+            FROM (SELECT over.target, over.asking_seq, t.seq, s.session_id, s.created_at, s.user_id, s.scope
+                  FROM turns AS t JOIN sessions AS s USING (session_id) WHERE t.turn_id = over.turn_id) AS own,
+                 LATERAL {_PENDING} AS n
+            JOIN turns AS later ON later.turn_id = n.turn_id
+            JOIN sessions AS s ON s.session_id = later.session_id
+            WHERE n.due_at <= perdure_now() AND {_place("n", "later", "s")} > {_place("own", "own", "own")}
+            ORDER BY {_place("n", "later", "s")[1:-1]} LIMIT 1) AS next_id
     FROM over
 """
 
@@ -219,7 +238,7 @@ DELIVERED = Statement(
     WITH over AS (
         UPDATE deliveries SET status = 'delivered', delivered_at = perdure_now(), last_error = NULL
         WHERE delivery_id = %(delivery_id)s
-        RETURNING turn_id, target
+        RETURNING turn_id, target, asking_seq
     )
     {_NEXT}
     """,
@@ -236,9 +255,9 @@ POSTPONE_DELIVERY = Statement(
             status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
             due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
         WHERE delivery_id = %(delivery_id)s AND status = 'pending'
-        RETURNING turn_id, target, status
+        RETURNING turn_id, target, asking_seq, status
     ), over AS (
-        SELECT turn_id, target FROM postponed WHERE status = 'failed'
+        SELECT turn_id, target, asking_seq FROM postponed WHERE status = 'failed'
     )
     {_NEXT}
     """,

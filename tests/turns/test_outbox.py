@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.sessions.ending import request_end
 from perdure.turns.outbox import (
     ATTEMPT_S,
     FIRST_RETRY_S,
@@ -114,6 +115,59 @@ def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
 
     assert [body["seq"] for _, body in recipient.arrived] == [1, 2, 3]
     assert len({body["session_id"] for _, body in recipient.arrived}) == 1
+
+
+def test_a_conversation_is_in_order_over_its_sessions(harness: Harness) -> None:
+    """The sessions end and follow each other, one of them without a delivery; another conversation does not wait."""
+    recipient = Recipient(failures=1)
+    reply_to = {"url": "https://a.example/hook"}
+    owed, sessions = [], set()
+    for message, receiver in enumerate((reply_to, None, reply_to, reply_to)):
+        sent = harness.send(f"{message}", reply_to=receiver, conversation="trip")
+        harness.run(sent.session_id)
+        request_end(harness.database, sent.session_id, "enough")
+        sessions.add(sent.session_id)
+        owed += harness.waker.deliveries[-1:] if receiver else []
+    first, second, third = owed
+    assert len(sessions) == 4
+    other = harness.send("other", reply_to=reply_to, conversation="work")
+    harness.run(other.session_id)
+
+    assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, third) == NotDue()
+    assert _deliver(harness, recipient, second) == NotDue()
+    assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
+    harness.move(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, first) == Delivered(second)
+    assert _deliver(harness, recipient, second) == Delivered(third)
+    assert _deliver(harness, recipient, third) == Delivered()
+    assert _deliver(harness, recipient, third) == NotDue()
+
+
+def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -> None:
+    """They are of one turn; a question that comes after the answer would puzzle the person."""
+    recipient = Recipient()
+    reply = _owed(harness)
+    question = uuid4()
+    harness.sql(
+        """
+        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at, created_at)
+        SELECT %(question)s, turn_id, user_id, scope, 2, target, status, due_at, created_at FROM deliveries
+        """,
+        question=question,
+    )
+    assert _deliver(harness, recipient, reply) == NotDue()
+    assert _deliver(harness, recipient, question) == Delivered(reply)
+    assert _deliver(harness, recipient, reply) == Delivered()
+
+
+def test_a_delivery_of_the_release_before_waits_too(harness: Harness) -> None:
+    """It has no conversation in its row: that is read from its turn."""
+    first, second = _owed(harness), _owed(harness)
+    harness.sql("UPDATE deliveries SET user_id = NULL, scope = NULL WHERE delivery_id = %(id)s", id=second)
+    assert _deliver(harness, Recipient(), second) == NotDue()
+    assert _deliver(harness, Recipient(), first) == Delivered()
+    assert _deliver(harness, Recipient(), second) == Delivered()
 
 
 def test_a_dead_letter_makes_room(harness: Harness) -> None:

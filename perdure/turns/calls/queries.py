@@ -69,14 +69,14 @@ WAIT_APPROVAL = Statement(
             state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
         WHERE {HELD} AND end_requested_at IS NULL
           AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
-        RETURNING session_id
+        RETURNING session_id, user_id, scope
     ), waiting AS (
         UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
-        RETURNING t.turn_id, t.reply_to
+        RETURNING t.turn_id, t.reply_to, fenced.user_id, fenced.scope
     ), asked AS (
-        INSERT INTO deliveries (delivery_id, turn_id, asking_seq, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, %(message_seq)s, reply_to || '{{"approval": true}}', 'pending',
-               perdure_now(), perdure_now()
+        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at, created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s, reply_to || '{{"approval": true}}',
+               'pending', perdure_now(), perdure_now()
         FROM waiting WHERE reply_to -> 'channel' IS NOT NULL
         ON CONFLICT DO NOTHING
         RETURNING delivery_id

@@ -196,7 +196,7 @@ CANCEL_QUEUED = Statement(
         FROM sessions AS s
         WHERE s.session_id = %(session_id)s AND t.session_id = %(session_id)s
           AND t.settled_at IS NULL AND t.status = 'accepted'
-        RETURNING t.turn_id, t.reply_to
+        RETURNING t.turn_id, t.user_id, s.scope, t.reply_to
     ), counted AS (
         SELECT count(*) AS turns FROM cancelled
     ), released AS (
@@ -207,8 +207,8 @@ CANCEL_QUEUED = Statement(
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
         FROM counted WHERE s.session_id = %(session_id)s AND counted.turns > 0
     )
-    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-    SELECT owed.delivery_id, owed.turn_id, cancelled.reply_to, 'pending', perdure_now(), perdure_now()
+    INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
+    SELECT owed.delivery_id, owed.turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
     FROM unnest(%(delivery_ids)s::uuid[], %(turn_ids)s::uuid[]) AS owed (delivery_id, turn_id)
     JOIN cancelled USING (turn_id)
     RETURNING delivery_id

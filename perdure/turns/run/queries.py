@@ -109,8 +109,8 @@ SETTLE = Statement(
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
         WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
-        RETURNING session_id, user_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at,
-                  lease_until
+        RETURNING session_id, user_id, scope, token, tick, message_count - %(added)s AS base, unsettled,
+                  end_requested_at, lease_until
     ), {_WITH_MESSAGES}, settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
@@ -118,15 +118,15 @@ SETTLE = Statement(
             error_code = %(error_code)s, error_message = %(error_message)s,
             reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
         FROM fenced WHERE t.turn_id = %(turn_id)s
-        RETURNING t.turn_id, t.reply_to
+        RETURNING t.turn_id, t.reply_to, fenced.user_id, fenced.scope
     ), doubtful AS (
         UPDATE tool_effects AS e
         SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END,
             probe_at = CASE WHEN e.status = 'intended' AND e.waits_for = 'task' THEN perdure_now() END  -- to revoke it
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
     ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
-        INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
         RETURNING delivery_id
     )

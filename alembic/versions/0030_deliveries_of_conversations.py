@@ -1,0 +1,52 @@
+"""The conversation of a delivery, so that its deliveries are made in order over all of its sessions.
+
+Workers of earlier releases leave the columns empty. Such a delivery waits for those before it, but none waits for it.
+
+Revision: 0030, after 0029.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0030"
+down_revision = "0029"
+branch_labels = None
+depends_on = None
+
+readable_from = "0016"
+
+_INDEX = "deliveries_pending_idx"
+
+
+def upgrade() -> None:
+    """Go up."""
+    op.execute("ALTER TABLE deliveries ADD COLUMN IF NOT EXISTS user_id text")
+    op.execute("ALTER TABLE deliveries ADD COLUMN IF NOT EXISTS scope text")
+    op.execute("COMMENT ON COLUMN deliveries.user_id IS 'the turn''s user; NULL: a release before 0030 wrote the row'")
+    op.execute("COMMENT ON COLUMN deliveries.scope IS 'the scope of the turn''s session'")
+    with op.get_context().autocommit_block():
+        op.execute(
+            """
+            UPDATE deliveries AS d SET user_id = s.user_id, scope = s.scope
+            FROM turns AS t JOIN sessions AS s USING (session_id)
+            WHERE d.turn_id = t.turn_id AND d.status = 'pending' AND d.user_id IS NULL
+            """
+        )
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
+        op.create_index(
+            _INDEX,
+            "deliveries",
+            ["user_id", "scope", "delivery_id"],
+            postgresql_where=sa.text("status = 'pending'"),
+            postgresql_concurrently=True,
+        )
+
+
+def downgrade() -> None:
+    """Go down."""
+    with op.get_context().autocommit_block():
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
+    op.drop_column("deliveries", "scope")
+    op.drop_column("deliveries", "user_id")
