@@ -89,20 +89,17 @@ def owner(executor: Executor, turn_id: UUID) -> str:
     Raises:
         NotFound: there is no such turn.
     """
-    return read_owner(executor, turn_id)[0]
+    found = find_owner(executor, turn_id)
+    if found is None:
+        raise NotFound("There is no such turn.")
+    return found[0]
 
 
-def read_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool]:
-    """The key of the turn's user, and whether the turn's message is routed.
-
-    Raises:
-        NotFound: there is no such turn.
-    """
+def find_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool] | None:
+    """The key of the turn's user, and whether the turn's message is routed; `None` if there is no such turn."""
     routed = executor.run(queries.OWNER, {"turn_id": turn_id})
     rows = routed or executor.run(route_queries.READ, {"turn_id": turn_id})
-    if not rows:
-        raise NotFound("There is no such turn.")
-    return str(rows[0].user_id), bool(routed)
+    return (str(rows[0].user_id), bool(routed)) if rows else None
 
 
 @dataclass(frozen=True, slots=True)

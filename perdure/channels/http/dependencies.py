@@ -6,7 +6,6 @@ id takes `TheTurn` or `TheSession`: they answer 404 if it does not exist or the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -142,17 +141,21 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     Raises:
         NotFound: the session does not exist, or the caller has no access to it.
     """
-    _require(caller, partial(sessions.owner, gateway.runtime.database, session_id), "session")
+    if not caller.is_operator and not caller.may_see(sessions.owner(gateway.runtime.database, session_id)):
+        raise NotFound("There is no such session.")
 
 
 def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
     """Check that the caller has access to a turn; returns the id of the turn that its message belongs to. Blocks.
 
     Raises:
-        NotFound: the turn does not exist, or the caller has no access to it.
+        NotFound: the caller has no access to the turn. An operator has, even if it does not exist: the route's own
+            checks come first.
     """
-    owner, is_routed = turns.read_owner(gateway.runtime.database, turn_id)
-    _require(caller, lambda: owner, "turn")
+    found = turns.find_owner(gateway.runtime.database, turn_id)
+    if not caller.is_operator and (found is None or not caller.may_see(found[0])):
+        raise NotFound("There is no such turn.")
+    is_routed = found is None or found[1]
     return turn_id if is_routed else route.resolve(gateway.runtime, turn_id)
 
 
@@ -165,11 +168,6 @@ async def _session(session_id: IdPath, gateway: TheGateway, caller: TheCaller) -
     if not caller.is_operator:
         await gateway.in_thread(partial(require_session, gateway, caller, parsed))
     return parsed
-
-
-def _require(caller: Caller, owner: Callable[[], str], thing: str) -> None:
-    if not caller.is_operator and not caller.may_see(owner()):
-        raise NotFound(f"There is no such {thing}.")
 
 
 TheTurn = Annotated[UUID, Depends(_turn)]
