@@ -183,7 +183,10 @@ def scalar(url: URL, sql: str, **parameters: Any) -> Any:
 
 
 def ledger(url: URL) -> Ledger:
-    """What PostgreSQL has counted so far. A backend reports for certain when it ends, so close connections before."""
+    """The transactions committed in the database, and the server's WAL position in bytes.
+
+    Close all connections first: only a backend that has ended is certain to have reported its counts.
+    """
     with connected(url.set(database="postgres")) as connection:
         counted: Sequence[Any] = connection.execute(
             text(

@@ -107,7 +107,7 @@ class Conversation:
         return self._seen
 
     def switch(self, key: str | None) -> int:
-        """Go on in another conversation; returns as `resume`.
+        """Continue in another conversation; returns what `resume` returns.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -217,7 +217,7 @@ class EventWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, and end the threads."""
+        """Write the waiting events, and end the threads."""
         self._listening.close()
         with self._condition:
             self._closing.set()

@@ -27,7 +27,7 @@ _MAX_BIGINT = 2**63 - 1
 def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None) -> UUID:
     """Copy a session through its last turn settled at or before `tick` (default: now); returns the new session's id.
 
-    A session that has ended can be forked, without variables.
+    The fork of an ended session has no working variables: they are deleted at the session's end.
 
     Raises:
         InvalidRequest: `tick` is negative.

@@ -76,7 +76,7 @@ def installation(wheel: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def application(tmp_path: Path) -> Path:
-    """The directory of an application."""
+    """An application whose modules have the names of perdure's: `tasks`, `workers` and `schedules`."""
     directory = tmp_path / "shop"
     directory.mkdir()
     for name, text in APPLICATION.items():

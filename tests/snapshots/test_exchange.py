@@ -1,4 +1,4 @@
-"""Snapshots out and back: what goes out is of the last commit, and nothing else may come back."""
+"""Exporting and importing a session's snapshot: it is the last commit's, and only such a one can be imported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVENTS = (Event("mail", "arrived", {"from": "bob"}),)
 
 
 class Meanwhile:
-    """A store in which something happens in the middle of a save."""
+    """A store that calls `happens` when it is asked to save."""
 
     name = "meanwhile"
 
@@ -39,7 +39,7 @@ class Meanwhile:
         self._happens = happens
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Let it happen."""
+        """Call `happens` instead of saving."""
         assert callable(self._happens)
         self._happens()
 
@@ -64,7 +64,7 @@ def stop() -> str:
 
 @pytest.fixture
 def session_id(harness: Harness) -> UUID:
-    """A session of two turns, at tick 2, that keeps nothing yet."""
+    """A session of two turns, at tick 2, without variables."""
     harness.script(says("one"), says("two"))
     for text in ("first", "second"):
         found = harness.ask(text)["session_id"]
@@ -88,8 +88,8 @@ def _restore(harness: Harness, store: SnapshotStore, snapshot: AgentSnapshot) ->
     restore(harness.database, store, snapshot, LEASE_S)
 
 
-def test_what_goes_out_is_of_the_last_commit(harness: Harness, session_id: UUID) -> None:
-    """Whether the agent keeps variables or not; and it comes through its own JSON."""
+def test_the_exported_snapshot_is_the_last_commits(harness: Harness, session_id: UUID) -> None:
+    """Also without variables; its JSON is parsed to the same snapshot."""
     snapshot = read(harness.database, session_id)
     assert (snapshot.agent_id, snapshot.tick_index, snapshot.status) == (session_id, 2, Status.WAITING_FOR_EVENT)
     assert [each.content for each in snapshot.memory.short_term_history] == ["first", "one", "second", "two"]
@@ -99,10 +99,10 @@ def test_what_goes_out_is_of_the_last_commit(harness: Harness, session_id: UUID)
         read(harness.database, uuid4())
 
 
-def test_what_was_put_back_is_there_and_the_conversation_as_it_was(
+def test_an_import_replaces_the_variables_and_not_the_conversation(
     harness: Harness, session_id: UUID, store: SnapshotStore
 ) -> None:
-    """Variables come from the file; the transcript and the queue are PostgreSQL's. The session goes on."""
+    """The forged transcript in the file is ignored. The session continues."""
     before = harness.messages(session_id)
     _restore(harness, store, _changed(harness, session_id))
     snapshot = read(harness.database, session_id)
@@ -117,8 +117,8 @@ def test_what_was_put_back_is_there_and_the_conversation_as_it_was(
     assert read(harness.database, session_id).memory.working_variables == VARIABLES
 
 
-def test_it_may_be_put_back_again(harness: Harness, session_id: UUID, store: SnapshotStore) -> None:
-    """An import can be repeated; a later file of the same tick replaces it."""
+def test_an_import_can_be_repeated(harness: Harness, session_id: UUID, store: SnapshotStore) -> None:
+    """A second file of the same tick replaces the first."""
     _restore(harness, store, _changed(harness, session_id))
     once = read(harness.database, session_id)
     emptied = replace(once, memory=replace(once.memory, working_variables={}), event_queue_backup=())
@@ -127,8 +127,8 @@ def test_it_may_be_put_back_again(harness: Harness, session_id: UUID, store: Sna
     assert read(harness.database, session_id).memory.working_variables == {}
 
 
-def test_a_store_elsewhere_has_it_and_it_counts(harness: Harness, session_id: UUID, tmp_path: Path) -> None:
-    """What the store holds is what the session's row says was saved."""
+def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tmp_path: Path) -> None:
+    """The session's row names the stored snapshot as the saved one."""
     store = FileSnapshots(tmp_path)
     _restore(harness, store, _changed(harness, session_id))
     stored = store.load(session_id)
@@ -139,8 +139,8 @@ def test_a_store_elsewhere_has_it_and_it_counts(harness: Harness, session_id: UU
     assert stored.snapshot.event_queue_backup == EVENTS
 
 
-def test_a_store_that_is_away_changes_nothing(harness: Harness, session_id: UUID) -> None:
-    """The refusal is the store's own, and the session is free at once."""
+def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID) -> None:
+    """The error is the store's, and the session's lease is released at once."""
 
     def away() -> None:
         raise SnapshotUnavailable("meanwhile", "it is away", "Wait.")
@@ -152,8 +152,8 @@ def test_a_store_that_is_away_changes_nothing(harness: Harness, session_id: UUID
     assert harness.session(session_id).lease_until is None
 
 
-def test_a_message_that_comes_meanwhile_finds_what_was_put_back(harness: Harness, session_id: UUID) -> None:
-    """It waits for that moment and is due at once then."""
+def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, session_id: UUID) -> None:
+    """Its turn waits for the import, and is due at once after it."""
 
     def sent() -> None:
         harness.send("meanwhile")
@@ -165,8 +165,8 @@ def test_a_message_that_comes_meanwhile_finds_what_was_put_back(harness: Harness
     assert read(harness.database, session_id).memory.working_variables == VARIABLES
 
 
-def test_whoever_was_overtaken_puts_nothing_back(harness: Harness, session_id: UUID) -> None:
-    """It was paused for longer than its lease, and a turn ran."""
+def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_id: UUID) -> None:
+    """It was paused for longer than its lease, and a turn ran meanwhile."""
 
     def overtaken() -> None:
         harness.move(LEASE_S + 1)

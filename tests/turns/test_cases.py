@@ -107,7 +107,7 @@ def test_a_cancelled_turn_says_nothing_of_its_cases(harness: Harness) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, moment: Any) -> None:
-    """It is one statement with the ending: neither is there without the other."""
+    """One statement records the use and settles the turn, so a crash leaves both or neither."""
     _put(harness)
     sent = harness.send(ASKED)
     with harness.crashing(moment, "turns.settle"):
@@ -123,7 +123,7 @@ def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, momen
 
 @pytest.mark.parametrize("statement", ["SELECT FROM cases FOR UPDATE", "DELETE FROM cases"])
 def test_another_users_open_transaction_delays_no_settlement(harness: Harness, statement: str) -> None:
-    """Whatever it has locked, the turn settles under it at once, and its model is asked once."""
+    """The turn settles at once, whatever that transaction has locked, and its model is called once."""
     _put(harness)
     harness.ask()
     asked = len(harness.model.requests)
@@ -144,7 +144,7 @@ def test_another_users_open_transaction_delays_no_settlement(harness: Harness, s
 
 
 def test_unrelated_cases_reach_no_prompt_and_are_not_used(harness: Harness) -> None:
-    """Ten of other topics: neither shown nor recorded, so that a case that nobody asks for becomes inactive."""
+    """Ten cases of other topics are neither shown nor recorded, so that an unused case becomes inactive."""
     for number, (query, *_) in enumerate(TOPICS[-10:]):
         _put(harness, f"case {number}", query)
     harness.ask(ASKED)

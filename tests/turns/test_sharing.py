@@ -155,7 +155,7 @@ def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
 
 
 def test_the_sweeper_admits_what_a_dying_process_did_not(harness: Harness) -> None:
-    """The turn is settled, the process dies before the next is woken: as many come as there are places."""
+    """Each process dies after it settled a turn and before it woke the next: the sweeper fills the free places."""
     sent = _flood(harness, MOST + 4)
     for each in sent[:2]:
         with harness.crashing("after", "turns.settle"):

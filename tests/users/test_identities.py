@@ -44,7 +44,7 @@ def rows(database: Database, table: str) -> int:
 
 
 def test_a_code_links_an_identity(database: Database) -> None:
-    """From then on the identity is the user, and no other identity is."""
+    """From then on the identity belongs to the user; other identities do not."""
     minted = mint_code(database, "ana")
     assert user_of_identity(database, None, "telegram", "1") is None
     assert redeem(database, "telegram", "1", minted.code, None) == "ana"

@@ -50,7 +50,7 @@ def application(module: str) -> Celery:
 
 
 def dangers(app: Celery) -> Iterator[Danger]:
-    """The dangerous settings of `app`, which is loaded.
+    """The dangerous settings of `app`, whose tasks must be loaded.
 
     Raises:
         Unavailable: its broker cannot be reached.

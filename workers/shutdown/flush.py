@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Flushed:
     """The result of a flush: of `touched` sessions, `sessions` are flushed, with `written` entries in total.
 
-    `left`: sessions that another worker flushes, since it has claimed them or a turn must run first.
+    `left`: sessions that are flushed later: another worker has claimed them, or they have an unsettled turn.
     """
 
     touched: int

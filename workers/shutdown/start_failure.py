@@ -1,7 +1,8 @@
 """A Celery process that cannot start: a message on stderr and an exit status.
 
-Celery prints a traceback for an error in the application's module, and only logs one that a signal's receiver raises.
-The statuses are those of the `perdure` command: 2 for a wrong setting, 3 for a missing server.
+Celery prints a traceback if the application's module raises, and only logs an error that a signal's receiver raises.
+`exit_unless_startable` ends the process in both cases. The statuses are those of the `perdure` command: 2 for a wrong
+setting, 3 for a missing server.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ class Pace:
         self._since = monotonic()
 
     def rest(self) -> None:
-        """Pause in proportion to the work since the last pause, if at least a millisecond is due; at 100 %, for 0 s."""
+        """Pause in proportion to the work since the last pause, if at least a millisecond is due.
+
+        With `load_percent` 100 each call runs `pause(0)`, which may raise to stop the work.
+        """
         due_s = (self._monotonic() - self._since) * self._rest_per_work
         if due_s >= _SHORTEST_REST_S or not self._rest_per_work:
             self._pause(due_s)

@@ -129,7 +129,7 @@ class Slack:
         """Check the signature of a webhook's request; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: it is not Slack's, or older than five minutes; or no signing secret is configured.
+            Unauthorized: the signature is not Slack's, its time is over five minutes off, or no secret is configured.
         """
         stamp, signature = (headers.get(f"x-slack-{each}", "") for each in ("request-timestamp", "signature"))
         usable = self._verifier is not None and stamp.isascii() and stamp.isdigit() and signature.isascii()

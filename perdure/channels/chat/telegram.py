@@ -85,7 +85,7 @@ class Telegram:
         """Check the secret token of a webhook's request; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: it is missing or another one, or the settings have none.
+            Unauthorized: the token is missing or wrong, or none is configured.
         """
         given = headers.get("x-telegram-bot-api-secret-token", "")
         if self._secret is None or not hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):

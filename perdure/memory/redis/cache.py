@@ -1,7 +1,7 @@
 """The Redis connection of memory, with two ways to use it.
 
-A turn must not fail or wait long because of Redis: `attempt` logs a failure, and skips Redis for the next five
-seconds, so that not every turn waits. Ending a session must be certain: `require` raises.
+A turn must not fail or wait long because of Redis: `attempt` logs a failure; after a connection error or a timeout it
+skips Redis for five seconds, so that not every turn waits. Ending a session must be certain: `require` raises.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ return #gone
 
 
 class StreamEventKind(StrEnum):
-    """The kinds of events."""
+    """What an event records: typing, a change of channel, or presence."""
 
     TYPING = "typing"
     CHANNEL_SWITCH = "channel_switch"
