@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
-from perdure.turns import queries
+from perdure.turns import outbox_queries as queries
 from perdure.turns.reading import read_turn
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import pytest
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
 from perdure.settings import Settings
+from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.inbox import queries as inbox_queries
@@ -116,9 +117,9 @@ HOT = [
     lease_queries.MAKE_DUE, lease_queries.RECALL,
     calls_queries.LOCK_HELD, calls_queries.IS_CANCELLED, calls_queries.BEGIN_APPROVED, calls_queries.LOCK_OF_TURN,
     calls_queries.FIND_CALL, turns_queries.SEIZE_WAITING, inbox_queries.FULL_FOR,
-    turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, turns_queries.UNWAKE_DELIVERIES,
-    turns_queries.TAKE_DELIVERY, turns_queries.DELIVERED, turns_queries.POSTPONE_DELIVERY,
-    turns_queries.DELIVERIES_DUE, turns_queries.READ, turns_queries.SETTLED_AMONG,
+    turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, outbox_queries.UNWAKE_DELIVERIES,
+    outbox_queries.TAKE_DELIVERY, outbox_queries.DELIVERED, outbox_queries.POSTPONE_DELIVERY,
+    outbox_queries.DELIVERIES_DUE, turns_queries.READ, turns_queries.SETTLED_AMONG,
 ]  # fmt: skip
 
 SMALL = {"sweeps", "intake"}

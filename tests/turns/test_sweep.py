@@ -11,6 +11,7 @@ import pytest
 
 from perdure.memory.consolidation.queries import TO_WAKE
 from perdure.sessions.queries import ENDINGS_DUE
+from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
 from perdure.turns import sweep as sweeping
 from perdure.turns.lease import queries as lease_queries
@@ -178,7 +179,7 @@ def test_an_idle_round_costs_seven_commits(harness: Harness) -> None:
         assert sweep(harness.runtime) == Swept()
         assert sweep(harness.runtime) is None
     turns = (turns_queries.TAKE_SWEEP, turns_queries.WAKE_DUE, lease_queries.ADMIT_DUE)
-    others = (ENDINGS_DUE, TO_WAKE, turns_queries.DELIVERIES_DUE)
+    others = (ENDINGS_DUE, TO_WAKE, outbox_queries.DELIVERIES_DUE)
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 

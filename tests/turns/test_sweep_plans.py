@@ -15,7 +15,8 @@ from perdure.sessions.queries import ENDINGS_DUE
 from perdure.settings import Settings
 from perdure.turns.calls.queries import PROBE_DUE
 from perdure.turns.lease.queries import ADMIT, ADMIT_DUE
-from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
+from perdure.turns.outbox_queries import DELIVERIES_DUE
+from perdure.turns.queries import WAKE_DUE
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
 from tests.turns.harness import Harness
