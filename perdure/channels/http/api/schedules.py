@@ -44,7 +44,7 @@ TheSchedule = Annotated[UUID, Depends(_schedule)]
     responses=problems(*WITH_BODY, 404, 409),
 )
 async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
-    """Have a text sent to the agent as a message of the user: `at` a moment or by a `cron` expression, in `timezone`.
+    """Schedule a text to be sent to the agent as the user's message: once `at` a time, or by `cron`, in `timezone`.
 
     A local time that does not exist is the first instant after it; one that occurs twice is the first.
     """
