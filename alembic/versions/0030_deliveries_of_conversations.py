@@ -1,5 +1,7 @@
 """The conversation of a delivery, so that its deliveries are made in order over all of its sessions.
 
+A delivery may have no turn: that of an application's message which was refused.
+
 Workers of earlier releases leave the columns empty. Such a delivery waits for those before it, but none waits for it.
 
 Revision: 0030, after 0029.
@@ -25,7 +27,9 @@ def upgrade() -> None:
     op.execute("ALTER TABLE deliveries ADD COLUMN IF NOT EXISTS user_id text")
     op.execute("ALTER TABLE deliveries ADD COLUMN IF NOT EXISTS scope text")
     op.execute("COMMENT ON COLUMN deliveries.user_id IS 'the turn''s user; NULL: a release before 0030 wrote the row'")
-    op.execute("COMMENT ON COLUMN deliveries.scope IS 'the scope of the turn''s session'")
+    op.execute("COMMENT ON COLUMN deliveries.scope IS 'the scope of the turn''s session; NULL: it has no session'")
+    op.execute("COMMENT ON COLUMN deliveries.turn_id IS 'in turns, or in unrouted if the message was refused'")
+    op.execute("ALTER TABLE deliveries DROP CONSTRAINT IF EXISTS deliveries_turn_id_fkey")
     with op.get_context().autocommit_block():
         op.execute(
             """
@@ -48,5 +52,10 @@ def downgrade() -> None:
     """Go down."""
     with op.get_context().autocommit_block():
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
+    op.execute("DELETE FROM deliveries AS d WHERE NOT EXISTS (SELECT FROM turns AS t WHERE t.turn_id = d.turn_id)")
+    op.execute("COMMENT ON COLUMN deliveries.turn_id IS NULL")
+    op.execute(
+        "ALTER TABLE deliveries ADD CONSTRAINT deliveries_turn_id_fkey FOREIGN KEY (turn_id) REFERENCES turns (turn_id)"
+    )
     op.drop_column("deliveries", "scope")
     op.drop_column("deliveries", "user_id")

@@ -36,7 +36,7 @@ TAKE_DELIVERY = Statement(
     f"""
     WITH own AS (
         SELECT o.delivery_id, o.target, o.asking_seq, t.seq, s.session_id, s.created_at, s.user_id, s.scope
-        FROM deliveries AS o JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
+        FROM deliveries AS o LEFT JOIN turns AS t USING (turn_id) LEFT JOIN sessions AS s USING (session_id)
         WHERE o.delivery_id = %(delivery_id)s
     )
     UPDATE deliveries AS d
@@ -138,9 +138,9 @@ UNWAKE_DELIVERIES = Statement(
 DELIVERIES = Statement(
     "deliveries.list",
     """
-    SELECT d.delivery_id, d.turn_id, t.user_id, d.target, d.status, d.attempts, d.last_error, d.created_at,
-           CASE WHEN d.status = 'pending' THEN d.due_at END AS due_at, d.delivered_at
-    FROM deliveries AS d JOIN turns AS t USING (turn_id)
+    SELECT d.delivery_id, d.turn_id, coalesce(t.user_id, d.user_id) AS user_id, d.target, d.status, d.attempts,
+           d.last_error, d.created_at, CASE WHEN d.status = 'pending' THEN d.due_at END AS due_at, d.delivered_at
+    FROM deliveries AS d LEFT JOIN turns AS t USING (turn_id)
     WHERE (%(status)s::text IS NULL OR d.status = %(status)s)
     ORDER BY d.delivery_id DESC LIMIT %(limit)s
     """,

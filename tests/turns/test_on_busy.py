@@ -270,8 +270,8 @@ def test_what_an_interruption_costs_does_not_grow_with_the_queue(harness: Harnes
     few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
     owed = harness.sql(
-        "SELECT user_id, d.delivery_id FROM deliveries AS d JOIN turns USING (turn_id)"
-        " WHERE turns.status = 'cancelled' AND d.status = 'pending' ORDER BY user_id, seq"
+        "SELECT turns.user_id, d.delivery_id FROM deliveries AS d JOIN turns USING (turn_id)"
+        " WHERE turns.status = 'cancelled' AND d.status = 'pending' ORDER BY turns.user_id, seq"
     )
     assert [row.user_id for row in owed] == ["ana"] * 3 + ["ben"] * 31
     assert harness.waker.deliveries == [row.delivery_id for row in [*owed[:3], *owed[3:13]]]

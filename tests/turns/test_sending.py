@@ -24,10 +24,13 @@ from perdure.database.grants import grant_sending
 from perdure.errors import DeadlineExceeded, IncompatibleDatabase, InvalidRequest, NotFound, TooLarge
 from perdure.settings import GuardSettings
 from perdure.turns.inbox import route
+from perdure.turns.outbox import Delivered, deliver, list_deliveries
 from perdure.turns.reading import read_turn
+from perdure.users.export import export_user
 from tests.databases import Databases
 from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import says
+from tests.turns.test_outbox import Recipient
 
 ORDERS = "CREATE TABLE public.orders (id serial PRIMARY KEY, item text NOT NULL)"
 
@@ -293,6 +296,27 @@ def test_refusals_after_the_commit_are_failed_turns(harness: Harness, applicatio
     codes = [read_turn(harness.database, each.turn_id)["error"]["code"] for each in (busy, lost, unknown)]
     assert codes == ["CONFLICT", "NOT_FOUND", "INVALID_REQUEST"]
     assert read_turn(harness.database, last.turn_id)["status"] == "done"
+
+
+def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -> None:
+    """The sender waits for a callback; after its commit nothing else tells it that the message was refused."""
+    reply_to = {"url": "https://a.example/hook"}
+    with application.begin() as connection:
+        sent = send(connection, user_id="ana", text="hello", agent="nobody", reply_to=reply_to)
+        send(connection, user_id="ana", text="hello", agent="nobody")
+    route.route_due(harness.runtime)
+    [delivery_id] = harness.waker.deliveries
+    [listed] = list_deliveries(harness.database)
+    assert (listed["user_id"], listed["turn_id"], listed["status"]) == ("ana", str(sent.turn_id), "pending")
+    recipient = Recipient()
+    assert deliver(harness.database, {"url": recipient}, delivery_id) == Delivered()
+    [(target, body)] = recipient.arrived
+    assert target == reply_to
+    assert (body["status"], body["session_id"], body["error"]["code"]) == ("failed", None, "INVALID_REQUEST")
+    exported = export_user(harness.database, harness.clock, None, "ana")
+    assert [each["delivery_id"] for each in exported["tables"]["deliveries"]] == [str(delivery_id)]
+    harness.runtime.eraser.erase("ana")
+    assert list_deliveries(harness.database) == []
 
 
 def test_many_workers_route_in_order_and_once(harness: Harness, application: Engine) -> None:

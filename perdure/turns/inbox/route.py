@@ -5,8 +5,8 @@ worker here, or the sweeper does. The message then goes through `accept`, with a
 The messages of one user are routed in the order of insertion, by one worker at a time. A worker that dies in between
 leaves the row: the next one finds the accepted message, and deletes the row.
 
-A message that a rate limit refuses waits until the limit allows it. Any other refusal is final, and shown as the failed
-turn of the message.
+A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: it is shown as the
+failed turn of the message, and delivered to the message's `reply_to`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy import Row
 
-from perdure.database.engine import Executor
+from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, RateLimited, Unavailable, loggable
+from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns.inbox import route_queries as queries
 from perdure.turns.inbox.accept import accept
-from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.inbox.incoming import Incoming, ReplyTo
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
         return False
     except PerdureError as error:
         log.warning("message %s of an application is refused: %s", turn_id, loggable(error))
-        _refuse(runtime, turn_id, error)
+        _refuse(runtime, row, error)
         return True
     except Exception:
         log.exception("message %s of an application cannot be routed", turn_id)
@@ -121,13 +123,29 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
 
 def _postpone(runtime: Runtime, row: Row[Any]) -> bool:
     if row.attempts + 1 >= _MOST_ATTEMPTS:
-        _refuse(runtime, row.turn_id, PerdureError(_UNKNOWN))
+        _refuse(runtime, row, PerdureError(_UNKNOWN))
         return True
     seconds = _FIRST_PAUSE_S * 2**row.attempts
     runtime.database.run(queries.POSTPONED, {"turn_id": row.turn_id, "seconds": seconds, "charged": 1})
     return False
 
 
-def _refuse(runtime: Runtime, turn_id: UUID, error: PerdureError) -> None:
-    given = {"turn_id": turn_id, "code": error.code, "message": error.message}
-    runtime.database.run(queries.REFUSED, given)
+def _refuse(runtime: Runtime, row: Row[Any], error: PerdureError) -> None:
+    given = {
+        "turn_id": row.turn_id,
+        "code": error.code,
+        "message": error.message,
+        "delivery_id": new_id(runtime.clock),
+        "reply_to": _reply_to(row.message),
+    }
+    for owed in runtime.database.run(queries.REFUSED, given):
+        runtime.wake.delivery(owed.delivery_id)
+
+
+def _reply_to(message: dict[str, Any]) -> str | None:
+    """The receiver of an application's message, as JSON; `None` if it has none that this release can read."""
+    try:
+        reply_to = ReplyTo.model_validate(message.get("reply_to"))
+    except ValidationError:
+        return None
+    return as_json(reply_to.model_dump(exclude_none=True))

@@ -37,11 +37,19 @@ JOINED = Statement(
     """,
 )
 
+# Refuses a message, and writes the delivery to its receiver, if it has one. Such a delivery has no turn.
 REFUSED = Statement(
     "unrouted.refused",
     """
-    UPDATE unrouted SET error_code = %(code)s, error_message = %(message)s, settled_at = perdure_now()
-    WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+    WITH refused AS (
+        UPDATE unrouted SET error_code = %(code)s, error_message = %(message)s, settled_at = perdure_now()
+        WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+        RETURNING turn_id, user_id
+    )
+    INSERT INTO deliveries (delivery_id, turn_id, user_id, target, status, due_at, created_at)
+    SELECT %(delivery_id)s::uuid, turn_id, user_id, %(reply_to)s::jsonb, 'pending', perdure_now(), perdure_now()
+    FROM refused WHERE %(reply_to)s::jsonb IS NOT NULL
+    RETURNING delivery_id
     """,
 )
 
