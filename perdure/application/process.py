@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import heapq
 import logging
 import os
 import threading
+import time
 from functools import cached_property
 
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
-from perdure.errors import Unavailable
+from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.turns.reading import SettlementWatch
 from perdure.workers.assembly import Addresses, addresses, database_address, open_database
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _parts: dict[int, Parts] = {}
 
+_LATER_S = (0.02, 0.5)
+"""Seconds from the beginning of a commit to a wake-up, and to another if the commit takes longer."""
+
 
 class Parts:
     """Made at first use. A forked child makes its own."""
@@ -29,6 +34,9 @@ class Parts:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.clock = SystemClock()
+        self._changed = threading.Condition()
+        self._later: list[tuple[float, tuple[str, ...]]] = []
+        self._thread: threading.Thread | None = None
 
     @cached_property
     def database(self) -> Database:
@@ -52,17 +60,55 @@ class Parts:
             else:
                 where = Addresses("postgresql://", "", broker_url(app))
                 waker = BackgroundWaker(self.settings, where, publisher(app))
-        except Unavailable as error:
-            log.warning("%s Messages are routed by the sweeper.", error.message)
+        except Exception as error:  # noqa: BLE001 (the message is committed; the application's commit must not fail)
+            log.warning("%s Messages are routed by the sweeper.", loggable(error))
             return None
         atexit.register(waker.close)
         return waker
 
     def wake(self, *users: str) -> None:
-        """Have a worker route the messages of users, given by their keys. Does not wait for the broker."""
-        if (waker := self._waker) is not None:
-            for user in users:
-                waker.publish("turns.route", {"user": user}, queue="ingress")
+        """Have a worker route the messages of users, by their keys. Does not wait for the broker, and never raises."""
+        try:
+            if (waker := self._waker) is not None:
+                for user in users:
+                    waker.publish("turns.route", {"user": user}, queue="ingress")
+        except Exception:
+            log.exception("a wake-up is not published; the sweeper routes the messages")
+
+    def wake_soon(self, *users: str) -> None:
+        """Have `wake` called after each of `_LATER_S`: the commit of the messages begins now, or soon. Never raises."""
+        if not users:
+            return
+        try:
+            with self._changed:
+                for seconds in _LATER_S:
+                    heapq.heappush(self._later, (time.monotonic() + seconds, users))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._wake_later, name="perdure-wake", daemon=True)
+                    self._thread.start()
+                self._changed.notify()
+        except RuntimeError as error:  # no thread can be started
+            self._thread = None
+            log.warning("a wake-up is not published (%s); the sweeper routes the messages", error)
+
+    def _wake_later(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._later)
+                wait_s = self._later[0][0] - time.monotonic()
+                if wait_s > 0:
+                    self._changed.wait(wait_s)
+                    continue
+                _, users = heapq.heappop(self._later)
+            self.wake(*users)
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 (a fork may have copied it while another thread held it)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def parts() -> Parts:

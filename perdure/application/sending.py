@@ -7,8 +7,6 @@ if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, s
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,7 +29,7 @@ from perdure.turns.inbox.accept import check_settings
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 _INSERT = "INSERT INTO {schema}.unrouted (turn_id, user_id, message) VALUES (%s, %s, %s)"
 
@@ -42,9 +40,6 @@ _STATE = """
     LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = {schema}
     LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'unrouted'
 """
-
-_AGAIN_S = (0.02, 0.5)
-"""Seconds from the event before a commit to a wake-up, and to another: SQLAlchemy has no event after the commit."""
 
 _ON_COMMIT = "perdure: users to wake"
 """The key in the `info` of a session."""
@@ -93,7 +88,10 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         _wake_after_connection(own, connection, message.user_id)
     elif hasattr(connection, "vendor") and hasattr(connection, "on_commit"):
         _insert_with_django(own, connection, turn_id, message)
-        connection.on_commit(lambda: own.wake(message.user_id))
+        if connection.in_atomic_block or connection.get_autocommit():
+            connection.on_commit(lambda: own.wake(message.user_id))
+        else:  # the application commits by hand, and Django has no event for that
+            own.wake_soon(message.user_id)
     else:
         raise TypeError(
             f"perdure.send takes a SQLAlchemy Connection or Session or a Django connection, not {type(connection)!r}; "
@@ -103,9 +101,18 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
 
 
 async def send_async(
-    connection: AsyncConnection | AsyncSession, *, user_id: str, text: str, tenant: str | None = None, **fields: Any
+    connection: AsyncConnection | AsyncSession | async_scoped_session[AsyncSession],
+    *,
+    user_id: str,
+    text: str,
+    tenant: str | None = None,
+    **fields: Any,
 ) -> Sent:
     """`send` on a SQLAlchemy `AsyncConnection`, `AsyncSession` or `async_scoped_session`."""
+    from sqlalchemy.ext.asyncio import async_scoped_session  # noqa: PLC0415 (only for applications with asyncio)
+
+    if isinstance(connection, async_scoped_session):
+        connection = connection()
     run_sync = getattr(connection, "run_sync", None)
     if run_sync is None:
         raise TypeError(f"perdure.send_async takes an AsyncConnection or AsyncSession, not {type(connection)!r}.")
@@ -172,15 +179,16 @@ def _wake_users(own: Parts) -> Callable[[Session], None]:
     def wake(session: Session) -> None:
         if session.in_nested_transaction():
             return
-        own.wake(*session.info[_ON_COMMIT])
-        session.info[_ON_COMMIT].clear()
+        users = session.info.get(_ON_COMMIT, set())
+        own.wake(*users)
+        users.clear()
 
     return wake
 
 
 def _forget_users(session: Session, previous: SessionTransaction) -> None:
     if not previous.nested:
-        session.info[_ON_COMMIT].clear()
+        session.info.get(_ON_COMMIT, set()).clear()
 
 
 def _wake_after_connection(own: Parts, connection: Connection, user: str) -> None:
@@ -197,17 +205,10 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 
 
 def _wake_soon(own: Parts, connection: Connection) -> None:
-    """Wake soon after the commit that begins now."""
+    """Wake soon after the commit that begins now: SQLAlchemy has no event after it."""
     users = sorted(_on_commit[connection])
     _forget(connection)
-    if users:
-        threading.Thread(target=_wake_again, args=(own, users), name="perdure-wake", daemon=True).start()
-
-
-def _wake_again(own: Parts, users: list[str]) -> None:
-    for seconds in _AGAIN_S:
-        time.sleep(seconds)
-        own.wake(*users)
+    own.wake_soon(*users)
 
 
 def _forget(connection: Connection) -> None:

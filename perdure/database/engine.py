@@ -116,7 +116,11 @@ class Statement:
 
 _STAY_IDLE = Statement("database.stay_idle", "SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
 _LOCK = Statement(
-    "database.lock", "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s::text, 0)) AS locked", writes=False
+    "database.lock",
+    """
+    SELECT pg_try_advisory_xact_lock(hashtextextended(concat_ws(' ', current_schema(), %(name)s::text), 0)) AS locked
+    """,
+    writes=False,
 )
 
 Moment = Literal["before", "after"]
@@ -216,20 +220,18 @@ class Database:
         self._notify("after", name)
 
     @contextmanager
-    def lock(self, name: str, *, lasting: bool = True) -> Iterator[bool]:
-        """A block during which no other process holds the lock `name`; yields whether it was free.
+    def lock(self, name: str) -> Iterator[bool]:
+        """A block during which no other process of the installation holds the lock `name`; yields whether it was free.
 
         An advisory lock of a transaction that is idle during the block: it blocks no other statement and no vacuum. It
-        is lost with its connection, without notice. Unless it is `lasting`, the server also takes it from a block that
-        lasts longer than a third of a lease, such as that of a paused process.
+        is lost with its connection, without notice.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
         with mapped_errors(), self._room(), self._transactional.begin() as connection:
             transaction = Transaction(connection)
-            if lasting:
-                transaction.run(_STAY_IDLE, {})
+            transaction.run(_STAY_IDLE, {})
             yield bool(transaction.run(_LOCK, {"name": name})[0].locked)
 
     def define(self, sql: str) -> None:

@@ -19,9 +19,8 @@ LONGEST = 100
 """Characters of an expression."""
 
 _FIELDS = 5
-_MINUTE = timedelta(minutes=1)
 _TWICE = timedelta(hours=3)
-"""More than clocks are ever set back at once: local times of so long ago may occur again."""
+"""More than clocks are ever set back at once: within so long, local times may occur twice."""
 
 ACCEPTED = "accepted: minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`"
 
@@ -51,7 +50,7 @@ class Cron:
     def previous(self, at: datetime) -> datetime:
         """The newest slot at or before `at`."""
         local = at.astimezone(self.zone).replace(tzinfo=None)
-        found = (instant(each, self.zone) for each in self._from(local + _MINUTE, backwards=True))
+        found = (instant(each, self.zone) for each in self._from(local + _TWICE, backwards=True))
         return next(slot for slot in found if slot <= at)
 
     def next(self, at: datetime) -> datetime:

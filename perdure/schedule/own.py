@@ -37,6 +37,8 @@ class OwnReminders:
             Conflict: the user has too many schedules.
             Unavailable: the database cannot be reached.
         """
+        if stored := reminders.find(self.database, self.effect_id):  # by this call, before a crash
+            return stored
         rows = self.database.run(queries.PLACE, {"turn_id": self.turn_id, "user_id": self.user})
         if not rows:
             raise InvalidRequest("The user was erased.")
@@ -52,7 +54,7 @@ class OwnReminders:
             agent=row.agent,
             reply_to=row.reply_to,
         )
-        return reminders.add(self.database, self.settings, new)
+        return reminders.add(self.database, self.settings, new, of_known=True)
 
     def list(self) -> list[dict[str, Any]]:
         """The user's schedules, the next ones first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from perdure.schedule.cadence import instant
@@ -32,4 +32,7 @@ class QuietHours:
         if not quiet:
             return at
         day = local.date() + (_DAY if not within_a_day and now >= self.begin else timedelta())
-        return instant(datetime.combine(day, self.end), zone)
+        end = instant(datetime.combine(day, self.end), zone)
+        if end <= at:  # clocks were set back: `at` is in the second of two equal hours
+            end = datetime.combine(day, self.end, tzinfo=zone).replace(fold=1).astimezone(UTC)
+        return end

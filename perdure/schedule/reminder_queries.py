@@ -7,10 +7,17 @@ from perdure.database.engine import Statement
 # Serialises the schedules of a user, so that the limit is exact.
 QUEUE_UP = Statement(
     "reminders.queue_up",
-    "SELECT pg_advisory_xact_lock(hashtextextended('perdure schedules of ' || %(user_id)s::text, 0)) IS NULL AS free",
+    """
+    SELECT pg_advisory_xact_lock(
+        hashtextextended(concat_ws(' ', current_schema(), 'perdure schedules of', %(user_id)s::text), 0)
+    ) IS NULL AS free
+    """,
 )
 
 COUNT = Statement("reminders.count", "SELECT count(*) AS n FROM reminders WHERE user_id = %(user_id)s", writes=False)
+
+# Keeps the user from being erased until the commit; no row if the user is not known, or was erased.
+LOCK_USER = Statement("reminders.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR KEY SHARE")
 
 # Where the turn `turn_id` came from is where the reminder goes.
 PLACE = Statement(
@@ -95,10 +102,24 @@ ADVANCE = Statement(
     SET next_due = %(next_due)s::timestamptz, taken_until = NULL, error = %(error)s,
         last_slot = coalesce(%(slot)s::timestamptz, last_slot), last_turn_id = coalesce(%(turn_id)s::uuid, last_turn_id)
     WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz
+    RETURNING schedule_id
+    """,
+)
+
+# Has a schedule that could not be fired taken again later.
+POSTPONE = Statement(
+    "reminders.postpone",
+    """
+    UPDATE reminders
+    SET error = coalesce(%(error)s, error), taken_until = perdure_now() + make_interval(secs => %(again_s)s)
+    WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz
     """,
 )
 
 FINISH = Statement(
     "reminders.finish",
-    "DELETE FROM reminders WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz",
+    """
+    DELETE FROM reminders WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz
+    RETURNING schedule_id
+    """,
 )

@@ -8,7 +8,7 @@ and receiver, so that the answer goes there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -26,6 +26,12 @@ from perdure.schedule.quiet import QuietHours
 from perdure.settings import Settings
 
 MAX_LISTED = 1_000
+
+DUE_NOW = "[Due now, as the user scheduled it on {date}] "
+"""Begins a schedule's message, so that the model knows that the user set it earlier, and does not say it now."""
+
+_MARK_CHARS = len(DUE_NOW.format(date="2026-05-02"))
+_FURTHEST = timedelta(days=36_525)
 
 _UNKNOWN = "There is no such schedule."
 
@@ -72,25 +78,31 @@ def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | 
             raise InvalidRequest(f"cron: {error}.") from None
         return Moment(cron, zone.key, _quiet_over(settings, first, zone))
     moment = _parse_at(at or "", zone)
+    if moment > now + _FURTHEST:
+        raise InvalidRequest("at: is more than a hundred years from now.")
     if moment <= now:
         raise InvalidRequest(f"at: {moment.isoformat()} is in the past; it is {now.isoformat(timespec='seconds')}.")
     return Moment(None, zone.key, _quiet_over(settings, moment, zone))
 
 
-def add(database: Database, settings: Settings, new: NewReminder) -> dict[str, Any]:
-    """Store a schedule; returns it. The same id again changes nothing.
+def add(database: Database, settings: Settings, new: NewReminder, *, of_known: bool = False) -> dict[str, Any]:
+    """Store a schedule; returns it. The same id again changes nothing. `of_known`: only for a user who exists.
 
     Raises:
-        InvalidRequest: the text is blank or too long.
+        InvalidRequest: the text or the conversation is blank, the text is too long, or the user does not exist.
         Conflict: the user has `PERDURE_SCHEDULE__USER_LIMIT` schedules.
         Unavailable: the database cannot be reached.
     """
-    longest, limit = settings.guard.max_chars, settings.schedule.user_limit
+    longest, limit = max(1, settings.guard.max_chars - _MARK_CHARS), settings.schedule.user_limit
     if not new.text.strip() or len(new.text) > longest:
         raise InvalidRequest(f"text: must have 1 to {longest} characters.")
+    if new.conversation is not None and not new.conversation.strip():
+        raise InvalidRequest("conversation: is empty.")
     wanted = {"schedule_id": new.schedule_id}
     with database.transaction("reminders.add") as transaction:
         transaction.run(queries.QUEUE_UP, {"user_id": new.user})
+        if not transaction.run(queries.LOCK_USER, {"user_id": new.user}) and of_known:
+            raise InvalidRequest("The user was erased.")
         there = transaction.run(queries.READ, wanted)
         if not there:
             if transaction.run(queries.COUNT, {"user_id": new.user})[0].n >= limit:
@@ -119,6 +131,12 @@ def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX
     """The schedules of a user (by key), or of all users, the next ones first."""
     statement = queries.LIST if user is None else queries.LIST_OF_USER
     return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": limit})]
+
+
+def find(executor: Executor, schedule_id: UUID) -> dict[str, Any] | None:
+    """A schedule; `None` if there is none."""
+    rows = executor.run(queries.READ, {"schedule_id": schedule_id})
+    return _shown(rows[0]) if rows else None
 
 
 def owner(executor: Executor, schedule_id: UUID) -> str:

@@ -13,12 +13,14 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Transaction
 from perdure.database.fencing import Fence
-from perdure.errors import NotFound
+from perdure.errors import NotFound, TurnCancelled
 from perdure.ids import new_id
 from perdure.runtime import Intake, Runtime
 from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import queries as inbox_queries
+from perdure.turns.inbox import route
 from perdure.turns.lease.claim import TurnRef
+from perdure.turns.reading import find_owner
 from perdure.turns.run.settle import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
 from perdure.turns.run.transcript import UNREADABLE, Transcript
 
@@ -40,8 +42,12 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     parameters = {"turn_id": turn_id, "message": CANCELLED, "delivery_id": new_id(runtime.clock)}
     rows = runtime.database.run(turns_queries.CANCEL, parameters)
     if not rows:
-        if not runtime.database.run(turns_queries.READ, {"turn_id": turn_id}):
+        found = find_owner(runtime.database, turn_id)
+        if found is None:
             raise NotFound("There is no such turn.")
+        is_routed = found[1]  # then it is settled
+        if not is_routed and not route.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
+            cancel(runtime, turn_id)  # it was routed in between
         return
     row = rows[0]
     if row.delivery_id is not None:

@@ -259,7 +259,12 @@ HELD_TURNS = Statement(
 
 SETTLED_AMONG = Statement(
     "turns.settled_among",
-    "SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL",
+    """
+    SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL
+    UNION ALL
+    SELECT u.turn_id FROM unrouted AS u LEFT JOIN turns AS t ON t.turn_id = u.routed_to
+    WHERE u.turn_id = ANY (%(turn_ids)s::uuid[]) AND (u.error_code IS NOT NULL OR t.settled_at IS NOT NULL)
+    """,
     writes=False,
 )
 
@@ -314,6 +319,10 @@ STATES = Statement(
                 WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL) END AS progress
     FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.turn_id = ANY (%(turn_ids)s::uuid[])
+    UNION ALL
+    SELECT u.turn_id, coalesce(u.error_code, t.status, 'accepted'), s.tick, s.not_before, NULL
+    FROM unrouted AS u LEFT JOIN turns AS t ON t.turn_id = u.routed_to LEFT JOIN sessions AS s USING (session_id)
+    WHERE u.turn_id = ANY (%(turn_ids)s::uuid[])
     """,
     writes=False,
 )

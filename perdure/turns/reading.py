@@ -20,7 +20,7 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Database, Executor
-from perdure.errors import NotFound, Unavailable
+from perdure.errors import NotFound, TurnCancelled, Unavailable
 from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 from perdure.turns import queries
@@ -36,6 +36,7 @@ DELAYED = "The answer is delayed: no model is available at present. It is sent a
 _WAITS = "The answer waits for {name}, until {until} at the latest."
 """The message of a turn that is parked until a task has ended or a moment has come."""
 
+_UNROUTED_STATUS = {None: "accepted", TurnCancelled.code: "cancelled"}
 _ROUND_S = 0.05
 _ROUND_IF_NOTIFIED_S = 0.5
 _ANNOUNCED = 100
@@ -47,28 +48,27 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     Raises:
         NotFound: there is no such turn.
     """
-    rows = executor.run(queries.READ, {"turn_id": turn_id})
-    return _body(rows[0]) if rows else _read_unrouted(executor, turn_id)
-
-
-def _read_unrouted(executor: Executor, turn_id: UUID) -> dict[str, Any]:
-    """The body for a message that is not routed yet, was refused, or belongs to another message's turn.
-
-    Raises:
-        NotFound: there is no such message.
-    """
-    rows = executor.run(route_queries.READ, {"turn_id": turn_id})
+    asked = {"turn_id": turn_id}
+    if rows := executor.run(queries.READ, asked):
+        return _body(rows[0])
+    if unrouted := executor.run(route_queries.READ, asked):
+        return _unrouted_body(executor, unrouted[0])
+    rows = executor.run(queries.READ, asked)  # again: the message may have been routed between the two statements
     if not rows:
         raise NotFound("There is no such turn.")
-    [row] = rows
+    return _body(rows[0])
+
+
+def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
+    """The body for a message that is not routed yet, was refused, or belongs to another message's turn."""
     if row.routed_to is not None:
         return read_turn(executor, row.routed_to)
     error = _error(row)
     return {
-        "turn_id": str(turn_id),
+        "turn_id": str(row.turn_id),
         "session_id": None,
         "seq": None,
-        "status": "accepted" if error is None else "failed",
+        "status": _UNROUTED_STATUS.get(row.error_code, "failed"),
         "attempts": 0,
         "steps": 0,
         "reply": None if error is None else {"text": error["message"], "format": "text"},
@@ -97,9 +97,12 @@ def owner(executor: Executor, turn_id: UUID) -> str:
 
 def find_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool] | None:
     """The key of the turn's user, and whether the turn's message is routed; `None` if there is no such turn."""
-    routed = executor.run(queries.OWNER, {"turn_id": turn_id})
-    rows = routed or executor.run(route_queries.READ, {"turn_id": turn_id})
-    return (str(rows[0].user_id), bool(routed)) if rows else None
+    asked = {"turn_id": turn_id}
+    # A message may be routed between two statements.
+    for statement in (queries.OWNER, route_queries.READ, queries.OWNER):
+        if rows := executor.run(statement, asked):
+            return str(rows[0].user_id), statement is queries.OWNER
+    return None
 
 
 @dataclass(frozen=True, slots=True)

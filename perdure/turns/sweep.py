@@ -73,18 +73,19 @@ def sweep(
     due = [(row.session_id, row.priority) for row in rows]
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
-        route_due(runtime)
-        fire_due(runtime)
     refused = _wake_sessions(runtime, due)
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
+    if refused or endings[begun:]:
+        runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
+    if turns:
+        route_due(runtime)
+        fire_due(runtime)
     runtime.eraser.finish_due()
     awaited.probe_due(runtime, lambda: stopped_after(0))
     drawn = 0 if refused or endings[begun:] else _wake_consolidations(runtime)
     sent = 0 if refused or endings[begun:] else _wake_deliveries(runtime, stopped_after)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
-    if refused or endings[begun:]:
-        runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
     if due or sent or endings:
         log.info(
             "swept: woke %d sessions, %d deliveries and %d endings, %d refused",

@@ -17,8 +17,6 @@ PLACES = [
     Place("after", "reminders.take_due"),
     Place("before", "turns.accept"),
     Place("after", "turns.accept"),
-    Place("before", "reminders.finish"),
-    Place("after", "reminders.finish"),
 ]
 
 

@@ -36,6 +36,14 @@ def test_the_next_slot(expression: str, after: str, slot: str) -> None:
     assert Cron(expression, PARIS).next(utc(after)) == utc(slot)
 
 
+@pytest.mark.parametrize("at", ["2026-10-25 00:50", "2026-10-25 01:10", "2026-10-25 01:55"])
+def test_a_slot_is_found_late_in_the_repeated_hour(at: str) -> None:
+    """The second 2:10 is 20 minutes after the first 2:50."""
+    cron = Cron("50 2 * * *", PARIS)
+    assert cron.previous(utc(at)) == utc("2026-10-25 00:50")
+    assert cron.previous(utc("2026-10-25 00:49")) == utc("2026-10-24 00:50")
+
+
 @given(
     st.sampled_from(["* * * * *", "*/7 * * * *", "30 2 * * *", "0 3 * * SUN", "15 1-4 * * *", "0 12 1 * *"]),
     st.integers(0, 3 * 366 * 24 * 60).map(lambda minutes: utc("2025-01-01 00:00") + timedelta(minutes=minutes)),
@@ -77,6 +85,8 @@ def test_what_is_no_expression(expression: str, why: str) -> None:
         ((time(22), time(7)), "2026-05-02 10:00", "2026-05-02 10:00"),
         ((time(12), time(14)), "2026-05-02 10:30", "2026-05-02 12:00"),
         ((time(1), time(2, 30)), "2026-03-29 00:30", "2026-03-29 01:00"),  # they end in the gap
+        ((time(1), time(2, 30)), "2026-10-25 00:10", "2026-10-25 00:30"),  # the first 2:10
+        ((time(1), time(2, 30)), "2026-10-25 01:10", "2026-10-25 01:30"),  # the second 2:10
     ],
 )
 def test_quiet_hours(quiet: tuple[time, time], at: str, over: str) -> None:

@@ -59,8 +59,10 @@ _FILL = f"""
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
-    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-    SELECT gen_random_uuid(), turn_id, '{{"url": "https://a.example"}}',
+    INSERT INTO unrouted (turn_id, user_id, message, error_code, settled_at)
+    SELECT gen_random_uuid(), user_id, '{{}}', 'CONFLICT', now() FROM turns;
+    INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
+    SELECT gen_random_uuid(), turn_id, user_id, '', '{{"url": "https://a.example"}}',
            CASE WHEN seq = 1 THEN 'delivered' ELSE 'pending' END, now(), now()
     FROM turns WHERE session_id = %(long)s OR seq = 1;
 """  # noqa: S608 (constants)
@@ -128,9 +130,9 @@ SMALL = {"sweeps", "intake"}
 MOST_ROWS = 25
 MORE_ROWS = {
     "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
-    "turns.full_for": 4_000,
+    "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
 }  # fmt: skip
-"""What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
+"""Bounded by the window, the backlog, the limit of a round, what a rate let in, and 100 deliveries that wait."""
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.access.tenants import user_key
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.schedule import reminders
 from perdure.settings import GuardSettings, ScheduleSettings
@@ -125,6 +126,8 @@ def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
         ({"at": "2020-01-01T10:00"}, "is in the past"),
         ({"at": "tomorrow"}, "at: must be a time"),
         ({"at": "9999-12-31T23:59:59-23:00"}, "at: must be a time"),
+        ({"at": "9999-12-31T23:30"}, "more than a hundred years"),
+        ({"cron": "* * * * *", "conversation": " "}, "conversation: is empty"),
         ({"cron": "0 0 30 2 *"}, "cron: bad day-of-month"),
         ({"cron": "* * * * *", "timezone": "Mars/Olympus"}, "timezone: must be"),
         ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "timezone: must be"),
@@ -185,9 +188,7 @@ def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
     [
         ("reminders.take_due", {"cron": "*/10 * * * *"}),
         ("turns.accept", {"cron": "*/10 * * * *"}),
-        ("reminders.advance", {"cron": "*/10 * * * *"}),
         ("turns.accept", {}),
-        ("reminders.finish", {}),
     ],
 )
 def test_killed_while_firing(harness: Harness, name: str, given: dict[str, Any], moment: Any) -> None:
@@ -200,6 +201,65 @@ def test_killed_while_firing(harness: Harness, name: str, given: dict[str, Any],
     fire_due(harness.runtime)
     assert len(fired(harness)) == 1
     assert fire_due(harness.runtime) == 0
+
+
+@pytest.mark.parametrize("given", [{"cron": "*/10 * * * *"}, {}])
+@pytest.mark.parametrize("change", ["erased", "removed", "paused"])
+def test_what_is_changed_while_it_fires_is_not_sent(harness: Harness, given: dict[str, Any], change: str) -> None:
+    """A worker has taken the schedule, and has not accepted its message yet."""
+    schedule_id = UUID(add(harness, **(given or {"at": soon(harness, 5)}))["schedule_id"])
+    harness.move(601)
+
+    def meddle(moment: str, name: str) -> None:
+        if (moment, name) != ("after", "reminders.take_due"):
+            return
+        match change:
+            case "erased":
+                harness.runtime.eraser.erase("ana")
+            case "removed":
+                reminders.remove(harness.database, schedule_id, "ana")
+            case _:
+                reminders.pause(harness.database, harness.clock, harness.settings, schedule_id, paused=True)
+
+    with harness.hooked(meddle):
+        assert fire_due(harness.runtime) == 1
+    assert fired(harness) == []
+    assert harness.sql("SELECT FROM users") == []
+
+
+def test_the_longest_text_of_the_longest_user(harness: Harness) -> None:
+    """What is accepted can be sent: a mark is put before the text, and the tenant before the user's id."""
+    longest = harness.settings.guard.max_chars - len(reminders.DUE_NOW.format(date="2026-01-01"))
+    with pytest.raises(InvalidRequest, match=f"1 to {longest} characters"):
+        add(harness, cron="*/10 * * * *", text="x" * (longest + 1))
+    add(harness, cron="*/10 * * * *", text="x" * longest, user=user_key("acme", "u" * 200))
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+    assert len(fired(harness)) == 1
+
+
+def test_an_unexpected_error_holds_up_no_other_schedule(harness: Harness) -> None:
+    """A zone that the machine's database no longer has: it is shown, and tried again later."""
+    add(harness, at=soon(harness, 5))
+    lost = add(harness, user="bob", at=soon(harness, 5))
+    harness.sql("UPDATE reminders SET timezone = 'Mars/Olympus' WHERE schedule_id = %(id)s", id=lost["schedule_id"])
+    harness.move(10)
+    assert fire_due(harness.runtime) == 2
+    assert len(fired(harness)) == 1
+    [shown] = reminders.list_reminders(harness.database, "bob")
+    assert "Something went wrong" in shown["error"]
+    harness.sql("UPDATE reminders SET timezone = 'UTC'")
+    harness.move(301)
+    assert fire_due(harness.runtime) == 1
+    assert len(fired(harness)) == 2
+
+
+def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
+    """Many users set the same time of day."""
+    for number in range(7):
+        add(harness, user=f"user {number}", at=soon(harness, 5))
+    harness.move(10)
+    assert fire_due(harness.runtime, most=3) == 7
 
 
 def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None:

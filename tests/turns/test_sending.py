@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
 from typing import Any
 from uuid import UUID
@@ -12,26 +12,31 @@ import django
 import pytest
 from django.conf import settings as django_settings
 from django.db import connections, transaction
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import Engine, Row, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from perdure import Sent, result, send, send_async
 from perdure.application import process
 from perdure.channels.http.schemas.turns import Turn
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.database.grants import grant_sending
 from perdure.errors import DeadlineExceeded, IncompatibleDatabase, InvalidRequest, NotFound, TooLarge
 from perdure.settings import GuardSettings
+from perdure.turns import queries
+from perdure.turns.cancel import cancel
+from perdure.turns.committed import states_of
 from perdure.turns.inbox import route
 from perdure.turns.outbox import Delivered, deliver, list_deliveries
-from perdure.turns.reading import read_turn
+from perdure.turns.reading import find_owner, read_turn
+from perdure.turns.sweep import sweep
 from perdure.users.export import export_user
 from tests.databases import Databases
-from tests.turns.harness import Crash, Harness
+from tests.turns.harness import Harness
 from tests.turns.scripted import says
 from tests.turns.test_outbox import Recipient
 
+WAKE = process.Parts.wake
 ORDERS = "CREATE TABLE public.orders (id serial PRIMARY KEY, item text NOT NULL)"
 
 
@@ -42,7 +47,7 @@ def woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     monkeypatch.setenv("PERDURE_DATABASE_URL", database.url.render_as_string(hide_password=False))
     monkeypatch.setattr(process, "_parts", {})
     monkeypatch.setattr("perdure.application.process.Parts.wake", lambda _, *users: found.extend(users))
-    monkeypatch.setattr("perdure.application.sending._AGAIN_S", (0.0,))
+    monkeypatch.setattr(process, "_LATER_S", (0.0,))
     yield found
     for each in process._parts.values():
         if "database" in vars(each):
@@ -158,13 +163,17 @@ def test_an_async_session(harness: Harness, database: Database, application: Eng
             await session.commit()
         async with engine.begin() as connection:
             await send_async(connection, user_id="cleo", text="hello")
+        scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+        await send_async(scoped, user_id="dora", text="hello")
+        await scoped.commit()
+        await scoped.remove()
         await engine.dispose()
         return sent
 
     sent = asyncio.run(use())
     assert woken[0] == "acme\x1fana"
     users = {row.user_id for row in harness.sql("SELECT user_id FROM unrouted")}
-    assert users == {"acme\x1fana", "cleo"}
+    assert users == {"acme\x1fana", "cleo", "dora"}
     assert routed(harness, sent)["status"] == "done"
 
 
@@ -333,21 +342,127 @@ def test_many_workers_route_in_order_and_once(harness: Harness, application: Eng
         assert [row.turn_id for row in found] == [each.turn_id for each in sent[user::3]]
 
 
+def test_an_erased_users_messages_are_not_routed(harness: Harness, application: Engine) -> None:
+    """The user is erased while a worker has read the messages and routed the first: nothing of the user comes back."""
+    with application.begin() as connection:
+        for number in range(3):
+            send(connection, user_id="ana", text=f"number {number}")
+    erased: list[object] = []
+
+    def erase(moment: str, name: str) -> None:
+        if (moment, name) == ("after", "turns.accept") and not erased:
+            erased.append(harness.runtime.eraser.erase("ana"))
+
+    with harness.hooked(erase):
+        route.route_due(harness.runtime)
+    assert erased
+    assert harness.sql("SELECT FROM users") == harness.sql("SELECT FROM turns") == []
+
+
+def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engine) -> None:
+    """A reader looks for the turn, then for the message; in between a worker makes one the other."""
+    with application.begin() as connection:
+        sent = [send(connection, user_id=user, text="hello") for user in ("ana", "ben")]
+    turns = iter(sent)
+
+    class Reader:
+        def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+            found = harness.database.run(statement, parameters)
+            if statement in {queries.READ, queries.OWNER}:
+                route.route_user(harness.runtime, "ana" if statement is queries.READ else "ben")
+            return found
+
+    assert read_turn(Reader(), next(turns).turn_id)["status"] == "accepted"
+    assert find_owner(Reader(), next(turns).turn_id) == ("ben", True)
+
+
+def test_the_longest_user_of_a_tenant(harness: Harness, application: Engine) -> None:
+    """The user's key is longer than the longest id."""
+    with application.begin() as connection:
+        sent = send(connection, user_id="u" * 200, text="hello", tenant="acme")
+    assert routed(harness, sent)["status"] == "done"
+
+
+def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, application: Engine) -> None:
+    """It has no turn yet; those who wait for it see that it is settled, and it is never routed."""
+    harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
+    with application.begin() as connection:
+        first, second = (send(connection, user_id="ana", text=f"number {number}") for number in range(2))
+    route.route_due(harness.runtime)
+    before = states_of(harness.database, [second.turn_id])
+    cancel(harness.runtime, second.turn_id)
+    cancel(harness.runtime, second.turn_id)
+    shown = read_turn(harness.database, second.turn_id)
+    assert (shown["status"], shown["error"]["code"]) == ("cancelled", "TURN_CANCELLED")
+    assert result(second, timeout=5) == shown
+    assert states_of(harness.database, [second.turn_id]) != before
+    harness.move(61)
+    route.route_due(harness.runtime)
+    assert [row.turn_id for row in harness.sql("SELECT turn_id FROM turns")] == [first.turn_id]
+    with pytest.raises(NotFound):
+        cancel(harness.runtime, UUID("00000000-0000-7000-8000-000000000000"))
+
+
+def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, application: Engine) -> None:
+    """Whoever waits gets the turn that the message was merged into, once that is settled."""
+    with application.begin() as connection:
+        first = send(connection, user_id="ana", text="one")
+        second = send(connection, user_id="ana", text="two", on_busy="merge")
+    route.route_due(harness.runtime)
+    with pytest.raises(DeadlineExceeded):
+        result(second, timeout=0.3)
+    assert routed(harness, first)["status"] == "done"
+    assert result(second, timeout=5)["turn_id"] == str(first.turn_id)
+
+
+def test_a_locked_session_holds_up_no_other_user(harness: Harness, application: Engine) -> None:
+    """A message whose session somebody locks waits; the sweep continues, and wakes what is due."""
+    locked = harness.send("first", user_id="ana")
+    harness.run(locked.session_id)
+    due = harness.send("hello", user_id="bob")
+    harness.waker.sessions.clear()
+    harness.move(60)
+    with application.begin() as connection:
+        sent = send(connection, user_id="ana", text="second")
+    harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=100)})
+    lock = text("SELECT FROM perdure.sessions WHERE session_id = :id FOR UPDATE")
+    with application.connect() as other:
+        other.execute(lock, {"id": locked.session_id})
+        assert sweep(harness.runtime) is not None
+    assert harness.waker.sessions == [due.session_id]
+    harness.move(11)
+    assert sweep(harness.runtime) is not None
+    assert harness.sql("SELECT FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
+
+
+def test_a_commit_does_not_fail_with_its_wake_up(
+    harness: Harness, application: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is committed; the sweeper finds it."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(process.Parts, "wake", WAKE)
+    monkeypatch.setattr(process.Parts, "_waker", property(fail))
+    with Session(application) as session, session.begin():
+        sent = send(session, user_id="ana", text="hello")
+    monkeypatch.setattr(Thread, "start", fail)
+    with application.begin() as connection:
+        other = send(connection, user_id="ana", text="hello again")
+    monkeypatch.undo()
+    for each in (sent, other):
+        assert routed(harness, each)["status"] == "done"
+
+
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("name", ["turns.accept", "unrouted.routed", "turns.enqueue"])
-def test_killed_while_routing(harness: Harness, application: Engine, name: str, moment: Any, nth: int) -> None:
-    """At each commit: the next worker goes on, and each message is one turn, in order."""
+def test_killed_while_routing(harness: Harness, application: Engine, moment: Any, nth: int) -> None:
+    """At each commit: the next worker continues, and each message is one turn, in order."""
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(4)]
-    try:
-        with harness.crashing(moment, name, nth):
-            route.route_due(harness.runtime)
-    except Crash:
-        pass
-    except AssertionError:
-        if nth == 1:
-            raise  # each of these commits happens at least once
+    with harness.crashing(moment, "turns.accept", nth):
+        route.route_due(harness.runtime)
     route.route_due(harness.runtime)
     found = harness.sql("SELECT turn_id FROM turns ORDER BY seq")
     assert [row.turn_id for row in found] == [each.turn_id for each in sent]

@@ -2,8 +2,8 @@
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
 one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
-not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`). After
-the commit a wake-up for a worker is published; it may be lost.
+not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`), or if
+it comes from a row of its own (`Source`). After the commit a wake-up for a worker is published; it may be lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from sqlalchemy import Row
@@ -60,12 +60,37 @@ class _Commit:
     ending: UUID | None = None
 
 
+class Source(Protocol):
+    """The row that a message comes from. It changes in the accepting transaction: a crash leaves both or neither."""
+
+    def begin(self, transaction: Transaction) -> None:
+        """Called first.
+
+        Raises:
+            SourceTaken: another process accepts the message.
+        """
+        ...
+
+    def end(self, transaction: Transaction, accepted: Accepted) -> None:
+        """Record in the row that its message is accepted. Called last, before the commit.
+
+        Raises:
+            SourceTaken: the row has changed, or was erased with its user; nothing is committed.
+        """
+        ...
+
+
+class SourceTaken(Exception):
+    """The message of a source is not accepted, because the source no longer has it."""
+
+
 def accept(
     runtime: Intake,
     message: Incoming,
     *,
     target: Mapping[str, Any] | None = None,
     turn_id: UUID | None = None,
+    source: Source | None = None,
 ) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
 
@@ -73,6 +98,7 @@ def accept(
     turn's id, for a message that has one already.
 
     Raises:
+        SourceTaken: `source` no longer has the message.
         InvalidRequest, TooLarge: the message itself is refused.
         NotFound: the user has no session `session_id`.
         Conflict: `message_id` was used for another text; the session is busy or has ended.
@@ -81,7 +107,7 @@ def accept(
     """
     check(runtime, message)
     parameters = _parameters(runtime, message, target, turn_id)
-    commit = _retried(runtime, message, parameters)
+    commit = _retried(runtime, message, parameters, source)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
     if commit.wake:
@@ -164,11 +190,12 @@ def _parameters(
     }
 
 
-def _retried(runtime: Intake, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+def _retried(runtime: Intake, message: Incoming, parameters: dict[str, Any], source: Source | None) -> _Commit:
+    needs_lock = source is not None or rate_limit.is_on(runtime.settings.guard)
     for tries_left in reversed(range(_TRIES)):
         try:
-            at_once = None if rate_limit.is_on(runtime.settings.guard) else _enqueue(runtime.database, parameters)
-            return at_once or _accept_under_lock(runtime, message, parameters)
+            at_once = None if needs_lock else _enqueue(runtime.database, parameters)
+            return at_once or _accept_in_transaction(runtime, message, parameters, source)
         except IntegrityError:
             if not tries_left:
                 raise
@@ -190,30 +217,43 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
     )
 
 
-def _accept_under_lock(runtime: Intake, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+def _accept_in_transaction(
+    runtime: Intake, message: Incoming, parameters: dict[str, Any], source: Source | None
+) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
-        rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
-        # Look for an earlier message only after the session is locked: the same message, or the session's first one,
-        # may be accepted concurrently.
+        if source is not None:
+            source.begin(transaction)
+        commit = _accept_under_lock(runtime, transaction, message, parameters)
+        if source is not None:
+            source.end(transaction, commit.accepted)
+        return commit
+
+
+def _accept_under_lock(
+    runtime: Intake, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
+) -> _Commit:
+    rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
+    # Look for an earlier message only after the session is locked: the same message, or the session's first one, may be
+    # accepted concurrently.
+    targets = transaction.run(sessions.LOCK_TARGET, parameters)
+    earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+    ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
+    if ending is not None and not earlier:
+        transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
+    if (ending is not None or not targets) and not earlier:
+        _open_session(runtime, transaction, message, parameters)
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
-        ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
-        if ending is not None and not earlier:
-            transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
-        if (ending is not None or not targets) and not earlier:
-            _open_session(runtime, transaction, message, parameters)
-            targets = transaction.run(sessions.LOCK_TARGET, parameters)
-            earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
-        if earlier:
-            return _repeated(earlier[0], parameters)
-        rate_limit.check(transaction, runtime.settings.guard, message.user_id)
-        if not targets:
-            raise Unavailable(_CHANGED)
-        if targets[0].over:
-            raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
-        if targets[0].unsettled:
-            return _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
-        return replace(_enqueue_locked(transaction, parameters), ending=ending)
+    if earlier:
+        return _repeated(earlier[0], parameters)
+    rate_limit.check(transaction, runtime.settings.guard, message.user_id)
+    if not targets:
+        raise Unavailable(_CHANGED)
+    if targets[0].over:
+        raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
+    if targets[0].unsettled:
+        return _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
+    return replace(_enqueue_locked(transaction, parameters), ending=ending)
 
 
 def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -154,11 +155,25 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", t
     """
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    incoming = _validated({"channel": channel, **given})
+    return incoming.model_copy(update={"user_id": user_key(tenant, incoming.user_id)})
+
+
+def stored_incoming(key: str, fields: Mapping[str, Any]) -> Incoming:
+    """The message of a stored row: `fields` without the user, for the user with the key `key`.
+
+    Raises:
+        InvalidRequest: this release does not accept the fields.
+    """
+    # A key may be longer than an id, by the name of its tenant.
+    return _validated({**fields, "user_id": "-"}).model_copy(update={"user_id": key})
+
+
+def _validated(fields: dict[str, Any]) -> Incoming:
     try:
-        incoming = Incoming.model_validate({"channel": channel, **given})
+        return Incoming.model_validate(fields)
     except ValidationError as error:
         raise InvalidRequest(" ".join(_field_error(item) for item in error.errors(include_input=False))) from None
-    return incoming.model_copy(update={"user_id": user_key(tenant, incoming.user_id)})
 
 
 def parse_reason(given: object) -> str:

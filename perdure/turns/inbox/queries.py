@@ -125,7 +125,11 @@ MERGE = Statement(
 # Serialises the transactions that accept messages of this user.
 QUEUE_UP = Statement(
     "turns.queue_up",
-    "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
+    """
+    SELECT pg_advisory_xact_lock(
+        hashtextextended(concat_ws(' ', current_schema(), 'perdure rate of', %(user_id)s::text), 0)
+    ) IS NULL AS free
+    """,
 )
 
 # Seconds until all sliding windows have room: until the oldest counted message leaves each. A timestamp more than 10 s

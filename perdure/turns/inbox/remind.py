@@ -1,13 +1,16 @@
 """Fires users' schedules: each slot that is due becomes an ordinary message of its user.
 
-The sweeper of every worker calls this. The message's id is the slot, so a worker that dies between taking a schedule
-and accepting its message repeats it, and the message is accepted once. Of the slots that were missed while no worker
-ran, the newest one is caught up. Nothing fires in the quiet hours; several slots in them are one message at their end.
+The sweeper of every worker calls this. The accepting transaction advances the schedule, so a slot is one message,
+whenever a worker dies, and none is sent of a schedule that was removed, paused or erased meanwhile. Of the slots that
+were missed while no worker ran, the newest one is caught up. Nothing fires in the quiet hours; at their end, one
+message replaces all slots in them.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,92 +18,121 @@ from zoneinfo import ZoneInfo
 
 from sqlalchemy import Row
 
+from perdure.database.engine import Transaction
 from perdure.errors import PerdureError, RateLimited, Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.schedule import reminder_queries as queries
+from perdure.schedule import reminders
 from perdure.schedule.cron import Cron
 from perdure.schedule.quiet import QuietHours
 from perdure.settings import OnBusy
-from perdure.turns.inbox.accept import accept
-from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.inbox.accept import Accepted, SourceTaken, accept
+from perdure.turns.inbox.incoming import Incoming, stored_incoming
 
 log = logging.getLogger(__name__)
 
-MOST_A_ROUND = 100
+MOST_AT_ONCE = 100
+LONGEST_S = 5.0
 
 _LONGEST_ERROR = 500
+_SHORT_S = 5.0
+_AGAIN_S = 300.0
+_UNEXPECTED = "Something went wrong here; the operator's log says what."
 
 
-def fire_due(runtime: Runtime, most: int = MOST_A_ROUND) -> int:
-    """Fire the schedules that are due, at most `most`; returns their number.
+def fire_due(runtime: Runtime, most: int = MOST_AT_ONCE) -> int:
+    """Fire the schedules that are due, `most` at a time, for at most `LONGEST_S`; returns their number.
 
     Raises:
         Unavailable: the database cannot be reached; what was taken is due again when its lease expires.
     """
-    if not runtime.database.run(queries.ANY_DUE, {})[0].due:
-        return 0
-    lease_s = runtime.settings.turn.lease_s
-    taken = runtime.database.run(queries.TAKE_DUE, {"most": most, "lease_s": lease_s})
-    for row in taken:
-        try:
-            _fire(runtime, row)
-        except Unavailable:
-            raise
-        except Exception:  # one schedule must not hold up the others; it is due again when its lease expires
-            log.exception("schedule %s cannot be fired", row.schedule_id)
-    return len(taken)
+    fired, began = 0, time.monotonic()
+    while time.monotonic() - began < LONGEST_S and runtime.database.run(queries.ANY_DUE, {})[0].due:
+        taken = runtime.database.run(queries.TAKE_DUE, {"most": most, "lease_s": runtime.settings.turn.lease_s})
+        for row in taken:
+            _fire_one(runtime, row)
+        fired += len(taken)
+        if len(taken) < most:
+            break
+    return fired
+
+
+def _fire_one(runtime: Runtime, row: Row[Any]) -> None:
+    try:
+        _fire(runtime, row)
+    except SourceTaken:
+        log.info("schedule %s was paused, removed or erased while it fired", row.schedule_id)
+    except (RateLimited, Unavailable) as refused:
+        log.info("schedule %s waits: %s", row.schedule_id, loggable(refused))
+        _postpone(runtime, row, getattr(refused, "retry_after_s", None) or _SHORT_S)  # raises without the database
+    except Exception:  # one schedule must not hold up the others
+        log.exception("schedule %s cannot be fired; again in %d s", row.schedule_id, _AGAIN_S)
+        _postpone(runtime, row, _AGAIN_S, _UNEXPECTED)
+
+
+def _postpone(runtime: Runtime, row: Row[Any], seconds: float, error: str | None = None) -> None:
+    given = {"schedule_id": row.schedule_id, "due": row.next_due, "error": error, "again_s": seconds}
+    runtime.database.run(queries.POSTPONE, given)
 
 
 def _fire(runtime: Runtime, row: Row[Any]) -> None:
     zone = ZoneInfo(row.timezone)
     quiet = QuietHours.of(runtime.settings.schedule)
     if quiet is not None and (later := quiet.over(row.now, zone)) > row.now:
-        _advance(runtime, row, later)
+        runtime.database.run(queries.ADVANCE, _Due(row, later).parameters())
         return
     slot: datetime = row.once if row.cron is None else Cron(row.cron, zone).previous(row.now)
-    turn_id, error = None, None
-    try:
-        turn_id = accept(runtime, _message(row, slot), target=row.reply_to).turn_id
-    except (Unavailable, RateLimited) as refused:
-        if isinstance(refused, Unavailable):
-            raise
-        log.info("schedule %s waits: %s", row.schedule_id, loggable(refused))
-        return
-    except PerdureError as refused:
-        error = refused.message[:_LONGEST_ERROR]
-        log.warning("schedule %s: its message is refused: %s", row.schedule_id, loggable(refused))
-    if row.cron is None and error is None:
-        runtime.database.run(queries.FINISH, {"schedule_id": row.schedule_id, "due": row.next_due})
-        return
     following = None if row.cron is None else Cron(row.cron, zone).next(row.now)
     if following is not None and quiet is not None:
         following = quiet.over(following, zone)
-    _advance(runtime, row, following, slot=slot, turn_id=turn_id, error=error)
+    due = _Due(row, following, slot)
+    try:
+        accept(runtime, _message(row, slot), target=row.reply_to, source=due)
+    except (Unavailable, RateLimited):
+        raise
+    except PerdureError as refused:
+        log.warning("schedule %s: its message is refused: %s", row.schedule_id, loggable(refused))
+        runtime.database.run(queries.ADVANCE, due.parameters(error=refused.message[:_LONGEST_ERROR]))
 
 
-def _advance(
-    runtime: Runtime,
-    row: Row[Any],
-    next_due: datetime | None,
-    *,
-    slot: datetime | None = None,
-    turn_id: UUID | None = None,
-    error: str | None = None,
-) -> None:
-    given = {"next_due": next_due, "slot": slot, "turn_id": turn_id, "error": error}
-    runtime.database.run(queries.ADVANCE, {"schedule_id": row.schedule_id, "due": row.next_due, **given})
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A schedule's row as the source of the message of `slot`; it is due again at `following`."""
+
+    row: Row[Any]
+    following: datetime | None
+    slot: datetime | None = None
+
+    def begin(self, transaction: Transaction) -> None:
+        """Nothing: the row was taken."""
+
+    def end(self, transaction: Transaction, accepted: Accepted) -> None:
+        """Advance the schedule, or delete it if it fires once."""
+        given = self.parameters(turn_id=accepted.turn_id)
+        if not transaction.run(queries.FINISH if self.row.cron is None else queries.ADVANCE, given):
+            raise SourceTaken
+
+    def parameters(self, turn_id: UUID | None = None, error: str | None = None) -> dict[str, Any]:
+        """The parameters of the statements that advance the schedule."""
+        return {
+            "schedule_id": self.row.schedule_id,
+            "due": self.row.next_due,
+            "next_due": self.following,
+            "slot": self.slot,
+            "turn_id": turn_id,
+            "error": error,
+        }
 
 
 def _message(row: Row[Any], slot: datetime) -> Incoming:
-    """The message of a slot. The model is to know that the user set it earlier, and does not say it now."""
     set_on = row.created_at.astimezone(ZoneInfo(row.timezone))
-    return Incoming(
-        user_id=row.user_id,
-        text=f"[Due now, as the user scheduled it on {set_on:%Y-%m-%d}] {row.text}",
-        channel=row.channel,
-        message_id=f"schedule:{row.schedule_id}:{slot.isoformat()}",
-        conversation=row.conversation,
-        agent=row.agent,
-        on_busy=OnBusy.ENQUEUE,
-        metadata={"schedule_id": str(row.schedule_id), "slot": slot.isoformat()},
-    )
+    fields = {
+        "text": reminders.DUE_NOW.format(date=f"{set_on:%Y-%m-%d}") + row.text,
+        "channel": row.channel,
+        "message_id": f"schedule:{row.schedule_id}:{slot.isoformat()}",
+        "conversation": row.conversation,
+        "agent": row.agent,
+        "on_busy": OnBusy.ENQUEUE,
+        "metadata": {"schedule_id": str(row.schedule_id), "slot": slot.isoformat()},
+    }
+    return stored_incoming(row.user_id, fields)

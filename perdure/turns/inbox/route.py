@@ -2,8 +2,8 @@
 
 `perdure.send` writes a row of `unrouted` and locks nothing shared. After the application's commit a wake-up brings a
 worker here, or the sweeper does. The message then goes through `accept`, with all its rules, and keeps its turn's id.
-The messages of one user are routed in the order of insertion, by one worker at a time. A worker that dies in between
-leaves the row: the next one finds the accepted message, and deletes the row.
+The accepting transaction deletes the row, so a message is routed once, and none is routed of a user who was erased. The
+messages of one user are routed in the order of insertion, by one process at a time.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: it is shown as the
 failed turn of the message, and delivered to the message's `reply_to`.
@@ -12,20 +12,20 @@ failed turn of the message, and delivered to the message's `reply_to`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from pydantic import ValidationError
 from sqlalchemy import Row
 
-from perdure.database.engine import Executor, as_json
+from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import PerdureError, RateLimited, Unavailable, loggable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns.inbox import route_queries as queries
-from perdure.turns.inbox.accept import accept
-from perdure.turns.inbox.incoming import Incoming, ReplyTo
+from perdure.turns.inbox.accept import Accepted, SourceTaken, accept
+from perdure.turns.inbox.incoming import Incoming, ReplyTo, stored_incoming
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +59,18 @@ def route_user(runtime: Runtime, user: str) -> None:
     Raises:
         Unavailable: the database cannot be reached.
     """
-    given = {"user_id": user, "most": _MOST_OF_USER}
-    # A message may be committed after the last look under the lock, whose wake-up then finds the lock taken.
-    while _first_due(rows := runtime.database.run(queries.OF_USER, given)):
-        with runtime.database.lock(f"perdure routing {user}", lasting=False) as alone:
-            if not alone:
+    # Read again after the last one: the wake-up of a message that was committed meanwhile may have found a lock taken.
+    while rows := runtime.database.run(queries.OF_USER, {"user_id": user, "most": _MOST_OF_USER}):
+        for row in rows:
+            if not row.due:
                 return
-            for row in runtime.database.run(queries.OF_USER, given) if rows else ():
-                if not row.due or not _route(runtime, user, row):
+            try:
+                if not _route(runtime, user, row):
                     return
+            except _RoutedElsewhere:
+                return
+            except SourceTaken:  # another process routed it, or it was erased with its user
+                break
 
 
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
@@ -85,24 +88,61 @@ def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
     return turn_id if row is None or row.routed_to is None else row.routed_to
 
 
+def cancel(runtime: Runtime, turn_id: UUID, reason: PerdureError) -> bool:
+    """Settle an application's message that waits to be routed; false if there is none any more."""
+    row = _read(runtime.database, turn_id)
+    if row is not None and row.settled_at is None:
+        _refuse(runtime, row, reason)
+        row = _read(runtime.database, turn_id)
+    return row is not None
+
+
 def _read(executor: Executor, turn_id: UUID) -> Row[Any] | None:
     return next(iter(executor.run(queries.READ, {"turn_id": turn_id})), None)
 
 
-def _first_due(rows: Sequence[Row[Any]]) -> bool:
-    return bool(rows) and bool(rows[0].due)
+class _RoutedElsewhere(SourceTaken):
+    """Another process routes the user's messages, and continues with the next ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unrouted:
+    """A row of `unrouted` as the source of a message."""
+
+    user: str
+    turn_id: UUID
+
+    def begin(self, transaction: Transaction) -> None:
+        """Keep other processes from routing the user's messages until the commit."""
+        if not transaction.run(queries.LOCK_USER, {"user_id": self.user})[0].locked:
+            raise _RoutedElsewhere
+
+    def end(self, transaction: Transaction, accepted: Accepted) -> None:
+        """Delete the row, or name the turn that its message belongs to."""
+        given = {"turn_id": self.turn_id, "routed_to": accepted.turn_id}
+        if not transaction.run(queries.ROUTED if accepted.turn_id == self.turn_id else queries.JOINED, given):
+            raise SourceTaken
 
 
 def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
-    """Route one message; returns whether the user's next one may follow."""
+    """Route one message; returns whether the user's next one may follow.
+
+    Raises:
+        SourceTaken: the message is no longer there to be routed by this process.
+        Unavailable: the database cannot be reached.
+    """
     turn_id = row.turn_id
     try:
         # Fields that a newer release of the application knows are left out.
         known = {name: value for name, value in row.message.items() if name in Incoming.model_fields}
-        message = Incoming.model_validate({**known, "user_id": user})
-        accepted = accept(runtime, message, turn_id=turn_id)
-    except Unavailable:
+        message = stored_incoming(user, known)
+        accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id))
+    except SourceTaken:
         raise
+    except Unavailable as error:  # if the database is not, something else locks the user's session
+        log.info("message %s of an application waits: %s", turn_id, loggable(error))
+        runtime.database.run(queries.POSTPONED, {"turn_id": turn_id, "seconds": _FIRST_PAUSE_S, "charged": 0})
+        return False
     except RateLimited as error:
         wait_s = max(error.retry_after_s or 0.0, _SHORTEST_WAIT_S)
         runtime.database.run(queries.POSTPONED, {"turn_id": turn_id, "seconds": wait_s, "charged": 0})
@@ -110,14 +150,9 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
     except PerdureError as error:
         log.warning("message %s of an application is refused: %s", turn_id, loggable(error))
         _refuse(runtime, row, error)
-        return True
     except Exception:
         log.exception("message %s of an application cannot be routed", turn_id)
         return _postpone(runtime, row)
-    if accepted.turn_id == turn_id:
-        runtime.database.run(queries.ROUTED, {"turn_id": turn_id})
-    else:
-        runtime.database.run(queries.JOINED, {"turn_id": turn_id, "routed_to": accepted.turn_id})
     return True
 
 

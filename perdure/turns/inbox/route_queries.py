@@ -27,13 +27,24 @@ OF_USER = Statement(
     writes=False,
 )
 
-ROUTED = Statement("unrouted.routed", "DELETE FROM unrouted WHERE turn_id = %(turn_id)s AND settled_at IS NULL")
+LOCK_USER = Statement(
+    "unrouted.lock_user",
+    """
+    SELECT pg_try_advisory_xact_lock(
+        hashtextextended(concat_ws(' ', current_schema(), 'perdure routing', %(user_id)s::text), 0)) AS locked
+    """,
+)
+
+ROUTED = Statement(
+    "unrouted.routed", "DELETE FROM unrouted WHERE turn_id = %(turn_id)s AND settled_at IS NULL RETURNING turn_id"
+)
 
 JOINED = Statement(
     "unrouted.joined",
     """
     UPDATE unrouted SET routed_to = %(routed_to)s::uuid, settled_at = perdure_now(), message = '{}'
     WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+    RETURNING turn_id
     """,
 )
 

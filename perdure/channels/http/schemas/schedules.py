@@ -26,7 +26,7 @@ class NewSchedule(BaseModel):
     at: Annotated[Text, Field(max_length=40)] | None = None
     cron: Annotated[Text, Field(max_length=100)] | None = None
     timezone: Annotated[Text, Field(max_length=64)] | None = None
-    conversation: Name | None = None
+    conversation: Annotated[Name, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})] | None = None
     agent: Name | None = None
     channel: ChannelName = "http"
 
