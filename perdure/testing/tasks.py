@@ -30,10 +30,11 @@ class InlineCalls:
         del task_id
         return None
 
-    def revoke(self, task_ids: Sequence[UUID]) -> None:
+    def revoke(self, task_ids: Sequence[UUID]) -> bool:
         """Forget the tasks."""
         for task_id in task_ids:
             self._sent.pop(task_id, None)
+        return True
 
     def run(self) -> tuple[TaskCall, TaskEnded] | None:
         """Run the function that stands for the next task, and return how it ended; `None` if no task has one."""

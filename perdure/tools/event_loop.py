@@ -92,7 +92,11 @@ class _Loop:
         context: contextvars.Context,
         result: concurrent.futures.Future[Any],
     ) -> None:
-        call = _Call(name, is_over, self._loop.create_task(work, context=context))
+        if is_over():  # while another coroutine blocked the loop
+            work.close()
+            result.set_exception(Cancelled(unwanted=True))
+            return
+        call = _Call(name, is_over, self._loop.create_task(_contained(work), context=context))
         self._calls.add(call)
 
         def finish(task: asyncio.Task[Any]) -> None:
@@ -109,7 +113,11 @@ class _Loop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.create_task(self._watch())
-        self._loop.run_forever()
+        while True:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:  # of a task that a tool has created
+                log.warning("a task of an async tool raised %s; the event loop continues", type(error).__name__)
 
     async def _watch(self) -> None:
         while True:
@@ -126,7 +134,7 @@ class _Loop:
         self._reported = True
         running = asyncio.current_task(self._loop)
         name = next((each.name for each in [*self._calls] if each.task is running), "a coroutine")
-        log.warning("%s blocks the event loop: no other async tool goes on; it should await, or be a plain def", name)
+        log.warning("%s blocks the event loop: no other async tool continues; it should await, or be a plain def", name)
 
 
 _lock = threading.Lock()
@@ -145,7 +153,7 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
     if inspect.iscoroutinefunction(work) and is_over():
         raise Cancelled(unwanted=True)
     found = work()
-    return _loop().submit(name, _contained(found), is_over) if inspect.iscoroutine(found) else found
+    return _loop().submit(name, found, is_over) if inspect.iscoroutine(found) else found
 
 
 async def _contained(work: Coroutine[Any, Any, Any]) -> Any:

@@ -27,6 +27,9 @@ class Broker:
         """What a test has set."""
         return self.states.get(task_id)
 
-    def revoke(self, task_ids: Sequence[UUID]) -> None:
-        """Keep the ids."""
+    def revoke(self, task_ids: Sequence[UUID]) -> bool:
+        """Keep the ids unless the broker is unavailable."""
+        if self.outcome is Sent.NO:
+            return False
         self.revoked += task_ids
+        return True

@@ -198,6 +198,48 @@ def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str
         fail.call({}, context())
 
 
+def test_a_call_that_is_over_is_not_begun_by_a_loop_that_was_blocked() -> None:
+    """It was given up while another tool blocked the loop: its effect must not happen afterwards."""
+    over, blocked, began = threading.Event(), threading.Event(), []
+
+    async def blocks() -> None:
+        blocked.set()
+        over.wait(10)
+        await asyncio.sleep(0)
+
+    async def pays() -> None:
+        began.append(True)
+        await asyncio.sleep(0)
+
+    blocker = threading.Thread(target=event_loop.call, args=("blocks", blocks, lambda: False))
+    blocker.start()
+    assert blocked.wait(10)
+    threading.Timer(0.2, over.set).start()
+    with pytest.raises(event_loop.Cancelled):
+        event_loop.call("pays", pays, over.is_set)
+    blocker.join(10)
+    assert began == []
+
+
+def test_a_task_of_a_tool_that_exits_ends_no_loop() -> None:
+    """Asyncio raises `SystemExit` of any task through the loop."""
+
+    async def child() -> None:
+        raise SystemExit(3)
+
+    async def parent() -> None:
+        await asyncio.gather(child())
+
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        event_loop.call("parent", parent, lambda: False)
+
+    async def fine() -> int:
+        await asyncio.sleep(0.01)
+        return 7
+
+    assert event_loop.call("fine", fine, lambda: False) == 7
+
+
 def test_a_tool_that_exits_ends_no_loop() -> None:
     """`SystemExit` would end the thread that runs every other call."""
 

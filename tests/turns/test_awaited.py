@@ -514,6 +514,7 @@ def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, bro
     _go_on(harness, turn)
     shown = json.loads(_results(harness, turn)[0])
     assert [next(iter(each)) for each in shown] == ["result", "unknown", "unknown", "error"]
+    sweep_again(harness)
     assert broker.revoked == [second.task_id, broker.sent[2].task_id]
 
 
@@ -527,7 +528,8 @@ def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: 
     shown = json.loads(_results(harness, turn)[0])
     assert [next(iter(each)) for each in shown] == ["unknown", "result"]
     assert shown[1]["result"] == "just in time"
-    assert broker.revoked == [first.task_id]
+    sweep_again(harness)
+    assert broker.revoked == [first.task_id, second.task_id]
 
 
 def test_a_result_found_at_the_time_limit_is_cut_at_the_tools_own_limit(harness: Harness, broker: Broker) -> None:
@@ -538,6 +540,35 @@ def test_a_result_found_at_the_time_limit_is_cut_at_the_tools_own_limit(harness:
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="x" * 5_000)
     _go_on(harness, turn)
     assert len(_results(harness, turn)[0]) < 200
+
+
+def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> None:
+    """The turn is cancelled during an outage: the task must not begin after it."""
+    turn = _asked(harness)
+    cancel(harness.runtime, UUID(turn["turn_id"]))
+    broker.outcome = Sent.NO
+    sweep_again(harness)
+    assert broker.revoked == []
+    broker.outcome = Sent.YES
+    for _ in range(2):
+        sweep_again(harness)
+    assert broker.revoked == [broker.sent[0].task_id]
+
+
+def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) -> None:
+    """The broker may have the first sending; the second does not reach it. The part counts, and is asked about."""
+    harness.equip(celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S, name="many", max_parallel=1))
+    broker.outcome = Sent.MAYBE
+    harness.script(calls(("many", {"calls": [{"n": n} for n in range(2)]})), says("done"))
+    turn = harness.ask()
+    broker.outcome = Sent.NO
+    sweep_again(harness)
+    broker.outcome = Sent.YES
+    broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="it ran")
+    harness.move(TIMEOUT_S + 1)
+    _go_on(harness, turn)
+    shown = json.loads(_results(harness, turn)[0])
+    assert shown == [{"result": "it ran"}, {"error": "this part was not run."}]
 
 
 def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:

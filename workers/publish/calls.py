@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 LINK = "turns.tool_result"
 """The task that brings a result back."""
 
+_SENDING = {"serializer": "json", "retry": True, "retry_policy": RETRY_ONCE}
+"""Options that no route of the application overrides."""
+
 _WAIT_S = 2.0
 _BACKEND_PAUSE_S = 5.0
 """Seconds after a failure in which the result backend is not asked, so that a round of the sweeper stays short."""
@@ -46,6 +51,7 @@ class CeleryCalls:
         self._app = app
         self._owned = owned
         self._lock = threading.Lock()
+        self._asking = threading.Semaphore()
         self._unavailable_until = 0.0
         self._no_answer_until = 0.0
 
@@ -79,9 +85,7 @@ class CeleryCalls:
             with self._app.producer_or_acquire() as producer:
                 producer.connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
                 reached = True
-                self._app.amqp.send_task_message(
-                    producer, call.task, message, serializer="json", retry=True, retry_policy=RETRY_ONCE, **options
-                )
+                self._app.amqp.send_task_message(producer, call.task, message, **{**options, **_SENDING})
         except EncodeError:
             log.exception("the arguments of the task %s cannot be sent", call.task)
             return Sent.NO
@@ -100,8 +104,7 @@ class CeleryCalls:
         if isinstance(self._app.backend, DisabledBackend):
             return None
         try:
-            # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
-            found = self._app.backend.get_task_meta(str(task_id), cache=False)
+            found = self._meta(str(task_id))
             status, value = found["status"], found.get("result")
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
             with self._lock:
@@ -110,12 +113,40 @@ class CeleryCalls:
             return None
         return _state(status, value)
 
-    def revoke(self, task_ids: Sequence[UUID]) -> None:
+    def _meta(self, task_id: str) -> Mapping[str, Any]:
+        """What the backend knows of a task, within `_WAIT_S`.
+
+        Raises:
+            Exception: the backend's error, or TimeoutError.
+        """
+        # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
+        ask = partial(self._app.backend.get_task_meta, task_id, cache=False)
+        if self._owned:  # its connections have short timeouts
+            answer: Mapping[str, Any] = ask()
+            return answer
+        if not self._asking.acquire(blocking=False):
+            raise TimeoutError("an earlier question is not answered yet")
+        found: Future[Mapping[str, Any]] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(ask())
+            except BaseException as error:  # noqa: BLE001 (raised in the asking thread)
+                found.set_exception(error)
+            finally:
+                self._asking.release()
+
+        threading.Thread(target=run, name="perdure-ask", daemon=True).start()
+        return found.result(_WAIT_S)
+
+    def revoke(self, task_ids: Sequence[UUID]) -> bool:
         """Broadcast that the tasks are not to begin; `TaskCalls.revoke`."""
         try:
             self._app.control.revoke([str(task_id) for task_id in task_ids])
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-            log.warning("%d tasks are not revoked: %s", len(task_ids), loggable(error))
+            log.warning("%d tasks are not revoked yet: %s", len(task_ids), loggable(error))
+            return False
+        return True
 
     def close(self) -> None:
         """Close the connections to the broker."""

@@ -62,6 +62,6 @@ class TaskCalls(Protocol):
         """The task's state in the result backend; `None` if the backend has none, or cannot be reached."""
         ...
 
-    def revoke(self, task_ids: Sequence[UUID]) -> None:
-        """Have the workers discard these tasks. One that runs is not interrupted."""
+    def revoke(self, task_ids: Sequence[UUID]) -> bool:
+        """Have the workers discard these tasks; False if the broker cannot be reached. One that runs continues."""
         ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -26,6 +25,7 @@ MAX_NAME = 200
 MAX_PARTS = 100
 """Tasks of one call of a tool with `max_parallel`."""
 
+_LONGEST_S = 366 * 86_400
 _TASK = compiled(r"[A-Za-z_][A-Za-z0-9_.:-]*")
 _QUEUE = compiled(r"[A-Za-z0-9_.:-]+")
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
@@ -168,8 +168,8 @@ def celery_tool(
 
 
 def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_result_chars: int) -> None:
-    if not 0 < timeout_s < math.inf:
-        raise _unfit(task, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0")
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise _unfit(task, f"has timeout_s={timeout_s!r}; accepted: seconds above 0, at most {_LONGEST_S} (a year)")
     if max_parallel is not None and max_parallel < 1:
         raise _unfit(task, f"has max_parallel={max_parallel!r}; accepted: 1 or more, or None")
     if max_result_chars < 1:

@@ -23,6 +23,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor, as_json
+from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.text import untrusted
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
@@ -196,16 +197,20 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
         return 0
     limits = {"most": MOST_PROBES, "least_s": LEAST_PROBE_S, "most_s": MOST_PROBE_S}
     rows = runtime.database.run(queries.PROBE_DUE, limits)
-    unwanted = [task_id for row in rows if not row.waits for task_id in _task_ids(row)]
-    if unwanted:
-        runtime.calls.revoke(unwanted)
+    unwanted = [row for row in rows if not row.waits]
+    if unwanted and runtime.calls.revoke([task_id for row in unwanted for task_id in _task_ids(row)]):
+        runtime.database.run(queries.REVOKED, {"effect_ids": [row.effect_id for row in unwanted]})
     for row in rows:
         if stopped():
             break
-        if row.waits and row.parts is None:
-            _probe(runtime, row.effect_id, row.progress)
-        elif row.waits:
-            _probe_parts(runtime, row)
+        try:
+            if row.waits and row.parts is None:
+                _probe(runtime, row.effect_id, row.progress)
+            elif row.waits:
+                _probe_parts(runtime, row)
+        except Unavailable as error:  # each is asked about again; the sweep continues
+            log.warning("tasks are asked about later: %s", error.message)
+            break
     return len(rows)
 
 
@@ -254,14 +259,12 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int)
 
 
 def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
-    """The result of a call with a list of arguments whose time is over; the tasks that go on are revoked."""
+    """The result of a call with a list of arguments whose time is over. The next sweep revokes unfinished tasks."""
     parts = fan_out.load(row.parts)
-    if runtime.calls is not None:
-        for number in fan_out.running(parts):
-            found = runtime.calls.ask(fan_out.task_id(row.effect_id, number))
-            if isinstance(found, TaskEnded):
-                parts[number] = fan_out.Part(*_rendered(found, fan_out.most_chars(limit, len(parts))))
-        runtime.calls.revoke([fan_out.task_id(row.effect_id, number) for number in fan_out.running(parts)])
+    for number in fan_out.running(parts):
+        found = None if runtime.calls is None else runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+        if isinstance(found, TaskEnded):
+            parts[number] = fan_out.Part(*_rendered(found, fan_out.most_chars(limit, len(parts))))
     return fan_out.rendered(parts)
 
 

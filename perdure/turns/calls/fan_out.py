@@ -83,6 +83,7 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
             return
         parts = load(row.parts)
         chosen = _choose(parts, tool, again=again)
+        in_doubt = {number for number in chosen if parts[number].status == "taken"}
         for number in chosen:
             parts[number].status = "taken"
         _store(transaction, effect_id, parts)
@@ -94,7 +95,8 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
             return
         parts = load(row.parts)
         for number, status in statuses.items():
-            if parts[number].status == "taken":  # else its task has ended already
+            # Else its task has ended already; or an earlier sending may have reached the broker, and this one did not.
+            if parts[number].status == "taken" and not (status == "waiting" and number in in_doubt):
                 parts[number].status = status
         _store(transaction, effect_id, parts)
 

@@ -196,7 +196,8 @@ RECORD_RESULTS = Statement(
     UPDATE tool_effects AS t
     SET status = r.status, result = r.result,
         finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
-        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' THEN perdure_now() END  -- to revoke it
+        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' OR t.parts IS NOT NULL
+                        THEN perdure_now() END  -- to revoke it
     FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
     WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
       AND t.finished_at IS NULL
@@ -301,10 +302,19 @@ PROBE_DUE = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE tool_effects AS e
-    SET probe_at = CASE WHEN e.status = 'intended' THEN perdure_now() + make_interval(
-            secs => least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s)) END
+    SET probe_at = perdure_now() + make_interval(secs => CASE WHEN e.status = 'intended'
+            THEN least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s)
+            ELSE %(least_s)s END)
     FROM locked WHERE e.effect_id = locked.effect_id
     RETURNING e.effect_id, e.status = 'intended' AS waits, e.progress, e.parts
+    """,
+)
+
+# The tasks of calls that no turn waits for are revoked.
+REVOKED = Statement(
+    "sweep.revoked",
+    """
+    UPDATE tool_effects SET probe_at = NULL WHERE effect_id = ANY (%(effect_ids)s::uuid[]) AND status <> 'intended'
     """,
 )
 

@@ -74,7 +74,8 @@ STEP = Statement(
         UPDATE tool_effects AS t
         SET status = r.status, result = r.result, variables = NULL,
             finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
-            probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' THEN perdure_now() END  -- to revoke it
+            probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' OR t.parts IS NOT NULL
+                            THEN perdure_now() END  -- to revoke it
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
     ), {WITH_STEP.strip()}
