@@ -460,10 +460,12 @@ class Settings(BaseSettings):
     @classmethod
     def _can_be_created(cls, value: str) -> str:
         own = value.startswith("pg_") or value == "information_schema"
-        if not 1 <= len(value.encode()) <= _LONGEST_NAME or own or not value.isprintable() or "%" in value:
+        own = own or value == "$user"
+        strange = not value.isprintable() or "%" in value or ":" in value
+        if not 1 <= len(value.encode()) <= _LONGEST_NAME or own or strange:
             raise ValueError(
-                "accepted: the name of a schema, 1 to 63 bytes without % and control characters, such as perdure; the "
-                "names that begin with pg_ and information_schema are PostgreSQL's own"
+                "accepted: the name of a schema, such as perdure, of 1 to 63 bytes without %, : and control "
+                "characters; $user, information_schema and the names that begin with pg_ are PostgreSQL's own"
             )
         return value
 

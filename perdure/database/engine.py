@@ -357,10 +357,11 @@ def _local(limits: Mapping[str, str]) -> str:
 
 
 def _connect_arguments(url: URL, limits: Mapping[str, str]) -> dict[str, Any]:
-    """The driver's arguments: `limits` as startup options, followed by the URL's own."""
+    """The driver's arguments: `limits` as startup options, which the URL's own override, except the `search_path`."""
     given = url.query.get("options", ())
-    own = [f"-c {name}={_escaped(value)}" for name, value in limits.items()]
-    options = " ".join([*own, given] if isinstance(given, str) else [*own, *given])
+    own = {name: f"-c {name}={_escaped(value)}" for name, value in limits.items()}
+    last = [own.pop("search_path")] if "search_path" in own else []
+    options = " ".join([*own.values(), *([given] if isinstance(given, str) else given), *last])
     return {
         **({"options": options} if options else {}),
         "application_name": "perdure",

@@ -12,15 +12,17 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from psycopg2.errorcodes import INSUFFICIENT_PRIVILEGE
 from sqlalchemy import Connection, Row, create_engine, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from perdure.database import compatibility, moving
 from perdure.database.engine import Statement, with_driver
 from perdure.database.schema import PUBLIC, quoted
-from perdure.errors import Unavailable
+from perdure.errors import IncompatibleDatabase, Unavailable
 from perdure.settings import SCHEMA
+from perdure.text.untrusted import first_line
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +48,38 @@ def migrate(
     schema: str = SCHEMA,
     source: str | None = None,
     although_leased: bool = False,
+    new: bool = False,
 ) -> None:
     """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
-    If the tables are in the schema `source` (default: in `public`, where earlier releases kept them), they are moved to
-    `schema` first; see `perdure.database.moving`. Concurrent calls migrate one after another.
+    If the tables are in the schema `source`, they are moved to `schema` first; see `perdure.database.moving`. The
+    default of `source` is `public`, where earlier releases kept them, unless `new`. Concurrent calls migrate one after
+    another.
 
     Raises:
-        IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role may not
-            create the schema, another application's tables are in it, or the tables cannot be moved now.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
+            rights, another application's tables are in it, or the tables cannot be moved now.
         Unavailable: the database cannot be reached.
     """
     engine = create_engine(with_driver(database_url))
     try:
         with engine.connect() as connection:
             _wait_for_turn(connection)
-            _prepare_schema(connection, schema, source, although_leased=although_leased)
+            _prepare_schema(connection, schema, source, although_leased=although_leased, new=new)
             if not _is_newer(connection):
                 made = config(database_url, schema)
                 made.attributes["connection"] = connection
                 command.upgrade(made, revision)
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _ONE_AT_A_TIME})
             connection.commit()
+    except ProgrammingError as error:
+        if getattr(error.orig, "pgcode", None) != INSUFFICIENT_PRIVILEGE:
+            raise
+        raise IncompatibleDatabase(
+            f"The role lacks a right: {first_line(str(error.orig))}. It needs USAGE and CREATE on {quoted(schema)}, "
+            "USAGE on the schema of the extension vector, and the right to install that extension unless an "
+            "administrator has (`CREATE EXTENSION vector`)."
+        ) from error
     except OperationalError as error:
         where = make_url(database_url).render_as_string(hide_password=True)
         raise Unavailable(f"The database {where} cannot be migrated: {error.orig}") from error
@@ -84,21 +96,43 @@ def _wait_for_turn(connection: Connection) -> None:
     connection.commit()
 
 
-def _prepare_schema(connection: Connection, schema: str, source: str | None, *, although_leased: bool) -> None:
+def _prepare_schema(
+    connection: Connection, schema: str, source: str | None, *, although_leased: bool, new: bool
+) -> None:
     """Create `schema`, or move the tables there, and make it the connection's `search_path`."""
     connection.execute(text(f"SET search_path = {quoted(schema)}"))
     connection.commit()
     compatibility.require_server(_query(connection))
-    if moving.find_revision(connection, schema) is None:
+    if moving.find_revision(connection, schema) is not None:
+        if source not in {None, schema} and moving.find_revision(connection, str(source)) is not None:
+            raise IncompatibleDatabase(
+                f"--from {source}: the schema {schema!r} has an installation of its own already. To move the one in "
+                f"{source!r} there, remove the other first (`DROP SCHEMA`, if it is empty)."
+            )
+    else:
         revisions = compatibility.revisions()
-        if source is None and schema != PUBLIC and moving.find_revision(connection, PUBLIC) is not None:
-            source = PUBLIC
+        if source is None and not new and moving.find_revision(connection, PUBLIC) is not None:
+            source = _source(schema)
         if source is None:
             moving.require_free(connection, schema, revisions)
             moving.create_schema(connection, schema)
         else:
             moving.move(connection, source, schema, revisions, although_leased=although_leased)
     connection.commit()
+
+
+def _source(schema: str) -> str | None:
+    """Where the tables for `schema` are moved from, if earlier releases made an installation in `public`.
+
+    Raises:
+        IncompatibleDatabase: `schema` may be meant for another installation.
+    """
+    if schema not in {SCHEMA, PUBLIC}:
+        raise IncompatibleDatabase(
+            f"The schema 'public' has an installation of perdure, and PERDURE_DATABASE_SCHEMA is {schema!r}: "
+            "`perdure migrate --from public` moves it there, `perdure migrate --new` makes another one."
+        )
+    return PUBLIC if schema != PUBLIC else None
 
 
 def _is_newer(connection: Connection) -> bool:

@@ -66,6 +66,14 @@ _FUNCTION_NAMES = ["perdure_now", "perdure_illegal_transition", "perdure_owner",
 _SCHEMA_EXISTS = text("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = :schema)")
 
 
+_GRANTEES = text("""
+    SELECT DISTINCT CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(acl.grantee)) END
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
+         LATERAL aclexplode(c.relacl) AS acl
+    WHERE n.nspname = :schema AND acl.grantee <> c.relowner
+""")
+
+
 def tables_at(revision: str | None, revisions: tuple[str, ...]) -> set[str]:
     """The tables that exist at `revision`, one of `revisions` (`None` or an unknown one: at the newest)."""
     until = revisions.index(revision) if revision in revisions else len(revisions)
@@ -152,7 +160,14 @@ def move(
             f"The tables of perdure cannot be moved from the schema {source!r} to {target!r} "
             f"({first_line(str(error.orig))}): stop its processes, and run `perdure migrate` as the tables' owner."
         ) from error
+    _keep_usage(connection, target)
     log.info("moved %d tables from the schema %s to %s", len(tables), source, target)
+
+
+def _keep_usage(connection: Connection, schema: str) -> None:
+    """Let the roles that have rights on the moved tables use their new schema."""
+    for role in connection.scalars(_GRANTEES, {"schema": schema}).all():
+        connection.execute(text(f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {role}".replace(":", "\\:")))
 
 
 def _require_no_lease(connection: Connection, schema: str, tables: list[str]) -> None:

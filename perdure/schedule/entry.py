@@ -29,4 +29,4 @@ class Entry:
 
 def options(entry: Entry) -> dict[str, Any]:
     """The options of Celery's `apply_async` for a firing of `entry`."""
-    return {"queue": entry.queue, "headers": {HEADER: entry.name}}
+    return {"queue": entry.queue, "serializer": "json", "headers": {HEADER: entry.name}}

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Authenticate, Keys
 from perdure.clock import SystemClock
-from perdure.errors import SettingsError
+from perdure.errors import PerdureError, SettingsError
 from perdure.resilience.kill_reports import Kills
 from perdure.runtime import Runtime
 from perdure.settings import Settings
@@ -113,7 +113,11 @@ class MountedGateway:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                await self._app()
+                try:
+                    await self._app()
+                except PerdureError as error:
+                    await send({"type": "lifespan.startup.failed", "message": error.message})
+                    return
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self.close()

@@ -31,7 +31,6 @@ _COPIED = (
     "task_default_exchange",
     "task_default_exchange_type",
     "task_default_routing_key",
-    "task_queue_max_priority",
 )
 """Settings of the application that a publisher to its broker needs."""
 
@@ -81,8 +80,15 @@ def add_queues(app: Celery) -> None:
                         f"the application {self.app.main!r} has a queue {each.name!r}, which is a name of perdure's: "
                         "rename your queue"
                     )
-                made.add(each)
+                dict.__setitem__(made, each.name, each)  # `add` would apply the application's `x-max-priority`
             return made
+
+        def TaskConsumer(self, channel: Any, queues: Any = None, accept: Any = None, **options: Any) -> Any:  # noqa: N802
+            """Return the consumer of a worker, which accepts JSON from perdure's queues, too."""
+            accept = self.app.conf.accept_content if accept is None else accept
+            if consumed(self.app):
+                accept = {*accept, "json"}
+            return super().TaskConsumer(channel, queues, accept, **options)
 
         def Router(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (as above)
             """Return the application's router, with perdure's routes for perdure's tasks only."""
@@ -103,7 +109,8 @@ class _Route:
     def __call__(self, name: str, *_: Any, **__: Any) -> dict[str, Any] | None:
         if name not in TASKS:
             return None
-        return next(dict(route) for task, route in routes(broker_url(self._app)).items() if fnmatchcase(name, task))
+        found = next(route for task, route in routes(broker_url(self._app)).items() if fnmatchcase(name, task))
+        return {**found, "serializer": "json"}  # the application's may be one that perdure's own workers refuse
 
 
 def publisher(app: Celery) -> Celery:

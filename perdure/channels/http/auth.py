@@ -12,6 +12,7 @@ A gateway that is mounted in an application may have the application authenticat
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import inspect
@@ -20,7 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -87,7 +88,9 @@ async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
         Forbidden: the request is from a page of another origin.
     """
     _refuse_other_origins(request)
-    found = authenticate(request)
+    # As FastAPI calls a dependency: a plain function, which may query a database, must not block the event loop.
+    is_async = inspect.iscoroutinefunction(authenticate)
+    found = authenticate(request) if is_async else await asyncio.to_thread(partial(authenticate, request))
     user_id = await found if inspect.isawaitable(found) else found
     if user_id is None or user_id == "":
         raise Unauthorized("Sign in to the application.")

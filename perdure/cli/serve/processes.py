@@ -26,6 +26,7 @@ def migrate(
     although_leased: Annotated[
         bool, typer.Option("--move", help="Move the tables although a worker may be running a turn.")
     ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Make an installation although public has one.")] = False,
     grant: Annotated[
         str | None,
         typer.Option(metavar="ROLE", help="Let this role insert messages (perdure.send), after migrating."),
@@ -45,6 +46,7 @@ def migrate(
         schema=settings.database_schema,
         source=source,
         although_leased=although_leased,
+        new=new,
     )
     if grant is not None:
         grant_sending(migration_address(settings), settings.database_schema, grant)
