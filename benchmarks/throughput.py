@@ -1,8 +1,8 @@
 """Turns per second from acceptance to settling, compared with bare Celery tasks and with LangGraph.
 
 perdure and the bare tasks have one producer process and one worker process each, the same broker and
-PostgreSQL server, and as many messages in flight. The rate is taken by the database's clock, from the end of the warm-up
-to a time when the producer is still sending.
+PostgreSQL server, and as many messages in flight. The rate is taken by the database's clock, from the
+end of the warm-up to a time when the producer is still sending.
 """
 
 from __future__ import annotations
