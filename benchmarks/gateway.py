@@ -50,7 +50,7 @@ class _Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One side in one round: requests a second, and milliseconds of a request."""
+    """The result of one side in one round: requests per second, and milliseconds per request."""
 
     per_s: float
     p50_ms: float

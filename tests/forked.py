@@ -46,7 +46,7 @@ _forks.set_forkserver_preload(_IMPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: `main`, as `module:function`, under `argv`. Paths are opened by the process itself."""
+    """A program: the function `main` (`module:function`) with `argv`. The process itself opens the paths."""
 
     main: str
     argv: Sequence[str]

@@ -130,7 +130,7 @@ def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pyte
 
 
 def test_an_unencodable_wake_up_does_not_stop_the_others(settings: Settings, redis_url: str, broker: Any) -> None:
-    """One unencodable wake-up fails its whole batch; the others are still published."""
+    """An unencodable wake-up fails its batch, whose wake-ups are then published one by one."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         with waker._changed:
             waker._waiting["bad"] = ("turns.run", {"session_id": object()}, {"queue": "turns", "priority": 5})

@@ -100,7 +100,7 @@ class Held:
         self._broker = broker
 
     def requeue(self) -> None:
-        """Return to the queue, which must be cancelled first: else the broker delivers the message here again."""
+        """Return to the queue, which must be cancelled first, or the broker delivers the message here again."""
         assert "turns" not in self._broker.taking
         self._broker.returned.append("turns")
 

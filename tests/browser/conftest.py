@@ -156,7 +156,7 @@ class Page:
 
 @pytest.fixture
 def page(chromium: webdriver.Chrome, gateway: GatewayProcess) -> Iterator[Page]:
-    """The page. Fails if the browser logged an error."""
+    """The opened page. The test fails if the browser has logged an error."""
     made = Page(chromium, gateway.url)
     made.size(1280, 800)
     made.open()

@@ -218,7 +218,7 @@ IN_CHANNEL = {"channel": "C1", "channel_type": "channel"}
 
 
 def test_discord_is_answered(installation: Installation, discord: DiscordServer) -> None:
-    """A private message through Discord's gateway is answered by a message that notifies nobody."""
+    """A private message through Discord's gateway is answered by a message without notifications."""
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", discord_message(1, "what is 12*7+5?"))
@@ -1000,7 +1000,7 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_service_that_fails_for_long_is_left_alone(installation: Installation, servers: Servers, name: str) -> None:
-    """After repeated failures of the service no attempts are made for a while; a chat's refusal opens no breaker."""
+    """Repeated failures of the service open its breaker, which stops attempts; a refusal by a chat does not."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
     carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)

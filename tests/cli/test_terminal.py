@@ -115,7 +115,7 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 @pytest.mark.usefixtures("working")
 def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database: Database) -> None:
-    """A tool call is shown before the reply, both after their commit. `/end` and Ctrl-D end the conversation."""
+    """A tool call is shown before the reply, both after their commit. `/end` ends the session, and Ctrl-D the chat."""
     terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")

@@ -11,7 +11,7 @@ AT_LEAST = 0.8
 
 
 def test_the_set_is_large_enough() -> None:
-    """There are at least sixty pairs of each kind, in both languages."""
+    """The set has at least thirty contradictions and thirty paraphrases, all kinds of differences and no pair twice."""
     assert len(CONTRADICTIONS) + len(PARAPHRASES) >= 60
     assert {kind for kind, _, _ in CONTRADICTIONS} == {"number", "negation", "name", "opposite"}
     assert min(len(CONTRADICTIONS), len(PARAPHRASES)) >= 30

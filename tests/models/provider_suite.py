@@ -235,7 +235,7 @@ class ProviderSuite(ModelSuite):
     def test_maps_each_status(
         self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
     ) -> None:
-        """Which failures are transient; the message may reach a user, so it quotes no provider."""
+        """A status determines whether the failure is transient. The message quotes no provider: users may see it."""
         server.script(Status(status, message=SECRET))
         with pytest.raises(kind) as caught:
             ask(model, QUESTION)
