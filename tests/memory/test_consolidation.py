@@ -221,7 +221,7 @@ def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -
 
 
 def test_a_failing_session_is_abandoned_in_the_end(archive: Archive) -> None:
-    """A failed session keeps its error and is retried, at growing pauses, until it is abandoned."""
+    """A failed session keeps its error, is retried by the next batch, and is abandoned after its last run."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
     archive.harness.script(*[says("I would rather not.")] * 6)
