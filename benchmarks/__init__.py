@@ -1,6 +1,6 @@
-"""What perdure costs, measured: `make bench`, or `python -m benchmarks`.
+"""perdure's benchmarks: `make bench`, or `python -m benchmarks`.
 
-Each section is a module with one `measure(setup)` that returns a `report.Section`. All of them
-run on throw-away servers with fsync on, one after the other, so that their ratios belong to one
-machine and one hour. Nothing here is imported by the rest.
+Each section is a module with one `measure(setup)` that returns a `report.Section`. The sections
+run one after the other on throw-away servers with fsync on, so that their figures are comparable.
+perdure itself imports nothing from here.
 """

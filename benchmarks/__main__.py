@@ -51,7 +51,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
 
 
 def main() -> int:
-    """Measure, print; 0 done, 1 failed."""
+    """Run the selected sections and print their results. Exit status 1 if a section failed."""
     given = _arguments()
     wanted = given.only or list(SECTIONS)
     found: list[Section] = []
@@ -94,7 +94,7 @@ def _machine() -> dict[str, str]:
 
 @contextmanager
 def _showing_progress() -> Iterator[Progress]:
-    """What is being done, in one line on stderr, where that is a terminal."""
+    """Show the current step in one line on stderr, if stderr is a terminal."""
     shown = Console(stderr=True)
     if not shown.is_terminal:
         yield lambda _text: None

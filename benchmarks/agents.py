@@ -1,7 +1,7 @@
-"""The agent and the model of the benchmarks: what a turn costs when thinking costs nothing.
+"""The agent and the model of the benchmarks. The model has no latency, so that only perdure's own cost is measured.
 
-A worker gets both as it would a third party's: the agent through `PERDURE_AGENTS`, the model
-through the entry-point group `perdure.models` (the stage declares it), as `benchmark:SECONDS`.
+A worker loads both as it would a third party's: the agent through `PERDURE_AGENTS`, the model
+`benchmark:SECONDS` through the entry-point group `perdure.models` (`setup.py` declares it).
 Every turn is two model calls and one tool call.
 """
 
@@ -17,7 +17,7 @@ from perdure.tools.registry import tool
 
 QUESTION = "What is twice twenty-one, please? I would rather not work it out by myself."
 PATIENT = "Take your time. "
-"""In front of a question: the model waits before it answers."""
+"""Prefix of a question: the model waits before it calls the tool."""
 
 ASKING = ModelReply("", (ToolCall("call_1", "double", '{"number": 21}'),), Usage(120, 12), "benchmark")
 ANSWER = "Twice twenty-one is forty-two. Ask me again whenever you like; it will not change."
@@ -33,18 +33,18 @@ assistant = Agent("assistant", instructions="You double numbers.", tools=[double
 
 
 class InProcessModel:
-    """Asks for the tool, then answers. To a patient question it asks after `latency_s` seconds, else at once."""
+    """Calls the tool, then answers. Waits `latency_s` seconds before the call if the question starts with `PATIENT`."""
 
     def __init__(self, latency_s: float = 0.0) -> None:
         self._latency_s = latency_s
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_MODEL`."""
+        """The name by which `PERDURE_MODEL` selects this model."""
         return f"benchmark:{self._latency_s:g}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """The answer if the tool has been called, else the call."""
+        """The answer if the last message is a tool result, else the tool call."""
         last = request.messages[-1]
         if last.role is Role.TOOL:
             call.delta(ANSWER)

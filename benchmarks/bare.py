@@ -1,7 +1,7 @@
-"""The floor of the gateway: bare FastAPI routes with the same bodies. `python -m benchmarks.bare PORT`.
+"""The baseline for the gateway: bare FastAPI routes with the same bodies. `python -m benchmarks.bare PORT`.
 
 Each route exists twice: `/validated` answers without a database, `/committed` after one one-row INSERT or SELECT in
-autocommit, in FastAPI's own threads. uvicorn has its defaults but for its access log.
+autocommit, in FastAPI's own threads. uvicorn runs with its defaults, except for the access log.
 """
 
 from __future__ import annotations

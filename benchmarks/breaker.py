@@ -1,7 +1,7 @@
-"""What a closed breaker costs: a call of nothing through it, and a turn with it and a turn without.
+"""What a closed breaker adds to an empty call and to a turn.
 
-The breaker is the fleet's, its circuit in Redis. Turns with and without take turns, so that whatever
-else the machine does falls on both; without it, the model is retried all the same.
+The breaker's circuit is shared through Redis, as in a fleet. Turns with and without a breaker alternate, so that
+other load on the machine affects both. Retries are the same in both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CALLS_A_TURN = 2
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds by the clock, and of this process's CPU: of one, or the medians of many."""
+    """Elapsed and CPU milliseconds of this process: one sample, or the medians of several."""
 
     ms: float
     cpu_ms: float
@@ -38,7 +38,7 @@ class Cost:
         return Cost(self.ms - other.ms, self.cpu_ms - other.cpu_ms)
 
     def row(self, name: str) -> list[str]:
-        """As a row of the table."""
+        """The cost as a row of the table."""
         return [name, f"{self.ms:.2f}", f"{self.cpu_ms:.2f}"]
 
 
@@ -87,7 +87,7 @@ def measure(setup: Setup) -> Section:
 
 
 def _compared(one: Callable[[], None], other: Callable[[], None], times: int) -> tuple[Cost, Cost, Cost]:
-    """Both in alternation, after a few that are not counted; each one's cost, and how much more the first costs."""
+    """Run both alternately, after an uncounted warm-up. Returns the medians of each and of their differences."""
     for _ in range(min(times, 20)):
         one()
         other()

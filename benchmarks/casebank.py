@@ -2,8 +2,8 @@
 
 The bank is generated with a known truth: groups of near duplicates around their own centres, low performers,
 inactive cases, and exempt ones. The plan and the run must match it pair by pair. Memory is this process's,
-above its own before. Searches are timed one after the other while another process does a whole run at its
-default pace. That process is paused for one second of three: searches in the pauses are the baseline, so the
+above its level at the start. Searches are timed one after the other while another process does a whole run at
+its default pace. That process is paused for one second of three: searches in the pauses are the baseline, so the
 machine's other load and the state of the tables affect both.
 """
 
@@ -56,7 +56,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Truth:
-    """What the plan must say of the made cases."""
+    """The plan expected for the generated cases."""
 
     removed: set[str]
     merged: set[tuple[str, str]]
@@ -66,7 +66,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One made case, without its vector."""
+    """One generated case, without its vector."""
 
     case_id: str
     kind: str
@@ -76,8 +76,8 @@ class Case:
 
 
 class Made:
-    """A bank of `count` cases: of ten, four stand alone, three are a group of duplicates, one performs
-    badly, one sleeps, and one is either of the two but spared."""  # noqa: D205, D209 (one thought)
+    """A bank of `count` cases. Of each ten, four have no duplicate, three are duplicates, one has a low success rate,
+    one is inactive, and one has either fault but is spared."""  # noqa: D205, D209 (one thought)
 
     def __init__(self, count: int) -> None:
         self._rng = np.random.default_rng(_SEED)
@@ -86,7 +86,7 @@ class Made:
         self.count = count
 
     def slices(self) -> Iterator[tuple[list[Case], NDArray[np.float32]]]:
-        """The cases with their vectors, some at a time; `truth` is whole when they are over."""
+        """The cases with their vectors, in slices; `truth` is complete after the last slice."""
         for start in range(0, self.count, _SLICE):
             cases: list[Case] = []
             vectors = []
@@ -119,7 +119,7 @@ class Made:
         self.truth.spared.add(cases[9].case_id)
 
     def _directions(self) -> NDArray[np.float64]:
-        """Random ones; the duplicates' are their keeper's, turned by an angle whose cosine is from 0.951 to 1."""
+        """Random unit vectors. Each duplicate's is its keeper's, turned by an angle whose cosine is from 0.951 to 1."""
         vectors = self._rng.normal(size=(10, _DIMENSIONS))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         keeper = vectors[4]
@@ -132,7 +132,7 @@ class Made:
 
 
 class Watched:
-    """The most memory that this process had within the block, above what it had at its beginning, in MiB."""
+    """Peak memory of this process within the block, in MiB above its level at the start."""
 
     def __enter__(self) -> Self:
         self._process = psutil.Process()
@@ -149,7 +149,7 @@ class Watched:
 
     @property
     def mib(self) -> float:
-        """So much."""
+        """The peak."""
         return (self._most - self._before) / 2**20
 
     def _look(self) -> None:
@@ -208,11 +208,11 @@ def measure(setup: Setup) -> Section:
 
 
 def _planned(setup: Setup, count: int) -> tuple[float, float]:
-    """Seconds and MiB of a plan over so many cases, which must be right."""
+    """Seconds and MiB that a plan over `count` cases takes. Checks the plan against the truth."""
     with setup.database("bench_casebank") as url:
         made = _filled(setup, url, count)
         database = Database(url)
-        _timed(database)  # what is loaded once is loaded
+        _timed(database)  # warm the caches
         with Watched() as watched:
             seconds, plan = _timed(database)
         _checked(plan, made.truth)
@@ -227,7 +227,7 @@ def _timed(database: Database) -> tuple[float, dict[str, Any]]:
 
 
 def _checked(plan: dict[str, Any], truth: Truth) -> float:
-    """The share of the duplicate pairs that was found; everything else must be exactly right."""
+    """The share of the duplicate pairs that the plan found. Raises if any other part of it differs from the truth."""
     details = plan["details"]
     merged = {(each["keeper"], each["removed"]) for each in details["merged"]}
     assert set(details["removed"]) == truth.removed
@@ -238,11 +238,11 @@ def _checked(plan: dict[str, Any], truth: Truth) -> float:
 
 
 def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
-    """What searches took in ms, without a run and during it; and the seconds that the run worked and rested."""
+    """Milliseconds of each search without and during a run, and the run's seconds excluding its pauses."""
     setup.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)
     asked = cycle(np.random.default_rng(_SEED + 1).normal(size=(_QUESTIONS, _DIMENSIONS)).tolist())
-    _taken(database, asked, _QUIET_S)  # what is loaded once is loaded
+    _taken(database, asked, _QUIET_S)  # warm the caches
     quiet, during, run_s = list[float](), list[float](), 0.0
     with _pruning(database.url) as run:
         while run.is_running() and run.status() != psutil.STATUS_ZOMBIE:
@@ -264,7 +264,7 @@ def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[floa
 
 @contextmanager
 def _pruning(url: URL) -> Iterator[psutil.Process]:
-    """A run at the default pace, begun, in a process of its own as a worker's is."""
+    """A process that prunes at the default pace, yielded after its first commit."""
     context = multiprocessing.get_context("spawn")
     began = context.Event()
     process = context.Process(target=_prune, args=(url.render_as_string(hide_password=False), began), daemon=True)
@@ -283,7 +283,7 @@ def _prune(url: str, began: Any) -> None:
 
 
 def _taken(database: Database, asked: Iterator[Sequence[float]], seconds: float) -> list[float]:
-    """What searches took that were made one after the other for so many seconds, in ms."""
+    """Milliseconds of each search, one after the other, until `seconds` have passed."""
     taken = []
     over = time.perf_counter() + seconds
     while (began := time.perf_counter()) < over:
@@ -297,7 +297,7 @@ def _p99(taken: Sequence[float]) -> float:
 
 
 def _filled(setup: Setup, url: URL, count: int) -> Made:
-    """The made bank, written by COPY."""
+    """The generated bank, written with COPY."""
     setup.progress(f"making {count:,} cases")
     made = Made(count)
     engine = create_engine(url)

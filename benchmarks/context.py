@@ -1,8 +1,8 @@
 """A turn's context with a short and with a long history: what PostgreSQL reads for it, and how long it takes.
 
-Half of the history are earlier sessions (imported, with their vectors), half the current session.
-Counted is what PostgreSQL itself has counted on perdure's tables: rows that sequential scans read, and
-rows that indexes led to.
+Half of the history is earlier sessions (imported, with their vectors), half the current session.
+The rows are PostgreSQL's own counts for perdure's tables: rows read by sequential scans and rows
+fetched through indexes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CONTINUED = text("""
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one turn: milliseconds (the median), and rows that PostgreSQL read (the mean)."""
+    """Cost of one turn: milliseconds (the median), and rows that PostgreSQL read (the mean)."""
 
     ms: float
     rows: float

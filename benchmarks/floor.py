@@ -1,8 +1,8 @@
-"""The floor: a bare Celery task with the same number of bare commits, and nothing of an agent.
+"""The baseline: a bare Celery task that makes as many commits as a turn, without an agent.
 
-The cheapest durable task that this stack can run: own application, Celery's defaults but for
-the pool, its width and the ignored result; SQLAlchemy Core on psycopg2, as many connections as
-perdure has, each commit one one-row INSERT in autocommit, one round trip. `celery -A benchmarks.floor worker`.
+The cheapest durable task that this stack can run: an application of its own, with Celery's defaults except for
+the pool, its size and ignored results; SQLAlchemy Core on psycopg2, with as many connections as perdure.
+Each commit is one one-row INSERT in autocommit, one round trip. `celery -A benchmarks.floor worker`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ app.conf.update(
 
 @cache
 def engine() -> Engine:
-    """The process's connections."""
+    """The process's connection pool."""
     return create_engine(os.environ["PERDURE_DATABASE_URL"], isolation_level="AUTOCOMMIT", pool_size=32, max_overflow=0)
 
 
 def commit(step: int) -> None:
-    """One bare commit."""
+    """Insert and commit one row."""
     with engine().connect() as connection:
         connection.exec_driver_sql(INSERT, {"step": step})
 
 
 def commit_each(commits: int) -> None:
-    """So many bare commits."""
+    """Make `commits` bare commits."""
     for step in range(1, commits + 1):
         commit(step)
 

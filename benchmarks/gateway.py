@@ -1,11 +1,11 @@
 """Requests a second of the gateway on keep-alive connections, compared with bare FastAPI routes with the same bodies.
 
-The real gateway process accepts messages (each is committed, and a worker is woken through Redis; none runs) and reads
-turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, with one statement a request
-on the same PostgreSQL and without a database. One client process; the sides take turns, round by round.
+The real gateway process accepts messages (commits each and publishes a wake-up through Redis; no worker runs) and reads
+turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, once with one statement per
+request on the same PostgreSQL and once without a database. One client process; the sides alternate, round by round.
 
-The rate is that of a closed loop. Its latencies are the connections over the rate (Little's law), so the latencies that
-say how long a client waits are of an open loop at half of the gateway's rate.
+The rate is measured in a closed loop. Its latencies only restate the rate (connections / rate, Little's law), so the
+latencies reported are those of an open loop at half of the gateway's rate.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One side in one round: requests a second, and milliseconds of a request."""
+    """The result of one side in one round: requests per second, and milliseconds per request."""
 
     per_s: float
     p50_ms: float
@@ -117,7 +117,7 @@ def _servers(setup: Setup, url: URL) -> Iterator[dict[str, int]]:
 
 @contextmanager
 def _client(setup: Setup, url: URL) -> Iterator[_Client]:
-    """Carries out an order in the client's process."""
+    """A function that has the client process carry out an order and returns the result."""
     with ExitStack() as stack:
         process = stack.enter_context(
             setup.process(
@@ -162,7 +162,7 @@ def _read(ports: dict[str, int], side: str, turn_id: str) -> dict[str, Any]:
 
 
 def _warmed_up(client: _Client, ports: dict[str, int]) -> dict[str, str]:
-    """What was accepted last on each side; each user has a session then."""
+    """The ids of the last accepted turns by side. Afterwards each user has a session."""
     return {side: client(**_accept(ports, side))["last"]["turn_id"] for side in _PREFIXES}
 
 

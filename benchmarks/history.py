@@ -1,7 +1,7 @@
 """What a turn costs early and late in a long conversation: milliseconds, and bytes of WAL.
 
-A young and an old conversation take turns, so that whatever else the machine does falls on
-both. Before that a checkpoint is forced and a few turns are not counted: the first change of
+Turns of a young and an old conversation alternate, so that other load on the machine affects
+both. Before them, a checkpoint is forced and a few turns are not counted: the first change of
 a page after a checkpoint writes the whole page to the WAL, which is the checkpoint's cost and
 not the turn's.
 """
@@ -29,12 +29,12 @@ _SAMPLED = 21
 _WAL = text("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
 
 Turn = Callable[[str], None]
-"""Runs one turn of the conversation of that name."""
+"""Runs one turn of the named conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a turn took, or the median of some."""
+    """Cost of one turn, or the median of several."""
 
     ms: float
     wal_bytes: float
@@ -42,19 +42,19 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a turn cost early in a conversation and late."""
+    """The cost of a turn early in a conversation and late."""
 
     early: Cost
     late: Cost
 
     @property
     def ms(self) -> float:
-        """How many times longer a late turn takes."""
+        """The late turn's milliseconds as a multiple of the early turn's."""
         return self.late.ms / self.early.ms
 
     @property
     def wal(self) -> float:
-        """How many times more a late turn writes."""
+        """The late turn's WAL bytes as a multiple of the early turn's."""
         return self.late.wal_bytes / self.early.wal_bytes
 
 
@@ -94,7 +94,7 @@ def _langgraph(setup: Setup, late: int) -> Growth:
 
 
 def _compared(admin: Connection, turn: Turn, late: int) -> Growth:
-    """Bring an old and a young conversation to their points, then sample them in alternation."""
+    """Run an old and a young conversation up to their lengths, then sample turns of both alternately."""
     for name, length in (("old", late), ("young", _EARLY)):
         for _ in range(length - _SETTLING - _SAMPLED // 2):
             turn(name)

@@ -1,9 +1,9 @@
-"""The same turn in LangGraph with its PostgreSQL checkpointer: what people compare perdure with.
+"""The same turn in LangGraph with its PostgreSQL checkpointer, for comparison.
 
-As its documentation builds an agent from parts: a `StateGraph` over messages, the prebuilt `ToolNode`
-and `tools_condition`, a `PostgresSaver` on a connection of its own for each thread (a saver has one
-lock, so sharing one would only slow it), `durability="sync"`. The model is a bare node that returns
-an `AIMessage`: LangChain's layer for chat models is not counted against it.
+The agent is built as in LangGraph's documentation: a `StateGraph` over messages, the prebuilt `ToolNode`
+and `tools_condition`, `durability="sync"`, and a `PostgresSaver` with its own connection for each thread
+(a saver has one lock, so a shared one would be slower). The model is a bare node that returns an
+`AIMessage`, so LangChain's layer for chat models is not counted against LangGraph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.report import Rate
 from benchmarks.setup import Setup, ledger
 
 _TURNS_A_CONVERSATION = 5
-"""As many as the conversations of `throughput` have: 2,600 turns over 500 sessions."""
+"""About the turns per conversation in `throughput`: 2,600 turns over 500 sessions."""
 
 METHOD = (
     "LangGraph: in one process, no queue, StateGraph and ToolNode, PostgresSaver on psycopg 3, durability sync, "
@@ -34,7 +34,7 @@ METHOD = (
 
 
 def rate(setup: Setup, conversations: int, threads: int) -> Rate:
-    """Turns a second over so many conversations, each on one of `threads`."""
+    """Turns per second over `conversations`, spread over `threads` threads."""
     setup.progress(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
     with setup.database("bench_langgraph", tables=False) as url, ThreadPoolExecutor(threads) as pool:
         with ExitStack() as agents:
@@ -66,7 +66,7 @@ def agent(url: URL) -> Iterator[Any]:
 
 
 def turn(compiled: Any, conversation: str) -> None:
-    """One whole turn."""
+    """Run one turn."""
     final = compiled.invoke(
         {"messages": [HumanMessage(QUESTION)]},
         {"configurable": {"thread_id": conversation}},

@@ -1,7 +1,7 @@
-"""Whoever sends the messages, in a process of its own: `python -m benchmarks.producer perdure|floor ...`.
+"""The sender of the messages, in a process of its own: `python -m benchmarks.producer perdure|floor ...`.
 
 Keeps a window of messages in flight, so that the worker always has some waiting and never a
-long backlog, and ends when all are done.
+long backlog. Ends when all are done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def produce(total: int, window: int, send: Send, done: Done) -> None:
 
 
 def perdure_messages(total: int, window: int, users: int) -> None:
-    """Messages through `accept`, in turn from each of `users`, one session each."""
+    """Send messages through `accept`, from each of `users` in turn; each user has one session."""
     settings = Settings.load()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
@@ -60,7 +60,7 @@ def perdure_messages(total: int, window: int, users: int) -> None:
 
 
 def floor_messages(total: int, window: int, commits: int) -> None:
-    """Bare tasks of so many commits; before each, one commit of the sender's, as `accept` has."""
+    """Send bare tasks of `commits` commits each; the sender commits once before each, as `accept` does."""
     sent = 0
 
     def send(number: int) -> None:
@@ -70,13 +70,13 @@ def floor_messages(total: int, window: int, commits: int) -> None:
         sent = number + 1
 
     with connected(make_url(os.environ["PERDURE_DATABASE_URL"])) as connection:
-        # The sequence counts rows at no cost; tasks under way make it a little early, but not at the end.
+        # The sequence counts rows at no cost. Tasks under way make it run slightly ahead, but not at the end.
         rows = text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM floor_rows_id_seq")
         produce(total, window, send, lambda: (connection.execute(rows).scalar_one() - sent) // commits)
 
 
 def main() -> None:
-    """The command line that `benchmarks.throughput` uses."""
+    """The command that `benchmarks.throughput` runs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("target", choices=["perdure", "floor"])
     for option in ("total", "window", "users", "commits"):

@@ -1,16 +1,16 @@
-"""What recall finds: questions about conversations, of which it is known where they are answered.
+"""How much of the known evidence recall finds for questions about conversations.
 
     python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
-    make bench ARGS="--only recall"                                the set that is shipped
+    make bench ARGS="--only recall"                                the bundled set
 
 FILE is a set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`,
 `conversation` (`session_N`: lines with `speaker`, `dia_id`, `text`, perhaps `blip_caption`; and
-`session_N_date_time`) and `qa` (`question`, `evidence`, `category`). Without one, a small set
-written for this project, which says that recall works, and little about how well.
+`session_N_date_time`) and `qa` (`question`, `evidence`, `category`). The default is a small set
+written for this project, which shows that recall works, but not how well.
 
-Each sample becomes a user, imported as `perdure messages import` does, and is asked through the
-recall that an agent uses, as of its last session. Counted is the evidence among the first k
-messages: any of it, and all of it.
+Each sample becomes a user, imported as `perdure messages import` does. Its questions go through the
+recall that an agent uses, as of the sample's last session. `any@k` and `all@k` are the shares of
+questions with any, or all, of their evidence among the first k messages.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KS = (5, 10, 20)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question: its category, where it is answered, what was found in which order, and how long that took."""
+    """One question: its category, the messages that answer it, the messages found in order, and the search's time."""
 
     category: int
     evidence: frozenset[str]
@@ -64,16 +64,16 @@ class Asked:
     ms: float
 
     def any(self, k: int) -> bool:
-        """Some of the evidence is among the first `k`."""
+        """Whether some of the evidence is among the first `k`."""
         return not self.evidence.isdisjoint(self.found[:k])
 
     def all(self, k: int) -> bool:
-        """All of the evidence is among the first `k`."""
+        """Whether all of the evidence is among the first `k`."""
         return self.evidence <= set(self.found[:k])
 
 
 def measure(setup: Setup) -> Section:
-    """The section: of the set that is shipped, with the built-in embedder."""
+    """The section, measured on the bundled set with the built-in embedder."""
     setup.progress("recall: importing a set of conversations, asking its questions")
     samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
     with setup.database("bench_recall") as url:
@@ -81,7 +81,7 @@ def measure(setup: Setup) -> Section:
 
 
 def main() -> int:
-    """Import, ask, print; 0 done, 1 the file is no such set."""
+    """Import, ask, print. Exit status 1 if the file is not in LoCoMo's layout."""
     given = _arguments()
     try:
         samples = json.loads(given.file.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def lines_of(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a sample as a file of `perdure messages import` has them."""
+    """The messages of a sample in the format of a `perdure messages import` file."""
     conversation = sample["conversation"]
     numbers = sorted(int(key.split("_")[1]) for key in conversation if re.fullmatch(r"session_\d+", key))
     first = conversation.get("speaker_a") or conversation[f"session_{numbers[0]}"][0]["speaker"]
@@ -192,9 +192,9 @@ def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str,
 
 
 def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
-    """The lines that a question names: in a list or in one string, several in one entry, "D1:03" for "D1:3".
+    """The ids of the lines that a question names, normalised: "D1:03" becomes "D1:3".
 
-    What names no line ("D", "D:11:26") says nothing.
+    `evidence` is a list or a string; an entry may name several lines. Malformed names ("D", "D:11:26") are ignored.
     """
     evidence = question.get("evidence")
     entries = evidence if isinstance(evidence, list) else [evidence]

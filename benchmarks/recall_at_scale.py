@@ -1,8 +1,8 @@
-"""Recall among a hundred thousand memories, for a user who owns one in a hundred and one who owns half.
+"""Recall among a hundred thousand memories, for one user who owns 1 % of them and one who owns half.
 
-What the vectors find (as recall asks for them: exactly, or by the index) is compared with an exact
-scan over that user's memories; the time is that of the whole recall of the semantic layer, words
-and vectors and all, the embedding of the question included.
+Recall's vector search (exact or by the index, as recall chooses) is compared with an exact scan over
+the user's memories. The time is that of a whole recall of the semantic layer: embedding the question,
+searching words and vectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _AT_ONCE = 1_000
 _OTHERS = 49
 _PAUSE_S = 120
-"""Seconds after the index was built: a host may give less to a guest that has just used its cores for minutes."""
+"""Seconds to wait after the index build: a host may throttle a guest that has just used its cores for minutes."""
 
 _WHO = [
     "Marta",
@@ -220,7 +220,7 @@ def _measure(setup: Setup, database: Database, owners: dict[str, int], embedder_
     for user_id, count in owners.items():
         chance = random.Random(2)  # noqa: S311 (no secret)
         asked = [_question(chance) for _ in range(questions)]
-        for question in asked[:20]:  # plans are made, pages are read
+        for question in asked[:20]:  # warm up: plans and pages
             recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
         took = sorted(_timed(recall, user_id, question) for question in asked)
         hits = sum(_found(database, recall, user_id, question, embedder_id) for question in asked)
@@ -250,11 +250,11 @@ def _question(chance: random.Random) -> str:
 
 
 def _found(database: Database, recall: Recall, user_id: str, question: str, embedder_id: int) -> int:
-    """How many of the ten nearest memories are among the ten nearest that recall sees."""
+    """How many of the first ten memories that recall finds are as near as the ten nearest."""
     given = {"user_id": user_id, "vector": vector_literal(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
     exact = database.run(queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
     seen = recall.nearest_memories(user_id, question)
-    # Of equally near ones any will do.
+    # Ties with the tenth nearest count as found.
     floor = exact[K - 1].similarity - 1e-6
     return sum(row.similarity >= floor for row in seen[:K])
 

@@ -1,4 +1,4 @@
-"""What a section found: a table for people, figures for programs."""
+"""The result of a section: a table for people, figures for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 112
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Turns (or bare tasks) a second, and what one of them made PostgreSQL count."""
+    """Turns (or bare tasks) per second, and PostgreSQL's transactions and WAL for one of them."""
 
     per_s: float
     transactions: float
@@ -23,7 +23,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section. `method` says in a sentence how it was measured; `figures` have their unit in their name."""
+    """The result of one section. `method`: how it was measured; each key of `figures` names its unit."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class Section:
     figures: dict[str, float]
 
     def document(self) -> dict[str, Any]:
-        """The section in JSON."""
+        """The section as a JSON object."""
         return {
             "name": self.name,
             "title": self.title,
@@ -55,5 +55,5 @@ class Section:
 
 
 def console() -> Console:
-    """Where sections are printed: as wide in a file as in a terminal."""
+    """A console of fixed width, so that files and terminals get the same output."""
     return Console(width=_WIDTH, highlight=False)

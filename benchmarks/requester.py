@@ -1,12 +1,12 @@
 """The client of the gateway's benchmark, in a process of its own: `python -m benchmarks.requester`.
 
-Reads one order a line from stdin, a JSON object, and answers each with one line: the requests' latencies in
-milliseconds, the seconds they took, and what was answered last. Connections are kept alive, with one request under way
-on each.
+Reads one order per line from stdin, a JSON object, and answers each with one line: the requests' latencies in
+milliseconds, the seconds of the whole order, and the last response. Connections are kept alive, with one request in
+flight on each.
 
-A closed loop (`per_s` is 0) sends the next request as soon as a connection is answered, which measures capacity. An
-open loop sends `per_s` requests a second, whatever the server does. Its latencies begin when a request is due, so that
-they include the time in which it waits for a connection (no coordinated omission).
+A closed loop (`per_s` is 0) sends the next request on a connection as soon as the last one is answered, which measures
+capacity. An open loop sends `per_s` requests a second, however slow the server is. Its latencies count from the time a
+request is due, including its wait for a connection (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LENGTH = b"content-length: "
 
 
 _SEED = 1
-"""Of the gaps between the requests of an open loop: each side of a comparison has the same ones."""
+"""Seed of the gaps between the requests of an open loop: all sides of a comparison get the same gaps."""
 
 
 @dataclass
 class Order:
-    """Requests to send: `paths` and `bodies` in turn, on `connections`, until `seconds` have passed.
+    """Requests to send: `paths` and `bodies` in rotation, on `connections` connections, for `seconds`.
 
-    `per_s`: the rate of an open loop, 0 for a closed one. Its gaps are equal, or with `random` exponential.
+    `per_s`: the rate of an open loop; 0 is a closed loop. `random`: exponential gaps instead of equal ones.
     """
 
     port: int
@@ -49,7 +49,7 @@ class Order:
     last: bytes = b""
 
     def requests(self) -> Iterator[bytes]:
-        """The requests' bytes, without end."""
+        """The bytes of each request, endlessly."""
         number = 0
         while True:
             path = self.paths[number % len(self.paths)]
@@ -64,7 +64,7 @@ class Order:
 
 
 class _Load:
-    """The connections of one order, those of them that are idle, and the requests that are due."""
+    """The connections of one order, the idle ones among them, and the requests that are due."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -76,7 +76,7 @@ class _Load:
         self._ends = 0.0
 
     def connection(self) -> _Connection:
-        """Another one."""
+        """Create one more connection."""
         self.made.append(_Connection(self))
         return self.made[-1]
 
@@ -92,7 +92,7 @@ class _Load:
             connection.send(next(self._requests), now)
 
     def answered(self, connection: _Connection, now: float) -> None:
-        """The connection is free for the next request; it is closed if none will come."""
+        """Send the next request on this connection, mark it idle, or close it if no more requests are due."""
         if self._due:
             connection.send(next(self._requests), self._due.popleft())
         elif now >= self._ends:
@@ -103,7 +103,7 @@ class _Load:
             connection.send(next(self._requests), now)
 
     def _arrive(self, due: float) -> None:
-        """A request is due now or was due a moment ago; have the next one arrive."""
+        """Send the request that is due, or queue it if no connection is idle. Schedule the next one."""
         if due >= self._ends:
             for connection in self._idle:
                 connection.close()
@@ -147,12 +147,12 @@ class _Connection(asyncio.Protocol):
             self.done.set_exception(exc or RuntimeError("the server closed a connection that is kept alive"))
 
     def send(self, request: bytes, began: float) -> None:
-        """Send a request, whose latency counts from `began`."""
+        """Send a request; its latency counts from `began`."""
         self._began = began
         self._transport.write(request)
 
     def close(self) -> None:
-        """No further request comes."""
+        """Close the connection: no further requests."""
         self._transport.close()
         self.done.set_result(None)
 

@@ -40,12 +40,12 @@ Progress = Callable[[str], None]
 
 
 class BenchmarkFailed(Exception):
-    """A process died, or something did not come about in time: there is no figure to report."""
+    """A process died or a wait timed out: there is no figure to report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """PostgreSQL's own counts for one database: transactions committed, and bytes of WAL (all databases)."""
+    """PostgreSQL's own counts: transactions committed in one database, and bytes of WAL (all databases)."""
 
     commits: int
     wal_bytes: int
@@ -56,19 +56,19 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Setup:
-    """The servers, and whether to be `quick` (a tenth of the work: for trying things out)."""
+    """The servers, and whether to run `quick`: a tenth of the work, for trying things out."""
 
     servers: Servers
     progress: Progress
     quick: bool
 
     def scaled(self, count: int) -> int:
-        """`count`, or a tenth of it."""
+        """`count`, or a tenth of it if `quick`."""
         return max(count // 10, 1) if self.quick else count
 
     @contextmanager
     def database(self, name: str, *, tables: bool = True) -> Iterator[URL]:
-        """An empty database, with perdure's tables or without, and an empty Redis."""
+        """An empty database, with perdure's tables or without. Also empties Redis."""
         url = make_url(self.servers.postgres.url)
         administer(url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
         client = redis.Redis.from_url(client_url(self.servers.redis.url))
@@ -80,7 +80,7 @@ class Setup:
         administer(url, f"DROP DATABASE {name} WITH (FORCE)")
 
     def environment(self, database: URL, **variables: str) -> dict[str, str]:
-        """The environment of a process of perdure: the benchmark's agent, and else the defaults."""
+        """The environment of a perdure process: the benchmark's agent and model, everything else at its default."""
         own = {
             "PERDURE_DATABASE_URL": database.render_as_string(hide_password=False),
             "PERDURE_REDIS_URL": self.servers.redis.url,
@@ -100,10 +100,10 @@ class Setup:
         stdin: int | None = None,
         stdout: int | None = None,
     ) -> Iterator[psutil.Popen]:
-        """`python -m MODULE ARGUMENTS`, ended with SIGTERM after the block. What goes to no pipe is logged.
+        """Run `python -m MODULE ARGUMENTS`, terminated with SIGTERM after the block. Output without a pipe is logged.
 
         Raises:
-            BenchmarkFailed: it had to be killed, or had ended with an error; the message has its last lines.
+            BenchmarkFailed: the process had to be killed or failed; the message has the end of its log.
         """
         argv = launch.command([sys.executable, "-m", module, *arguments], dies_with_parent=True)
         path = self.servers.directory / f"{module}.log"
@@ -120,10 +120,10 @@ class Setup:
             raise BenchmarkFailed(f"{module} ended with {status}:\n{path.read_text(errors='replace')[-2_000:]}")
 
     def finish(self, process: psutil.Popen, timeout_s: float, doing: Callable[[], str]) -> None:
-        """Wait for the end of a process, telling what it is `doing`.
+        """Wait until a process ends, showing `doing()` as progress.
 
         Raises:
-            BenchmarkFailed: it takes longer than `timeout_s`.
+            BenchmarkFailed: the process is still running after `timeout_s`.
         """
         until(lambda: process.poll() is not None, timeout_s, lambda: self.progress(doing()))
 
@@ -139,7 +139,7 @@ class Setup:
 
 @contextmanager
 def setup(progress: Progress, *, quick: bool) -> Iterator[Setup]:
-    """Start the servers; stop and remove them in the end."""
+    """Start the servers; stop and remove them after the block. Removes foreign settings from the environment."""
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         del os.environ[name]
     progress("starting PostgreSQL and Redis")
@@ -148,10 +148,10 @@ def setup(progress: Progress, *, quick: bool) -> Iterator[Setup]:
 
 
 def until(ready: Callable[[], bool], timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
-    """Return when `ready`.
+    """Poll until `ready()` is true.
 
     Raises:
-        BenchmarkFailed: it is not, for `timeout_s`.
+        BenchmarkFailed: it is still false after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():
@@ -163,7 +163,7 @@ def until(ready: Callable[[], bool], timeout_s: float, while_waiting: Callable[[
 
 @contextmanager
 def connected(url: URL) -> Iterator[Connection]:
-    """A connection of the benchmark's own, each statement a transaction."""
+    """An autocommit connection to the database, without a pool."""
     engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with engine.connect() as connection:
         yield connection

@@ -1,8 +1,8 @@
 """An ordinary user's turns while another user floods the fleet, with and without `PERDURE_TURN__USER_CONCURRENCY`.
 
-Two workers of four threads. One user's 400 messages, in a conversation each, are accepted before the workers start;
-then others ask one question after another. Measured is the time from accepting a question to settling its turn, by the
-database's clock.
+Two workers with four threads each. One user's 400 messages, each in its own conversation, are accepted before the
+workers start; then other users ask one question after another. The time from accepting a question to settling its turn
+is measured, by the database's clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Send = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A flood: in how many conversations, and how many turns of a user run at once."""
+    """A flood: the number of its conversations, and the limit on a user's concurrent turns."""
 
     title: str
     name: str
@@ -150,7 +150,7 @@ def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None
 
 
 def _ask(url: URL, send: Send, user: str, questions: int) -> None:
-    """One question after another, each once the one before is answered."""
+    """Ask `questions` questions, each after the previous one is answered."""
     with connected(url) as connection:
         waits = text(f"{_UNSETTLED} AND user_id = :user")
         for _ in range(questions):

@@ -1,7 +1,7 @@
-"""Statements and commits of one turn, by name: what a turn's cost is made of.
+"""Statements and commits of one turn, by name.
 
-Counted where they are sent, in one process: statements by their names as `Database.run` gets them,
-commits as `Database.observe` reports them, and whatever reaches the driver by an event of the engine.
+They are counted in one process: statements by name in `Database.run`, commits by `Database.observe`,
+and everything that reaches the driver by an event of SQLAlchemy's engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACCEPTING = "turns.enqueue"
 
 
 class SilentWaker:
-    """Publishes nothing: the benchmark runs the session itself."""
+    """Publishes no wake-ups: the benchmark runs the session itself."""
 
     def session(self, _session_id: UUID, _priority: int) -> bool:
         """Nothing is published."""
@@ -60,7 +60,7 @@ class SilentWaker:
 
 
 class CountingDatabase(Database):
-    """A database that counts what it is asked to run, by name, and all that reaches the driver."""
+    """A database that counts its statements and commits by name, and all statements that reach the driver."""
 
     def __init__(self, url: URL) -> None:
         super().__init__(url, observe=self._observe)
@@ -70,13 +70,13 @@ class CountingDatabase(Database):
         event.listen(self.engine, "before_cursor_execute", self._drive)
 
     def forget(self) -> None:
-        """Count from here."""
+        """Reset the counts."""
         self.sent.clear()
         self.committed.clear()
         self.driven = 0
 
     def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
-        """Count it and run it."""
+        """Count the statement and run it."""
         self.sent[statement.name] += 1
         return super().run(statement, parameters, urgent=urgent)
 
@@ -88,7 +88,7 @@ class CountingDatabase(Database):
 
 
 class Bench:
-    """perdure in this process: a session's messages accepted and run, one after the other, by `model`."""
+    """perdure in this process: accepts messages and runs their turns, one after the other, with `model`."""
 
     def __init__(self, url: URL) -> None:
         self.database = CountingDatabase(url)
@@ -105,7 +105,7 @@ class Bench:
         self._runner = Runner(self._runtime, "benchmark")
 
     def turn(self, user_id: str = "ana") -> None:
-        """One whole turn."""
+        """Accept a message and run its turn."""
         accepted = accept(self._runtime, Incoming(user_id=user_id, text=QUESTION))
         assert self._runner.run(accepted.session_id) == Ran(1)
 
@@ -120,7 +120,7 @@ def bench(url: URL) -> Iterator[Bench]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one turn took. `sent` and `committed` are by name; the driver and PostgreSQL know no names."""
+    """Averages for one turn: `sent` and `committed` by statement name; totals from the driver and PostgreSQL."""
 
     sent: dict[str, float]
     committed: dict[str, float]
@@ -129,12 +129,12 @@ class Counts:
 
     @property
     def worker_commits(self) -> int:
-        """Commits in the worker: all but the one that accepts."""
+        """Commits in the worker: all except the one that accepts the message."""
         return round(sum(self.committed.values()) - self.committed[_ACCEPTING])
 
 
 def count(setup: Setup, turns: int) -> Counts:
-    """Count the statements of so many turns of a session that exists."""
+    """Count the statements of `turns` turns of an existing session."""
     setup.progress("counting statements")
     with setup.database("bench_statements") as url:
         before = ledger(url)

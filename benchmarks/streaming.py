@@ -40,7 +40,7 @@ _LAST_PERCENTILE = 98
 
 @dataclass
 class _Model:
-    """Answers in pieces, and notes when each question came."""
+    """Answers in pieces and records when each question arrived."""
 
     asked: dict[str, float] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one turn: milliseconds of CPU of the worker and of the gateway. `delays_ms`: of the first words."""
+    """Cost of one turn: CPU milliseconds of worker and gateway. `delays_ms`: delays until the first words."""
 
     worker_ms: float
     gateway_ms: float
@@ -179,7 +179,7 @@ async def _all_turns(url: str, model: _Model, name: str, turns: int, *, listen: 
 
 
 async def _events(client: Any, turn_id: str) -> AsyncIterator[tuple[str, float]]:
-    """The kinds of a turn's events, and when they came."""
+    """The kinds of a turn's events, and when they arrived."""
     async with client.stream("GET", f"/v1/turns/{turn_id}/events") as response:
         async for line in response.aiter_lines():
             if line.startswith("event: "):
@@ -187,7 +187,7 @@ async def _events(client: Any, turn_id: str) -> AsyncIterator[tuple[str, float]]
 
 
 def _memory(setup: Setup, url: URL, streams: int) -> float:
-    """KiB of a gateway's resident memory for each open stream, without a worker."""
+    """KiB of a gateway's resident memory per open stream, without a worker."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
     with _gateway(setup, setup.environment(url)) as (address, gateway), connected(url):

@@ -1,8 +1,8 @@
-"""Turns per second through the whole path, compared with a bare floor and with LangGraph.
+"""Turns per second from acceptance to settling, compared with bare Celery tasks and with LangGraph.
 
-perdure and the floor have one producer process and one worker process each, the same broker and
-database, and as many messages in flight; the rate is taken by the database's clock between the end of the
-warm-up and a moment when the producer still sends.
+perdure and the bare tasks have one producer process and one worker process each, the same broker and
+PostgreSQL server, and as many messages in flight. The rate is taken by the database's clock, from the
+end of the warm-up to a time when the producer is still sending.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many turns are counted; the warm-up comes before them and a window's worth after."""
+    """How many turns are counted. The warm-up precedes them; one window of turns follows them."""
 
     counted: int
     warm_up: int
 
     @property
     def total(self) -> int:
-        """All that are sent."""
+        """All turns that are sent."""
         return self.warm_up + self.counted + _WINDOW
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What the worker runs, the producer's arguments, and the query that counts what is done."""
+    """The worker's application, the producer's arguments, and the query that counts finished turns."""
 
     application: str
     producer: Sequence[str]
@@ -94,7 +94,7 @@ def measure(setup: Setup) -> Section:
 
 
 def perdure_rate(setup: Setup, load: Load) -> Rate:
-    """Turns through perdure, by the moments at which they were settled."""
+    """Turns per second of perdure, by their settling times."""
     sides = Sides("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
     with setup.database("bench_turns") as url:
         counted = _run(setup, url, sides, load)
@@ -105,7 +105,7 @@ def perdure_rate(setup: Setup, load: Load) -> Rate:
 
 
 def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
-    """Bare tasks, by the moments of their last commit."""
+    """Bare tasks per second, by the time of their last commit."""
     last = f"FROM floor_rows WHERE step = {commits}"
     sides = Sides("benchmarks.floor", ["floor", "--commits", str(commits)], f"SELECT count(*) {last}")
     with setup.database("bench_floor", tables=False) as url:
@@ -117,7 +117,7 @@ def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
 
 
 def _run(setup: Setup, url: URL, sides: Sides, load: Load) -> Ledger:
-    """Have a worker do all that a producer sends; what PostgreSQL counted during that time."""
+    """Run the producer and a worker until all is done. Returns PostgreSQL's counts for that time."""
     before, environment = ledger(url), setup.environment(url)
     sending = [*sides.producer, "--total", str(load.total), "--window", str(_WINDOW)]
     with (
@@ -129,7 +129,7 @@ def _run(setup: Setup, url: URL, sides: Sides, load: Load) -> Ledger:
 
 
 def _seconds(url: URL, moments: str, load: Load) -> float:
-    """Seconds between the end of the warm-up and that of the last turn counted."""
+    """Seconds between the end of the warm-up and the end of the last counted turn."""
     sql = f"SELECT extract(epoch FROM ({moments} OFFSET :last LIMIT 1) - ({moments} OFFSET :first LIMIT 1))"  # noqa: S608 (ours)
     return float(scalar(url, sql, first=load.warm_up - 1, last=load.warm_up + load.counted - 1))
 

@@ -1,8 +1,8 @@
-"""Many turns that wait at once on a slow model, in one worker process: threads and memory.
+"""Threads and memory of one worker process while many turns wait for a slow model.
 
-Once with a model in the process that sleeps, once over the OpenAI SDK against the tests' own
-server, where each waiting turn also holds a connection. That all wait at the same time is
-checked, not assumed: every turn has begun and none has gone a step further.
+Measured with a model that sleeps in the process, and with the OpenAI SDK against the tests' own
+server, where each waiting turn also holds a connection. The benchmark checks that all turns wait
+at the same time: every turn has begun and none has finished its first step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANSWERED = "SELECT count(*) FROM turns WHERE status = 'done' AND steps = 2"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a process holds."""
+    """What a process uses."""
 
     threads: int
     kib: float
@@ -47,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """One worker process before and while so many turns waited in it."""
+    """One worker process before and during the wait of `turns` turns."""
 
     turns: int
     before: Size
@@ -55,7 +55,7 @@ class Waited:
 
     @property
     def kib_each(self) -> float:
-        """Resident memory that one waiting turn added."""
+        """Resident memory that each waiting turn added."""
         return (self.during.kib - self.before.kib) / self.turns
 
 
@@ -110,7 +110,7 @@ def _wait(setup: Setup, turns: int, model: dict[str, str]) -> Waited:
 
 @contextmanager
 def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
-    """Accepts a user's message, in this process."""
+    """A function that accepts a user's message in this process."""
     settings = Settings(_env_file=None, agents="benchmarks.agents")
     broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
@@ -121,7 +121,7 @@ def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
 
 
 def _slow_first() -> Player:
-    """Two steps, of which the first takes its time where the question is patient."""
+    """Two steps; the first waits if the question is patient."""
     quick, slow = two_steps(), two_steps(_LATENCY_S)
 
     def play(body: Wire) -> Step:

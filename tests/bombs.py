@@ -1,4 +1,4 @@
-"""Bodies that are small on the wire and large unpacked, and what reading one costs."""
+"""Bodies that are small on the wire and large when decompressed, and a measure of the memory that reading one takes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ GIB = 1024**3
 
 
 def gzip_bomb(unpacked: int = GIB, *, before: bytes = b"") -> bytes:
-    """A gzip stream of `before` and spaces, `unpacked` bytes in all, without its end.
+    """A gzip stream of `before` and then `unpacked` bytes of spaces, without the stream's end.
 
-    Compressed once per megabyte: after a full flush each block stands for itself.
+    One megabyte is compressed and repeated: after a full flush, each block can be decompressed by itself.
     """
     packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
     head = packer.compress(before) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -23,14 +23,14 @@ def gzip_bomb(unpacked: int = GIB, *, before: bytes = b"") -> bytes:
 
 
 class Peak:
-    """Bytes that Python allocated within the block, at most at once."""
+    """Peak of the memory that Python allocated within the block, in MiB."""
 
     mib = 0.0
 
 
 @contextmanager
 def peak() -> Iterator[Peak]:
-    """Measure the block; every thread of the process counts."""
+    """Measure the memory that all threads allocate within the block."""
     found = Peak()
     tracemalloc.start()
     try:

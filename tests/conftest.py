@@ -1,8 +1,8 @@
-"""What every test may ask for: its own database, a Redis, a clock to move, a runtime.
+"""Fixtures for all tests: a database per test, a Redis, a clock that tests move, a runtime.
 
-One PostgreSQL runs for the whole suite, whose test processes (pytest-xdist) share it: whichever
-comes first starts it and migrates the template that all databases are copies of, and the last to
-leave stops it. A Redis is cheap, and each test process has its own.
+All test processes (pytest-xdist) share one PostgreSQL. The first process starts it and migrates
+the template from which all databases are copied; the last one to finish stops it. Each test
+process has its own Redis, because Redis starts quickly.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _FIRST = ("processes", "commands", "embedded")
 
 _shared = pytest.StashKey[Path]()
 
-# A loaded machine is no failure: what an example may take is bounded by the test's own timeout.
+# No deadline per example: a slow machine is no failure, and each test has its own timeout.
 hypothesis.settings.register_profile("perdure", deadline=None, max_examples=150)
 hypothesis.settings.register_profile("brief", deadline=None, max_examples=15)
 
-# A shell script's background jobs ignore Ctrl-C, and so would every process that a test starts and presses it for.
+# Background jobs of a shell script ignore SIGINT. Processes started by a test would inherit that and miss its SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--unprepared`: statements as behind a pooler in transaction mode."""
+    """Add `--unprepared`, which runs the tests as behind a pooler in transaction mode."""
     parser.addoption("--unprepared", action="store_true", help="run with PERDURE_DATABASE_PREPARE=false")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a directory for what the test processes share; `make test` has fewer examples than `make check`."""
+    """Choose the directory shared by the test processes, and hypothesis' profile: `make test` runs fewer examples."""
     given = getattr(config, "workerinput", {}).get("shared")
     config.stash[_shared] = Path(given or tempfile.mkdtemp(prefix="perdure-"))
     hypothesis.settings.load_profile("brief" if "not long" in config.option.markexpr else "perdure")
@@ -60,12 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a test process what is shared."""
+    """Pass the shared directory to a test process."""
     node.workerinput["shared"] = str(node.config.stash[_shared])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Whoever made the directory removes it; stops first what a killed test process could not."""
+    """In the main process, stop a PostgreSQL left by a killed test process and remove the shared directory."""
     if hasattr(config, "workerinput"):
         return
     left = config.stash[_shared] / "postgres"
@@ -75,12 +75,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def shared_directory(config: pytest.Config) -> Path:
-    """What the test processes share: the suite's PostgreSQL is in it."""
+    """The directory shared by the test processes. It contains the suite's PostgreSQL."""
     return config.stash[_shared]
 
 
 class RecordingWaker:
-    """A waker that remembers what it was asked, and refuses while `away`."""
+    """A waker that records each wake-up, and refuses it while `away`."""
 
     def __init__(self) -> None:
         self.sessions: list[UUID] = []
@@ -91,43 +91,43 @@ class RecordingWaker:
         self.away = False
 
     def session(self, session_id: UUID, priority: int) -> bool:
-        """Remember the session."""
+        """Record the session."""
         if not self.away:
             self.sessions.append(session_id)
         return not self.away
 
     def delivery(self, delivery_id: UUID) -> bool:
-        """Remember the delivery."""
+        """Record the delivery."""
         if not self.away:
             self.deliveries.append(delivery_id)
         return not self.away
 
     def ending(self, session_id: UUID) -> bool:
-        """Remember the session."""
+        """Record the session."""
         if not self.away:
             self.endings.append(session_id)
         return not self.away
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Remember the session."""
+        """Record the session."""
         if not self.away:
             self.consolidations.append(session_id)
         return not self.away
 
     def casebank(self) -> bool:
-        """Count it."""
+        """Count the wake-up."""
         self.casebanks += not self.away
         return not self.away
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts processes and waits for them comes first: at the end, the others would have nothing left to do."""
+    """Run the tests that wait for processes first: at the end, the other test processes would be idle."""
     items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 
 @pytest.fixture(scope="session")
 def databases(pytestconfig: pytest.Config) -> Iterator[Databases]:
-    """Databases on the suite's PostgreSQL."""
+    """A source of databases on the suite's PostgreSQL."""
     with postgres.start(pytestconfig.stash[_shared] / "postgres") as server:
         made = Databases(make_url(server.url), prepare=not pytestconfig.getoption("unprepared"))
         made.make_template()
@@ -137,14 +137,14 @@ def databases(pytestconfig: pytest.Config) -> Iterator[Databases]:
 
 @pytest.fixture
 def database_copy(databases: Databases, request: pytest.FixtureRequest) -> Iterator[tuple[URL, Copy]]:
-    """A database with the tables and nothing in them."""
+    """A migrated, empty database."""
     with databases.one(warm="database" in request.fixturenames) as one:
         yield one
 
 
 @pytest.fixture
 def database_url(database_copy: tuple[URL, Copy]) -> str:
-    """Where it is."""
+    """The URL of the test's database."""
     return database_copy[0].render_as_string(hide_password=False)
 
 
@@ -157,7 +157,7 @@ def embedded_redis() -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(embedded_redis: str) -> str:
-    """A Redis with nothing in it, in kombu's spelling."""
+    """The URL, as kombu spells it, of an empty Redis."""
     client = redis_py.Redis.from_url(redis.client_url(embedded_redis))
     client.flushall()
     client.close()
@@ -183,7 +183,7 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
             return
         try:
             with connection.cursor() as cursor:
-                if record.info.get("clock", (clock,))[0] is not clock:  # of a test before
+                if record.info.get("clock", (clock,))[0] is not clock:  # an earlier test's clock
                     cursor.execute("RESET ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()")
                 offset = str(clock.offset.total_seconds())
                 cursor.execute("SELECT set_config('perdure.clock_offset', %s, false)", [offset])
@@ -212,13 +212,13 @@ def prepared(pytestconfig: pytest.Config) -> None:
 
 @pytest.fixture
 def settings() -> Settings:
-    """The defaults, whatever the environment says."""
+    """The default settings, without `.env`."""
     return Settings(_env_file=None)
 
 
 @pytest.fixture
 def waker() -> RecordingWaker:
-    """A waker that remembers."""
+    """A waker that publishes nothing and records each wake-up."""
     return RecordingWaker()
 
 
@@ -232,5 +232,5 @@ def agents() -> Agents:
 def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
-    """The parts of one process, with the offline model unless a test's agent says otherwise."""
+    """The parts of one process, with the offline model unless a test's agent names another."""
     return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))

@@ -1,13 +1,13 @@
 """A database for each test: a copy of the migrated template, emptied between tests.
 
-Making a copy and dropping it costs a test more than most of them take, so a copy is handed on.
-Nobody finds anything of an earlier test in it: connections are ended, rows deleted, and the name
-is a new one, so that a thread that outlived its test meets no database. A copy that a test filled,
-or whose tables it changed, is dropped.
+Creating and dropping a copy takes longer than most tests, so copies are reused. Nothing of an earlier
+test remains in a copy: its connections are ended, its rows deleted and its name changed, so that a
+thread that outlived its test finds no database. A copy is dropped if a test wrote many rows or changed
+the tables.
 
-A new connection costs more than most tests do, too: the server reads its catalogues and plans every
-statement again. So where no thread outlived a test, its `Database` is handed on with the copy,
-connections, prepared statements and all, and the copy keeps its name.
+A new connection also takes longer than most tests: the server reads its catalogues and plans every
+statement again. So if no thread outlived a test, its `Database` is reused together with the copy,
+including connections and prepared statements, and the copy keeps its name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perdure.database.tables import metadata
 _TEMPLATE = "template_perdure"
 _UNFINISHED = "template_unfinished"
 _ONE_AT_A_TIME = 0x74656D706C617465
-"""Key of the advisory lock under which the template is made."""
+"""Key of the advisory lock held while the template is made."""
 
 _MANY_ROWS = 2000
 _MOST_CONNECTIONS = 6
@@ -50,13 +50,13 @@ _CATALOGUE = """
         (SELECT count(*) FROM pg_db_role_setting),
         (SELECT count(*) FROM pg_class WHERE oid >= 16384 AND relkind = 'r' AND reltuples >= 0)
 """
-"""Whatever changes the tables, their functions or a database's settings changes its one row.
+"""One row that differs after any change to the tables, their functions or a database's settings.
 
-So does autovacuum where it has found a table empty: plans made for that scan the whole of it ever after.
+It also differs once autovacuum has recorded a table as empty: plans made then always scan the whole table.
 """
 
 _USED = "SELECT relname FROM pg_class WHERE relname = ANY(%s) AND relkind = 'r' AND pg_relation_size(oid) > 0"
-"""The tables that ever had a row. The others need not even be opened, which a connection takes long over."""
+"""The tables that ever had a row. The others are not opened, because opening a table for the first time is slow."""
 
 _RESTART = """
     SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, 1, false)
@@ -71,7 +71,7 @@ _OTHERS = """
 
 @dataclass
 class Copy:
-    """A copy of the template; `kept` are its connections, where they are handed on, and `pids` the server's ends."""
+    """A copy of the template. `kept`: its reusable connections, if any; `pids`: their backends."""
 
     name: str
     catalogue: Any
@@ -91,18 +91,18 @@ class Databases:
         self._warm: deque[Copy] = deque()
 
     def close(self) -> None:
-        """Put the connection away; the copies go with the server."""
+        """Close the connection. The copies are removed with the server."""
         self._administrator.close()
 
     def administer(self, statement: str, *parameters: Any) -> Any:
-        """Run a statement outside of any of the databases; its first value, if it has one."""
+        """Run a statement in the maintenance database. Returns its first value or row, if it has one."""
         return _run(self._administrator, statement, *parameters)
 
     def make_template(self) -> None:
-        """Migrate a database to copy, unless that has been done. It is never used, and complete if it is there."""
+        """Create the migrated template, unless it exists. A template that exists is complete: it is renamed last."""
         self.administer("SELECT pg_advisory_lock(%s)", str(_ONE_AT_A_TIME))
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
-            # No test ends this server: those that pull the plug do so to servers of their own, which wait for the disk.
+            # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
             self.administer("ALTER SYSTEM SET synchronous_commit = off")
             self.administer("SELECT pg_reload_conf()")
             self.administer(f"DROP DATABASE IF EXISTS {_UNFINISHED}")
@@ -114,13 +114,13 @@ class Databases:
 
     @contextmanager
     def one(self, *, warm: bool = False) -> Iterator[tuple[URL, Copy]]:
-        """A database with the tables and nothing in them, until the end of the block; `warm` may have connections."""
+        """An empty, migrated database for the block. `warm`: prefer one with open connections."""
         copy = self._take(warm=warm)
         yield self._server.set(database=copy.name), copy
         self._give_back(copy)
 
     def connected(self, copy: Copy) -> Database:
-        """The copy's `Database`: what was handed on with it, or a new one."""
+        """The copy's `Database`: the one kept with it, or a new one."""
         made, copy.kept = copy.kept, None
         if made is None:
             made = Database(self._server.set(database=copy.name), prepare=self._prepare)
@@ -132,7 +132,7 @@ class Databases:
         return made
 
     def keep(self, copy: Copy, database: Database) -> None:
-        """Hand `database` on with the copy, for nothing uses it any more."""
+        """Keep an unused `database` for reuse with the copy, or close it if it has too many connections."""
         pool = database.engine.pool
         assert isinstance(pool, QueuePool)
         if pool.checkedout() or pool.checkedin() > _MOST_CONNECTIONS:
@@ -191,13 +191,13 @@ class Databases:
             self._alone(former)
             try:
                 self.administer(f"ALTER DATABASE {former} RENAME TO {name}")
-            except ObjectInUse:  # a thread that outlived its test came in between
+            except ObjectInUse:  # a thread that outlived its test has connected again
                 assert time.monotonic() < give_up, f"somebody comes back to {former} again and again"
             else:
                 return
 
     def _alone(self, name: str, known: Iterable[int] = ()) -> None:
-        """End whoever else is connected to the database, and wait until they are gone."""
+        """Terminate all other connections to the database except `known`, and wait until they have ended."""
         give_up = time.monotonic() + _PATIENCE_S
         while self.administer(_OTHERS, name, [*known]):
             assert time.monotonic() < give_up, f"somebody stays connected to {name}"
@@ -205,7 +205,7 @@ class Databases:
 
 
 def _emptied(connection: Connection) -> bool:
-    """Delete all rows, in one commit; whether they were few enough for the tables to be as good as new."""
+    """Delete all rows in one commit. Returns whether they were few enough for the tables to be reused."""
     with connection.cursor() as cursor:
         cursor.execute(_RESTART)
         cursor.execute(_USED, ([name for name in metadata.tables if name != "schema_compatibility"],))
@@ -217,7 +217,7 @@ def _emptied(connection: Connection) -> bool:
         cursor.execute("SET session_replication_role = replica")  # no foreign key is looked up
         cursor.execute(f"WITH {emptied} SELECT {rows}")
         row = cursor.fetchone()
-        cursor.execute("RESET session_replication_role")  # the connection may be handed on, and needs its triggers
+        cursor.execute("RESET session_replication_role")  # the connection may be reused, and needs its triggers
         assert row is not None
         return bool(row[0] < _MANY_ROWS)
 
@@ -237,7 +237,7 @@ def _run(connection: Connection, statement: str, *parameters: Any) -> Any:
 
 
 def engine_of(url: URL | str, schema: str = "perdure", **options: Any) -> Engine:
-    """Connections of a test's own, whose statements find perdure's tables."""
+    """An engine for a test's own connections, with perdure's schema in the search path."""
     return create_engine(
         make_url(url).update_query_dict({"options": f"-c search_path={schema},public"}, append=True), **options
     )

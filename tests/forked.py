@@ -1,9 +1,9 @@
 """Python programs as real processes, without the seconds that each would spend on imports.
 
 A program is forked from a server process that has imported the libraries (the standard library's
-`forkserver`): it has a session and process group of its own, its own environment, directory and
-standard streams, and may be killed like any other. Workers under test and the command line are
-started so, by the dozen; a few tests still start the interpreter itself.
+`forkserver`). It has its own session, process group, environment, directory and standard streams,
+and may be killed like any other process. Most workers and command lines under test start this way;
+a few tests start the interpreter itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IMPORTED = [
     "perdure.channels.http.app",
     "perdure.models.offline.model",
     "perdure.models.providers.openai",
-    "pytest.__main__",  # what multiprocessing takes for the main module, where there are no test processes
+    "pytest.__main__",  # multiprocessing's main module when the suite runs without xdist
     "perdure.tasks.deliveries",
     "perdure.tasks.turns",
     "tests.forked",
@@ -46,7 +46,7 @@ _forks.set_forkserver_preload(_IMPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: `main`, as `module:function`, under `argv`. Paths are opened by the process itself."""
+    """A program: the function `main` (`module:function`) with `argv`. The process itself opens the paths."""
 
     main: str
     argv: Sequence[str]
@@ -58,7 +58,7 @@ class Program:
 
 
 def start(program: Program) -> BaseProcess:
-    """Start it. What it writes is appended; its exit status is `exitcode`, negative for a signal."""
+    """Start the program. Its output is appended to its files; `exitcode` is negative if a signal ended it."""
     process = _forks.Process(target=_become, args=(program,), daemon=True)
     process.start()
     return process
@@ -67,7 +67,7 @@ def start(program: Program) -> BaseProcess:
 def _become(program: Program) -> None:
     os.setsid()
     if sys.platform == "linux":
-        launch._die_with(os.getppid())  # a test run that is killed leaves nothing behind
+        launch._die_with(os.getppid())  # so that a killed test run leaves no processes
     for number, path in enumerate((program.stdin, program.stdout, program.stderr)):
         opened = os.open(path, _WRITTEN if number else _READ, 0o600)
         os.dup2(opened, number)
@@ -83,4 +83,4 @@ def _become(program: Program) -> None:
     try:
         pkgutil.resolve_name(program.main)()
     finally:
-        atexit._run_exitfuncs()  # multiprocessing's processes end without
+        atexit._run_exitfuncs()  # multiprocessing does not run them

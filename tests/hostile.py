@@ -1,7 +1,7 @@
 """Hostile texts, written to make a pattern, a loop or a conversion slow.
 
-`TEXTS` names each kind with a function of its length. Texts of one kind differ in little but their length, so the time
-that a function takes over 1,000 and over 10,000 characters of one shows how it grows. `assert_linear` measures that.
+`TEXTS` maps each kind to a function that makes a text of a given length. Texts of one kind differ mainly in length, so
+a function's times for 1,000 and for 10,000 characters show how its cost grows. `assert_linear` measures that.
 """
 
 from __future__ import annotations

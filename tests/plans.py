@@ -1,4 +1,4 @@
-"""What PostgreSQL plans for a statement, and how many rows that reads."""
+"""PostgreSQL's plan for a statement, and the number of rows that it reads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _explained(connection: Connection, statement: Statement, parameters: Mapping
 
 
 def rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
-    """Rows that the nodes read from tables, those that a filter removed included."""
+    """Rows that the nodes read from tables, including those removed by a filter."""
     read: float = sum(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
         for node in nodes

@@ -1,4 +1,4 @@
-"""Wake-ups of the gateway: the same messages as everywhere else, published together behind the caller's back."""
+"""The gateway's `BackgroundWaker`: publishes the same wake-up messages as other processes, in batches from a thread."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def broker(redis_url: str) -> Iterator[Any]:
 
 @contextmanager
 def published_by(kind: type[CeleryWaker], settings: Settings, redis_url: str) -> Iterator[Any]:
-    """A waker; what it was asked for is published after the block."""
+    """A waker of this kind. Closing it after the block publishes its pending wake-ups."""
     made = kind(settings, Addresses("postgresql://", redis_url, redis_url))
     yield made
     made.close()
@@ -57,15 +57,15 @@ def _messages(broker: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _comparable(message: dict[str, Any]) -> Any:
-    """A message less what is another one in each."""
+    """A message without the fields that differ in each message."""
     headers = {name: value for name, value in message["headers"].items() if name not in {"id", "root_id", "origin"}}
     properties = {name: message["properties"][name] for name in ("priority", "delivery_info", "delivery_mode")}
     assert message["headers"]["id"] == message["headers"]["root_id"] == message["properties"]["correlation_id"]
     return headers, properties, base64.b64decode(message["body"]), message.keys()
 
 
-def test_its_messages_are_those_of_celery(settings: Settings, redis_url: str, broker: Any) -> None:
-    """Queue, level, arguments and every header: a worker of any release must not see a difference."""
+def test_background_messages_equal_celerys(settings: Settings, redis_url: str, broker: Any) -> None:
+    """A message has the queue, level, arguments and headers that Celery writes, so workers of any release accept it."""
     found = []
     for kind in (CeleryWaker, BackgroundWaker):
         with published_by(kind, settings, redis_url) as waker:
@@ -80,7 +80,7 @@ def test_its_messages_are_those_of_celery(settings: Settings, redis_url: str, br
 def test_what_waits_is_published_together_and_once(
     settings: Settings, redis_url: str, broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred requests for one session are one hint, and a hundred sessions one round trip."""
+    """A hundred requests for one session publish one hint, and a hundred sessions need one round trip."""
     batches, begun, go_on = [], threading.Event(), threading.Event()
     tried = BackgroundWaker._publish_batch
 
@@ -106,7 +106,7 @@ def test_what_waits_is_published_together_and_once(
 
 
 def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url: str, broker: Any) -> None:
-    """The broker was restarted between two messages: the second one's hint is not lost."""
+    """After a restart of the broker between two messages, the second message's hint is still published."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         waker.session(uuid4(), 5)
         _until(lambda: sum(map(len, _messages(broker).values())) == 1)
@@ -117,7 +117,7 @@ def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url:
 
 
 def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """The caller goes on at once, one line says how many hints were dropped, and for a second none is taken."""
+    """The caller continues at once, one log line counts the dropped hints, and for a second new ones are refused."""
     nowhere = "redis://127.0.0.1:1/0"
     with caplog.at_level(logging.WARNING), published_by(BackgroundWaker, settings, nowhere) as waker:
         began = time.monotonic()
@@ -129,8 +129,8 @@ def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pyte
     assert "the sweeper will issue them again" in caplog.text
 
 
-def test_one_that_cannot_be_encoded_spoils_no_other(settings: Settings, redis_url: str, broker: Any) -> None:
-    """They are published in one batch, which fails as a whole."""
+def test_an_unencodable_wake_up_does_not_stop_the_others(settings: Settings, redis_url: str, broker: Any) -> None:
+    """An unencodable wake-up fails its batch, whose wake-ups are then published one by one."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         with waker._changed:
             waker._waiting["bad"] = ("turns.run", {"session_id": object()}, {"queue": "turns", "priority": 5})
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_encoded_spoils_no_other(settings: Settings, redis_ur
 
 
 def test_nothing_is_taken_after_the_close(settings: Settings, redis_url: str) -> None:
-    """No thread would publish it."""
+    """A closed waker refuses wake-ups, because no thread would publish them."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         assert waker.session(uuid4(), 5)
     assert not waker.session(uuid4(), 5)
@@ -148,7 +148,7 @@ def test_nothing_is_taken_after_the_close(settings: Settings, redis_url: str) ->
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_publishes_by_itself(settings: Settings, redis_url: str, broker: Any) -> None:
-    """Its parent's thread does not run in it."""
+    """A forked child publishes from a thread of its own, because its parent's thread does not run in it."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         waker.session(uuid4(), 5)
         _until(lambda: sum(map(len, _messages(broker).values())) == 1)

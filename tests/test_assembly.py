@@ -1,4 +1,4 @@
-"""A process put together: its MCP servers are connected where turns run, and only those that are allowed."""
+"""Assembling a process: MCP servers are connected only in processes that run turns, and only if they are allowed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch, directory: Path, commands: str) -
 def test_a_process_that_runs_turns_has_the_servers_tools(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:
-    """Another one has no connections at all."""
+    """Only a process that runs turns connects to the agents' MCP servers."""
     settings = _settings(monkeypatch, tmp_path, sys.executable)
     check(settings)
     assert assemble(settings, NOWHERE, waker).connections is None
@@ -46,17 +46,17 @@ def test_a_process_that_runs_turns_has_the_servers_tools(
 
 
 def test_workers_quote_with_the_installations_key(tmp_path: Path, waker: RecordingWaker) -> None:
-    """So that a session's next turn has the same prefix in another worker; other processes quote nothing for long."""
+    """Quotations have the same key in all workers, so a session's prompt prefix is stable."""
     settings = Settings.model_validate({"data_dir": tmp_path})
     keys = [assemble(settings, NOWHERE, waker, turns=True).quoting_key for _ in range(2)]
     assert keys == [settings.signing_key()] * 2
     assert assemble(settings, NOWHERE, waker).quoting_key == b""
 
 
-def test_a_remote_embedder_stands_behind_a_breaker_of_the_process(
+def test_a_remote_embedder_is_called_through_a_breaker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:
-    """Nobody listens at its address: it is tried again, its breaker opens, and it is left alone."""
+    """Calls to an unreachable remote embedder open its breaker, and further calls fail without a request."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     given = {"embedder": "openai:small", "breaker": {"failure_threshold": 2}, "retry": {"base_s": 0.001}}
     made = assemble(Settings.model_validate({**given, "data_dir": tmp_path}), NOWHERE, waker)
@@ -74,7 +74,7 @@ def test_a_remote_embedder_stands_behind_a_breaker_of_the_process(
 def test_a_command_that_is_not_allowed_stops_every_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:
-    """Also those that would never start it: whoever deploys hears of it at once."""
+    """Every process refuses to start, even one that would not run the command, so the operator sees it at once."""
     settings = _settings(monkeypatch, tmp_path, "uvx")
     with pytest.raises(SettingsError, match="PERDURE_MCP__COMMANDS"):
         check(settings)

@@ -1,4 +1,4 @@
-"""Statements that list, find or delete read as many rows as their LIMIT, whatever the size of the tables."""
+"""Statements that list, find or delete rows read no more of them than their LIMIT, whatever the size of the tables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.plans import outline, plans, rows_read
 _MANY = 20_000
 _OTHERS = 4_000
 
-# One user of 20,000 sessions, the newest of which is live with 3,000 queued turns. A third of the ended ones was given
-# up, the others wait for their next run. Everything is old, and most of it is to be kept.
+# One user with 20,000 sessions, of which the newest is live with 3,000 queued turns. For a third of the ended sessions
+# consolidation was abandoned; the others wait for their next attempt. All rows are old, and most must be kept.
 _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO conversations SELECT 'user ' || n, 'a', 'A title', false, NULL, now()
@@ -137,12 +137,12 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (retention.DRY_RUNS, {}, 0),
     *[(kept.delete, {"days": -1, "after": kept.start}, 400) for kept in retention.KEPT],
 ]
-"""Each statement, what it is given, and the most rows that it may read."""
+"""Each statement, its parameters, and the most rows that it may read."""
 
 
 @pytest.mark.long
 def test_what_lists_and_what_deletes_goes_by_an_index(large: Database) -> None:
-    """No statement reads a whole table, with the plan for its parameters and with the generic one."""
+    """No statement scans a whole table, neither with a custom plan nor with the generic one."""
     for statement, given, most in BOUNDED:
         for nodes in plans(large, statement, {**_GIVEN, **given}):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}

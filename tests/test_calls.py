@@ -1,4 +1,4 @@
-"""`CeleryCalls`: task messages as Celery's own, and servers that are unavailable."""
+"""`CeleryCalls`: its task messages equal Celery's, and it handles unavailable servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "redis://127.0.0.1:1/0"
 
 @pytest.fixture
 def calls(settings: Settings, redis_url: str) -> Iterator[CeleryCalls]:
-    """For the applications on the test's Redis."""
+    """Calls to tasks of an application on the test's Redis."""
     made = CeleryCalls.at(settings, Addresses("postgresql://", redis_url, redis_url))
     yield made
     made.close()
@@ -41,7 +41,7 @@ def client(redis_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def application(redis_url: str) -> Iterator[Celery]:
-    """The application whose tasks are tools."""
+    """The Celery application whose tasks are used as tools."""
     made = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
     yield made
     made.close()
@@ -56,7 +56,7 @@ def _call(**given: Any) -> TaskCall:
 
 @pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
 def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
-    """Its id is the effect's; it has a link for each outcome; it expires; events do not show its arguments."""
+    """The message has the effect's id, a link for each outcome and an expiry; Celery's events hide its arguments."""
     assert calls.send(_call(queue=queue)) is Sent.YES
     [text] = client.lrange(key, 0, -1)
     message = json.loads(text)
@@ -76,7 +76,7 @@ def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue:
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # celery's
 def test_states_of_the_result_backend(calls: CeleryCalls, application: Celery) -> None:
-    """Unknown, running, with progress, ended, failed, revoked."""
+    """Each state of the result backend maps to an answer: unknown, running, in progress, succeeded, failed, revoked."""
     backend, task_id = application.backend, str(TASK)
     assert calls.ask(TASK) is None
     backend.store_result(task_id, {"pid": 1}, "STARTED")
@@ -98,13 +98,13 @@ def test_states_of_the_result_backend(calls: CeleryCalls, application: Celery) -
 
 
 def test_a_result_that_is_not_readable_is_none(calls: CeleryCalls, client: Any) -> None:
-    """Another application's serializer, or another program's key."""
+    """A result that another serializer or another program wrote counts as unknown."""
     client.set(f"celery-task-meta-{TASK}", b"\x80\x04pickle")
     assert calls.ask(TASK) is None
 
 
 def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) -> None:
-    """It is certain that nothing was sent; the second call does not wait again."""
+    """An unavailable broker is reported as "not sent", and the second call fails without waiting again."""
     made = CeleryCalls.at(settings, Addresses("postgresql://", NOBODY, NOBODY))
     assert made.send(_call()) is Sent.NO
     assert made.ask(TASK) is None
@@ -121,7 +121,7 @@ def _routed(name: str, *_: Any, **__: Any) -> None:
 
 
 def test_a_route_that_cannot_be_found_sends_nothing(application: Celery, client: Any) -> None:
-    """It is certain that nothing was sent, and the broker is not held to be unavailable."""
+    """A routing error is reported as "not sent", and does not mark the broker as unavailable."""
     application.conf.task_routes = (_routed,)
     made = CeleryCalls(application, owned=False)
     assert made.send(_call()) is Sent.NO
@@ -132,7 +132,7 @@ def test_a_route_that_cannot_be_found_sends_nothing(application: Celery, client:
 def test_an_application_without_a_result_backend_has_no_answer(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its tasks' links are the only way back, which is no reason for a warning."""
+    """Without a result backend the links alone return the outcome, which logs no warning."""
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
     assert caplog.text == ""
@@ -141,7 +141,7 @@ def test_an_application_without_a_result_backend_has_no_answer(
 
 
 def test_an_eager_application_sends_a_message(redis_url: str, client: Any) -> None:
-    """`task_always_eager` would run the task within the turn's worker."""
+    """A tool's task goes to the broker even with `task_always_eager`, which would run it inside the turn's worker."""
     application = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
     application.conf.task_always_eager = True
     made = CeleryCalls(application)

@@ -1,4 +1,4 @@
-"""The worker's consumer and a broker that goes away."""
+"""The worker's consumer when its broker fails or a queue is full."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.workers.consumer.room import Rooms
 
 
 def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp_path: Path) -> None:
-    """It has a message that nobody acknowledged; beside it is the channel of commands, whose queue goes with it."""
+    """A channel with an unacknowledged message is closed completely, although its server was killed."""
     app = Celery("test", set_as_current=False)
     app.conf.worker_enable_prefetch_count_reduction = False
     with redis.start(tmp_path / "redis") as server:
@@ -38,7 +38,7 @@ def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp
         while not taken:
             connection.drain_events(timeout=5)
         with contextlib.suppress(TimeoutError):
-            connection.drain_events(timeout=0.2)  # whatever comes of it: it waits for the next message
+            connection.drain_events(timeout=0.2)  # it may time out: the channel then waits for the next message
         consumer = Consumer.__new__(Consumer)
         consumer.__dict__.update(app=app, connection=connection, task_consumer=listener)
         os.kill(server.pid, signal.SIGKILL)
@@ -47,11 +47,11 @@ def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp
         assert consumer.connection is None
         assert channel.closed
     with redis.start(tmp_path / "redis"):
-        taken[0].ack()  # by a task that ends now
+        taken[0].ack()  # as a task that ends after the restart does
 
 
 class Broker:
-    """A `perdure.workers.consumer.room.Tap` whose event loop runs when the test says so."""
+    """A `perdure.workers.consumer.room.Tap` whose event loop runs when the test calls `turn`."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[Callable[[str], None], str]] = []
@@ -60,53 +60,53 @@ class Broker:
         self.on_cancel: Callable[[], object] = bool
 
     def soon(self, work: Callable[[str], None], queue: str) -> None:
-        """Note what the event loop has to do."""
+        """Queue work for the event loop."""
         self.pending.append((work, queue))
 
     def cancel(self, queue: str) -> None:
-        """Stop taking; something may happen in the meantime."""
+        """Stop consuming from the queue, then run the test's hook."""
         self.taking.discard(queue)
         self.on_cancel()
 
     def consume(self, queue: str) -> None:
-        """Take again."""
+        """Consume from the queue again."""
         self.taking.add(queue)
 
     def turn(self) -> None:
-        """Run the event loop until it has nothing to do."""
+        """Run the event loop until it has no more work."""
         while self.pending:
             work, queue = self.pending.pop(0)
             work(queue)
 
 
 class SharedSlots:
-    """The prefetch count of a worker: how many slots were added to it."""
+    """The prefetch count of a worker, as the number of slots added to it."""
 
     extra = 0
 
     def increment_eventually(self) -> None:
-        """One more."""
+        """Add a slot."""
         self.extra += 1
 
     def decrement_eventually(self) -> None:
-        """One less."""
+        """Remove a slot."""
         self.extra -= 1
 
 
 class Held:
-    """A message that came without room."""
+    """A message that arrived while its queue had no room."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     def requeue(self) -> None:
-        """Back to the queue: only once that cannot deliver it here again."""
+        """Return to the queue, which must be cancelled first, or the broker delivers the message here again."""
         assert "turns" not in self._broker.taking
         self._broker.returned.append("turns")
 
 
 def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
-    """The other queues are taken from; what was on its way goes back after the queue was cancelled."""
+    """A worker stops consuming from a full queue only; messages already on their way return after the cancellation."""
     broker = Broker()
     rooms = Rooms(2, broker)
     rooms.enter("turns")
@@ -120,7 +120,7 @@ def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
 
 
 def test_tasks_whose_countdown_passes_wait_for_room() -> None:
-    """Many at once do not occupy the threads of other queues, nor the prefetch slots. They begin in their order."""
+    """Tasks whose countdown has passed begin in order as room frees, without occupying threads or prefetch slots."""
     broker, slots = Broker(), SharedSlots()
     consumer = Consumer.__new__(Consumer)
     consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)
@@ -145,7 +145,7 @@ def test_tasks_whose_countdown_passes_wait_for_room() -> None:
 
 
 def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
-    """Whenever it ends, the worker must not be left without a queue to take from."""
+    """A task that ends during the cancellation reopens its queue, so the worker is not left without it."""
     broker = Broker()
     rooms = Rooms(1, broker)
     broker.on_cancel = lambda: rooms.leave("turns")
@@ -155,7 +155,7 @@ def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
 
 
 def test_a_queue_that_was_selected_again_by_others_is_cancelled_again() -> None:
-    """The intake was closed and opened while there was no room: a message must not go round in circles."""
+    """A queue reopened from outside while it is full is cancelled again, so that messages do not bounce."""
     broker = Broker()
     rooms = Rooms(1, broker)
     rooms.enter("turns")

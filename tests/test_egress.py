@@ -1,4 +1,4 @@
-"""Which URLs may be reached: special addresses are refused in every spelling, from the text and after resolution."""
+"""Which URLs may be reached: special addresses are refused in every spelling, before and after name resolution."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ PUBLIC = [
 
 @pytest.mark.parametrize("url", SPELLINGS)
 def test_what_is_certain_from_the_text_is_refused(url: str) -> None:
-    """At accept, before anything is written: the sender learns no more than it wrote."""
+    """A URL with a special address is refused when the message is accepted, without a name lookup."""
     with pytest.raises(Refused):
         check(url, PUBLIC_ONLY)
 
 
 @pytest.mark.parametrize("url", PUBLIC)
 def test_what_may_be_public_is_accepted(url: str) -> None:
-    """A name is looked up when the reply is delivered, not before."""
+    """A public-looking name is accepted. It is resolved only when the reply is delivered."""
     check(url, PUBLIC_ONLY)
 
 
@@ -126,13 +126,13 @@ NOT_ALLOWED: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("entry", "url"), ALLOWED)
 def test_the_operator_may_allow_a_network_or_a_glob(entry: str, url: str) -> None:
-    """`PERDURE_REPLY_URLS` is for receivers behind the same firewall."""
+    """`PERDURE_REPLY_URLS` allows receivers behind the operator's firewall."""
     check(url, Reachable.parse([entry]))
 
 
 @pytest.mark.parametrize(("entry", "url"), NOT_ALLOWED)
 def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
-    """A sender who knows the globs cannot have a path or a user's name stand in for the host."""
+    """A sender who knows the globs cannot make a path or a user name match as the host."""
     with pytest.raises(Refused):
         check(url, Reachable.parse([entry]))
 
@@ -141,7 +141,7 @@ def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
     "entry", ["hooks.internal", "10.0.0.1/8", "ftp://a/", "http://", "http://a@b/", "http://a:0/", "http://a:b/", "//a"]
 )
 def test_an_entry_that_is_neither_stops_the_start(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt entry would allow nothing, or too much."""
+    """A malformed entry stops the start, because it would allow nothing, or too much."""
     monkeypatch.setenv("PERDURE_REPLY_URLS", f"10.0.0.0/8,{entry}")
     with pytest.raises(SettingsError, match=r"PERDURE_REPLY_URLS: the entry .* cannot be used: .*accepted: a network"):
         Settings.load(_env_file=None)
@@ -159,7 +159,7 @@ def _resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 def test_a_name_that_resolves_to_what_is_not_public_is_refused(
     monkeypatch: pytest.MonkeyPatch, addresses: list[str]
 ) -> None:
-    """Whoever owns a domain may point it anywhere; one such address among several is enough."""
+    """A name is refused if any of its addresses is special: a domain's owner may point it anywhere."""
     _resolves_to(monkeypatch, *addresses)
     url = check("http://public.example/", PUBLIC_ONLY)
     with pytest.raises(Refused):
@@ -168,7 +168,7 @@ def test_a_name_that_resolves_to_what_is_not_public_is_refused(
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/8", "http://public.example"])
 def test_what_the_operator_allows_is_resolved(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
-    """By its network, or by the URL that names it."""
+    """A private address is accepted if an entry allows its network or the URL's host."""
     _resolves_to(monkeypatch, "10.0.0.1", "10.0.0.1", "93.184.216.34")
     reachable = Reachable.parse([entry])
     found: Any = asyncio.run(resolve(check("http://public.example/", reachable), reachable))

@@ -1,4 +1,4 @@
-"""What is logged, published and kept of a failure has no text of a user: these outlive the erasure of the user."""
+"""Errors in logs, events and stored failures contain no text of a user, because they outlive the user's erasure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "zyxomma-of-logs"
 
 @pytest.fixture
 def formatter() -> Iterator[logging.Formatter]:
-    """That of a process of perdure."""
+    """The log formatter of a perdure process."""
     root, before = logging.getLogger(), threading.excepthook
     handlers, level = root.handlers[:], root.level
     root.handlers = []
@@ -59,12 +59,12 @@ def _formatted(formatter: logging.Formatter, error: BaseException) -> str:
     ],
 )
 def test_a_log_shows_a_message_only_if_it_is_a_servers(error: Exception, shown: str) -> None:
-    """A tool may quote its arguments; a server that is unavailable says so, and the operator must know."""
+    """Only messages of servers are logged; messages of tools and guards, which may quote a user, are not."""
     assert loggable(error) == shown
 
 
 def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Formatter) -> None:
-    """Causes, contexts and members of groups included."""
+    """A traceback shows frames and types, also of causes, contexts and group members, but no message of a user."""
 
     def fail() -> None:
         try:
@@ -92,11 +92,11 @@ def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Format
 def test_what_ends_a_thread_is_logged_without_its_message(
     capsys: pytest.CaptureFixture[str], formatter: logging.Formatter
 ) -> None:
-    """Python prints it to stderr, which is the log."""
+    """An exception that ends a thread is logged without its message, and Python prints nothing to stderr."""
     written = io.StringIO()
     (handler,) = [each for each in logging.getLogger().handlers if each.formatter is formatter]
     assert isinstance(handler, logging.StreamHandler)
-    handler.stream = written  # the one before is closed
+    handler.stream = written  # the former stream is closed
 
     def fail() -> None:
         raise ValueError(SECRET)
@@ -127,7 +127,7 @@ def test_what_ends_a_thread_is_logged_without_its_message(
 def test_an_error_of_the_database_quotes_no_value(
     database: Database, formatter: logging.Formatter, sql: str, given: str, shown: str
 ) -> None:
-    """Parameters, `DETAIL`, `CONTEXT`, and the first line of what cannot be read."""
+    """Database errors omit parameters, `DETAIL`, `CONTEXT` and the value in the first line."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 (SQLAlchemy has one for each kind)
         database.run(Statement(f"test.{shown}", sql), {"given": given})
     written = _formatted(formatter, caught.value)
@@ -138,7 +138,7 @@ def test_an_error_of_the_database_quotes_no_value(
 
 
 def test_a_duplicate_key_is_named_without_its_value(database: Database) -> None:
-    """`DETAIL: Key (user_id)=(…) already exists.` of the driver."""
+    """A unique violation names the constraint, without the value in the driver's `DETAIL`."""
     add = Statement("test.add", "INSERT INTO users (user_id, created_at) VALUES (%(given)s, now())")
     database.run(add, {"given": SECRET})
     with pytest.raises(Exception, match="users_pkey") as caught:
@@ -162,12 +162,12 @@ SESSION = "0198c0de-0000-7000-8000-000000000000"
     ],
 )
 def test_arguments_are_shown_as_ids(positional: Any, named: Any, args: str, kwargs: str) -> None:
-    """An operator looks for a session; what it was about is in the database."""
+    """Task arguments are hidden except ids, by which an operator finds a session."""
     assert described(positional, named) == {"argsrepr": args, "kwargsrepr": kwargs}
 
 
 def test_a_workers_request_hides_what_any_publisher_sent() -> None:
-    """`task-received`, `celery inspect active` and the log are made from it."""
+    """A worker hides arguments even if the publisher did not: `task-received`, `inspect active` and logs show them."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)
     task = app.tasks["turns.submit"]

@@ -1,4 +1,4 @@
-"""Identifiers sort by the time they were made."""
+"""Identifiers sort by creation time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 class Stepping(SystemClock):
-    """Each look at it is `step` later."""
+    """A clock that advances by `step` at each reading."""
 
     def __init__(self, step: timedelta) -> None:
         self._step, self._now = step, BEGIN
@@ -24,7 +24,7 @@ class Stepping(SystemClock):
 
 
 def test_ids_of_one_millisecond_sort_as_they_were_made() -> None:
-    """Rows that are made within one transaction are listed in the order in which they were said."""
+    """Ids made within one millisecond keep their order, so rows of one transaction are listed as written."""
     clock = Stepping(timedelta(microseconds=1))
     made = [new_id(clock) for _ in range(3000)]
     assert made == sorted(made)
@@ -34,6 +34,6 @@ def test_ids_of_one_millisecond_sort_as_they_were_made() -> None:
 
 
 def test_ids_of_one_moment_differ() -> None:
-    """62 bits of each are random."""
+    """Ids made at the same time differ, because 62 bits of each are random."""
     clock = Stepping(timedelta(0))
     assert len({new_id(clock) for _ in range(1000)}) == 1000

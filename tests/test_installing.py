@@ -1,4 +1,4 @@
-"""What `perdure.install` changes of an application's Celery application, and what it leaves alone."""
+"""What `perdure.install` changes in an application's Celery application, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIGURATION = {
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """An application that is configured after `install`."""
+    """A Celery application that is configured after `install`."""
     with Celery("shop", set_as_current=False) as made:
         perdure.install(made)
         made.config_from_object(CONFIGURATION)
@@ -44,12 +44,12 @@ def app() -> Iterator[Celery]:
 
 
 def test_the_names_of_the_tasks_are_those_that_are_registered() -> None:
-    """A process that loads no task routes by this list."""
+    """`TASKS` equals the registered tasks: a process that loads no tasks routes by it."""
     assert {name for name in registered() if not name.startswith(("celery.", "pytest_celery."))} == TASKS
 
 
 def test_install_does_nothing_yet(app: Celery) -> None:
-    """No task is loaded, no thread runs, and a second call adds no second step."""
+    """`install` loads no task and starts no thread, and a second call adds no second worker step."""
     threads = threading.active_count()
     perdure.install(app)
     assert threading.active_count() == threads
@@ -60,7 +60,7 @@ def test_install_does_nothing_yet(app: Celery) -> None:
 
 
 def test_a_late_configuration_counts(app: Celery) -> None:
-    """The application's queues and routes are its own; perdure's are beside them, and not consumed by default."""
+    """A configuration set after `install` applies: the application keeps its queues and routes, next to perdure's."""
     assert set(app.amqp.queues) == {"shop", *QUEUES}
     assert set(app.amqp.queues.consume_from) == {"shop"}
     assert app.conf.broker_transport_options == CONFIGURATION["broker_transport_options"]
@@ -71,7 +71,7 @@ def test_a_late_configuration_counts(app: Celery) -> None:
 
 
 def test_a_second_application_of_the_process_has_nothing_of_perdure(app: Celery) -> None:
-    """Tasks are bound to the application that has installed them."""
+    """Each task of perdure is bound only to the application that installed it."""
     load_tasks(app)
     with Celery("other", broker="memory://", set_as_current=False) as other:
         other.finalize()
@@ -82,7 +82,7 @@ def test_a_second_application_of_the_process_has_nothing_of_perdure(app: Celery)
 
 
 def test_the_applications_defaults_are_for_its_own_tasks(app: Celery) -> None:
-    """A wake-up that is acknowledged late, or rate-limited, or pickled, would be another task."""
+    """The application's task defaults, such as late acknowledgement or pickle, do not apply to perdure's tasks."""
     load_tasks(app)
     run, submit = app.tasks["turns.run"], app.tasks["turns.submit"]
     assert (run.acks_late, run.rate_limit, run.serializer, run.ignore_result) == (False, None, "json", True)
@@ -90,10 +90,10 @@ def test_the_applications_defaults_are_for_its_own_tasks(app: Celery) -> None:
 
 
 def test_a_task_of_the_same_name_is_refused(app: Celery) -> None:
-    """Celery would keep one of the two, and run it for the messages of both."""
+    """A task with a name of perdure's is refused, because Celery would run one of the two for the messages of both."""
 
     def run() -> None:
-        """Be the application's own."""
+        """An application's task with a name of perdure's."""
 
     app.task(run, name="turns.run", shared=False)
     with pytest.raises(SettingsError, match=r"'shop' has a task 'turns\.run', which is a name of perdure's"):
@@ -101,14 +101,14 @@ def test_a_task_of_the_same_name_is_refused(app: Celery) -> None:
 
 
 def test_a_queue_of_the_same_name_is_refused(app: Celery) -> None:
-    """Its workers would take perdure's messages."""
+    """A queue with a name of perdure's is refused, because the application's workers would take perdure's messages."""
     app.conf.task_queues = [Queue("memory")]
     with pytest.raises(SettingsError, match="'shop' has a queue 'memory', which is a name of perdure's"):
         len(app.amqp.queues)
 
 
 def test_tasks_are_not_run_eagerly(app: Celery) -> None:
-    """A turn needs a worker's parts; a test of the application should ask the agent without any."""
+    """`task_always_eager` is refused: a turn needs a worker. Tests call `perdure.testing.ask` instead."""
     load_tasks(app)
     app.conf.task_always_eager = True
     with pytest.raises(SettingsError, match=r"test your agent with perdure\.testing\.ask"):
@@ -116,7 +116,7 @@ def test_tasks_are_not_run_eagerly(app: Celery) -> None:
 
 
 def test_wake_ups_go_where_the_application_reads(app: Celery) -> None:
-    """With its transport options, its queues, and perdure's timeouts; the application's own have none."""
+    """Wake-ups use the application's transport options and queues plus perdure's timeouts, which it does not get."""
     publishing = publisher(app)
     options = publishing.conf.broker_transport_options
     assert (options["visibility_timeout"], options["global_keyprefix"]) == (7200, "shop:")
@@ -126,7 +126,7 @@ def test_wake_ups_go_where_the_application_reads(app: Celery) -> None:
 
 
 def test_a_worker_without_perdures_queues_has_no_step(app: Celery) -> None:
-    """`-Q` selects a worker of perdure."""
+    """A worker gets perdure's step only if `-Q` selects one of perdure's queues."""
 
     class Worker:
         def __init__(self) -> None:
@@ -138,7 +138,7 @@ def test_a_worker_without_perdures_queues_has_no_step(app: Celery) -> None:
 
 
 def test_beat_has_plain_entries_beside_the_applications(app: Celery, tmp_path: Any) -> None:
-    """Any scheduler can store them, and they are there however late the application sets its own."""
+    """Beat's entries are plain schedules that any scheduler can store, and survive a later `beat_schedule`."""
     app.loader.import_default_modules()
     assert {PREFIX + "consolidate", "own"} <= set(app.conf.beat_schedule)
     app.conf.beat_schedule = CONFIGURATION["beat_schedule"]
@@ -154,7 +154,7 @@ def test_beat_has_plain_entries_beside_the_applications(app: Celery, tmp_path: A
 
 
 def test_an_entry_names_its_slots_entry() -> None:
-    """The task takes the slot by it, whatever beat calls the entry."""
+    """An entry's header names the schedule slot that the task takes."""
     prune = entries(Settings(_env_file=None))[PREFIX + "prune"]
     assert prune["options"] == {"queue": "maintenance", "headers": {"perdure_entry": "prune"}}
     assert prune["schedule"] == crontab(minute="0")

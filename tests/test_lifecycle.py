@@ -1,4 +1,4 @@
-"""What a worker does when Celery says that it begins."""
+"""The worker's handling of Celery's start signals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNALS = (
 
 
 def test_the_log_is_configured_before_anything_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery sends `setup_logging` after `worker_init`: the check's warnings, and what threads logged, were lost."""
+    """Celery sends `setup_logging` after `worker_init`, which lost the check's warnings and the threads' messages."""
     happened: list[str] = []
     signals = {name: Signal() for name in SIGNALS}
     for name, signal in signals.items():

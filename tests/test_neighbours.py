@@ -1,4 +1,4 @@
-"""What perdure keeps in a Redis that it shares, one process at a time; `processes/test_neighbour.py` has the whole."""
+"""perdure in a Redis shared with other programs, one process at a time; `processes/test_neighbour.py` runs a fleet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(redis_url: str) -> Iterator[Any]:
 
 
 def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: Any) -> None:
-    """A worker of the previous release may have died a second before this one started."""
+    """An unacked message that is too young to restore is checked again: its worker may have died a second ago."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     app.loader.import_default_modules()
     message = {
@@ -68,7 +68,7 @@ def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: 
     ],
 )
 def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: str) -> None:
-    """It is nothing that perdure's releases wrote."""
+    """Malformed entries, which no release of perdure wrote, are left in place."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     client.hset("unacked", "a tag", entry)
     assert OldUnacked(app).restore() == 0
@@ -77,7 +77,7 @@ def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: 
 
 
 class UserTable:
-    """A consumer of a queue whose messages are all unknown. Its event loop runs when the test says so."""
+    """A consumer of a queue in which all tasks are unknown. Its event loop runs when the test calls `turn`."""
 
     def __init__(self, channel: Any, queue: str) -> None:
         self.timer = Timer()
@@ -89,25 +89,25 @@ class UserTable:
         self.consume(queue)
 
     def soon(self, work: Any, queue: str) -> None:
-        """Note what the event loop has to do."""
+        """Queue work for the event loop."""
         self._pending.append((work, queue))
 
     def cancel(self, queue: str) -> None:
-        """Stop taking."""
+        """Stop consuming."""
         self._channel.basic_cancel(queue)
         self._takes = False
 
     def consume(self, queue: str) -> None:
-        """Take."""
+        """Consume from the queue."""
         self._channel.basic_consume(queue, False, lambda message: self.unknown.hold(message, queue, "it"), queue)
         self._takes = True
 
     def takes(self) -> bool:
-        """Whether it takes from the queue."""
+        """Whether the queue is consumed from."""
         return self._takes
 
     def turn(self) -> None:
-        """Do what the event loop has to do."""
+        """Run the queued work."""
         while self._pending:
             work, queue = self._pending.pop()
             work(queue)
@@ -115,7 +115,7 @@ class UserTable:
 
 
 def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: str, client: Any) -> None:
-    """They take no prefetch slot. Above the bound the queue is cancelled until all that are held have returned."""
+    """Held messages take no prefetch slot. At the bound, the queue is cancelled until all of them have returned."""
     options = transport_options(redis_url, 5, "perdure:")
     with Connection(redis_url, transport_options=options) as connection:
         producer, channel = connection.Producer(), connection.channel()
@@ -142,7 +142,7 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
 
 
 def test_installations_with_different_prefixes_share_no_keys(redis_url: str, client: Any) -> None:
-    """A user, a session or a breaker of the one is nothing to the other."""
+    """Two installations with different prefixes share no stream, session or breaker."""
     session_id, clock = uuid4(), SystemClock()
     layers = {prefix: RedisMemory.at(redis_url, MemorySettings(), clock, prefix) for prefix in ("a:", "b:")}
     breakers = {

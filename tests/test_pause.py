@@ -1,4 +1,4 @@
-"""Pausing and resuming what a worker consumes, with a broker that fails in between."""
+"""Pausing and resuming a worker's consumption while the broker fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.workers.consumer.pause import INTAKE, Consumption
 
 
 class FailingConsumer:
-    """Celery's consumer as far as `Consumption` uses it; the broker fails at the first queue."""
+    """The parts of Celery's consumer that `Consumption` uses; the broker fails at the first queue."""
 
     def __init__(self, app: Celery) -> None:
         self.task_consumer: object | None = object()
@@ -23,22 +23,22 @@ class FailingConsumer:
         self._pending: list[Callable[[], None]] = []
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Schedule, as the hub does."""
+        """Schedule a call, as Celery's hub does."""
         self._pending.append(partial(function, *arguments))
 
     def run_pending(self) -> None:
-        """One round of the hub: the first failure ends it, and what was scheduled behind it is gone."""
+        """Run one round of the hub: a failure ends it and discards the remaining calls."""
         pending, self._pending = self._pending, []
         for each in pending:
             each()
 
     def add_task_queue(self, name: str) -> None:
-        """As Celery's: selects the queue, then asks the broker."""
+        """Like Celery's: select the queue, then call the broker, which fails."""
         self._app.amqp.queues.select_add(self._app.amqp.queues[name])
         raise ConnectionError("the broker is gone")
 
     def cancel_task_queue(self, name: str) -> None:
-        """As Celery's: deselects the queue, then asks the broker."""
+        """Like Celery's: deselect the queue, then call the broker, which fails."""
         self._app.amqp.queues.deselect(name)
         raise ConnectionError("the broker is gone")
 
@@ -52,7 +52,7 @@ def app() -> Celery:
 
 
 def test_a_broker_that_fails_costs_no_queue_its_place(app: Celery) -> None:
-    """Celery starts its consumer again with the selected queues, so all of them must be selected by then."""
+    """All queues stay selected although the broker fails: Celery restarts its consumer with the selected queues."""
     consumer = FailingConsumer(app)
     consumption = Consumption()
     consumption.attach(SimpleNamespace(app=app, consumer=consumer))

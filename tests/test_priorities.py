@@ -1,4 +1,4 @@
-"""Priorities on Redis: one meaning for every task, and nothing published where a plain consumer does not look."""
+"""Priorities on Redis order all tasks the same way, and use only the levels that a plain consumer reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.workers.assembly import Addresses
 from perdure.workers.publish.wake import CeleryWaker
 
 TURNS_LEVELS = [0, 3, 6, 9]
-"""The lists that kombu's consumers read by default."""
+"""The priority levels that kombu's consumers read by default."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def waker(settings: Settings, redis_url: str) -> Iterator[CeleryWaker]:
 
 
 def _consumed(url: str, number: int, queues: tuple[str, ...], **options: Any) -> list[Any]:
-    """The first `number` messages of the queues, in the order in which a consumer gets them."""
+    """The first `number` messages of the queues, in the order in which a consumer receives them."""
     taken: list[Any] = []
     with Connection(url, transport_options=options) as connection:
         declared = [Queue(name, Exchange(name), routing_key=name) for name in queues]
@@ -70,7 +70,7 @@ def test_other_work_neither_overtakes_turns_nor_comes_last(waker: CeleryWaker, r
 
 
 def test_a_worker_reads_all_ten_levels(redis_url: str) -> None:
-    """Another service may publish at any level, with steps of its own."""
+    """A worker reads all ten levels, because another service may publish with priority steps of its own."""
     steps = {"priority_steps": list(range(10))}
     with Connection(redis_url, transport_options=steps) as connection:
         for level in (7, 1, 9, 4, 0, 3, 8, 2, 6, 5):
@@ -81,7 +81,7 @@ def test_a_worker_reads_all_ten_levels(redis_url: str) -> None:
 
 
 def test_on_rabbitmq_nine_is_first_and_the_queue_is_declared_as_ever(settings: Settings) -> None:
-    """Another `x-max-priority` than the existing queue's would be refused, and the worker with it."""
+    """The queue keeps its `x-max-priority` on RabbitMQ, because a different value would be refused at declaration."""
     broker_url = "amqp://127.0.0.1:1//"
     assert [broker_priority(broker_url, each) for each in range(10)] == list(range(10))
     waker = CeleryWaker(settings, Addresses("postgresql://", "redis://127.0.0.1:1/0", broker_url))

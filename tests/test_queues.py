@@ -1,4 +1,4 @@
-"""`PERDURE_REPLY_TASKS`: a queue's name is a key of Redis, and most keys are not for replies."""
+"""`PERDURE_REPLY_TASKS` accepts no queue whose name is a Redis key of kombu, Celery or perdure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.turns.outbox import DeliveryFailed, Undeliverable
 
 NOT_FOR_REPLIES = [
     *QUEUES,
-    "turns\x06\x163",  # a level of one of perdure's queues
+    "turns\x06\x163",  # a priority level of one of perdure's queues
     "shop\x06\x163",
     "sh\nop",
     "shop\u200b",
@@ -36,14 +36,14 @@ NOT_FOR_REPLIES = [
 
 @pytest.mark.parametrize("queue", NOT_FOR_REPLIES)
 def test_a_queue_that_is_not_an_applications_stops_the_start(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The penetration test wrote to kombu's bookkeeping, to users' streams and to perdure's own queues."""
+    """Replies must not reach kombu's bookkeeping, users' streams or perdure's queues."""
     monkeypatch.setenv("PERDURE_REPLY_TASKS", f"billing.*,shop.*@{queue}")
     with pytest.raises(SettingsError, match=r"PERDURE_REPLY_TASKS has the entry .*accepted: TASK or TASK@QUEUE"):
         Settings.load(_env_file=None)
 
 
 def test_the_prefix_is_the_installations_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys under another prefix than perdure's default are protected, too."""
+    """Keys under the configured prefix are protected, not only those under the default prefix."""
     monkeypatch.setenv("PERDURE_REDIS_PREFIX", "agents:")
     monkeypatch.setenv("PERDURE_REPLY_TASKS", "shop.*@agents:stream:ana")
     with pytest.raises(SettingsError, match="begins with PERDURE_REDIS_PREFIX"):
@@ -52,7 +52,7 @@ def test_the_prefix_is_the_installations_own(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("entry", ["@shop", "shop.replied@"])
 def test_an_entry_without_a_task_or_a_queue_stops_the_start(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An `@` says that a queue follows."""
+    """An entry with `@` must name both a task and a queue."""
     monkeypatch.setenv("PERDURE_REPLY_TASKS", entry)
     with pytest.raises(SettingsError, match="accepted: TASK or TASK@QUEUE"):
         Settings.load(_env_file=None)
@@ -78,25 +78,25 @@ QUEUE_OF: list[tuple[str, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("task", "asked", "queue"), QUEUE_OF)
 def test_the_queue_of_a_reply_is_its_entrys(task: str, asked: str | None, queue: str | None) -> None:
-    """Without one it is the first matching entry's; with one, an entry must name it."""
+    """Without a queue the first matching entry's is used; a requested queue must be an entry's."""
     assert reply_queue(ENTRIES, task, asked) == queue
 
 
 class Broker:
-    """Takes tasks, unless it is away."""
+    """A broker that records tasks, and refuses them while `away`."""
 
     def __init__(self) -> None:
         self.away = False
         self.sent: list[tuple[str, dict[str, Any], Any]] = []
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Remember the task."""
+        """Record the task."""
         self.sent.append((task, arguments, options["queue"]))
         return not self.away
 
 
 def test_a_stored_queue_is_checked_again_before_each_attempt() -> None:
-    """A row of a release before this rule, or from before the operator withdrew an entry, reaches no key."""
+    """A stored queue that is no longer allowed, or was stored by an older release, is not published to."""
     broker = Broker()
     to_task = TaskCarrier(broker, ENTRIES)
     for stored in ({"task": "shop.replied", "queue": "unacked_index"}, {"task": "os.system"}):

@@ -1,4 +1,4 @@
-"""What is deleted once it has been kept for long enough, and what is not."""
+"""Which rows retention deletes after their period, and which it keeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _write(database: Database, statement: str, **parameters: Any) -> None:
 
 
 def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
-    """A turn whose sender asked for a callback, settled; its session."""
+    """Run a turn whose sender asked for a callback. Returns its session."""
     message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
     sent = accept(runtime, Incoming.model_validate(message))
     Runner(runtime, "tests").run(sent.session_id)
@@ -43,7 +43,7 @@ def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
 
 
 def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, clock: MovedClock) -> None:
-    """One that is still owed stays, however old it is; so does the conversation."""
+    """Settled deliveries are deleted after a month. A pending one stays at any age, as does the conversation."""
     database = runtime.database
     for _ in range(3):
         _answered(runtime)
@@ -60,8 +60,8 @@ def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, cloc
     assert retention.retain(database) == NOTHING
 
 
-def test_snapshots_set_aside_are_kept_for_three(runtime: Runtime, clock: MovedClock) -> None:
-    """The one that is in use stays."""
+def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: MovedClock) -> None:
+    """Snapshots set aside are deleted after three months; the one in use stays."""
     database = runtime.database
     session_id = _answered(runtime)
     for tick, set_aside in ((7, True), (8, True), (9, False)):
@@ -79,10 +79,10 @@ def test_snapshots_set_aside_are_kept_for_three(runtime: Runtime, clock: MovedCl
     assert _count(database, "snapshots WHERE NOT set_aside") == before
 
 
-def test_of_the_uses_of_a_case_the_newest_hundred_stay(
+def test_the_newest_hundred_uses_of_a_case_stay(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of those behind them whatever is not old. More than a batch of one case goes in one call."""
+    """Old uses beyond a case's newest hundred are deleted, even if they exceed a batch. Uncounted uses stay."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     put(database, "often")
@@ -106,7 +106,7 @@ def test_of_the_uses_of_a_case_the_newest_hundred_stay(
 def test_a_process_that_leaves_stops_between_commits(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left goes the next day."""
+    """A process that shuts down stops after a commit, and the next run deletes the rest."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 1)
     for _ in range(3):
@@ -124,9 +124,9 @@ def _inbox(database: Database) -> list[str]:
 
 
 def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, clock: MovedClock) -> None:
-    """Messages of settled turns leave after 90 days: a later repetition of their id is a new message.
+    """Messages of settled turns are deleted after 90 days; later, their id counts as a new message.
 
-    A queued message, and one that was cancelled before its turn began, stay: the transcript does not have them.
+    Queued messages, and those cancelled before their turn began, stay, because the transcript does not contain them.
     """
     database = runtime.database
 
@@ -150,7 +150,7 @@ def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, c
 
 
 def test_snapshots_of_ended_sessions_leave(runtime: Runtime, clock: MovedClock) -> None:
-    """Rows that were written after the session's end; those of a session that has not ended stay, however old."""
+    """Snapshots of an ended session are deleted; those of a live session stay at any age."""
     database = runtime.database
     ended, live = _answered(runtime, "ana"), _answered(runtime, "ben")
     for session_id in (ended, live):
@@ -175,7 +175,7 @@ def test_snapshots_of_ended_sessions_leave(runtime: Runtime, clock: MovedClock) 
 def test_every_page_of_a_walk_is_looked_at(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that stay, at the beginning of a table, hide none of those behind them."""
+    """Rows that are kept at the beginning of a table do not stop the walk from reaching those behind them."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     for number in range(5):

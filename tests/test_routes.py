@@ -1,4 +1,4 @@
-"""A task that is sent by its name alone goes to its queue."""
+"""A task sent by name alone is routed to its queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _own() -> set[str]:
 
 
 def test_the_public_tasks_are_registered() -> None:
-    """Other services call them by these names."""
+    """The documented task names stay registered, because other services use them."""
     assert PUBLIC_TASKS.keys() <= _own()
 
 
@@ -45,7 +45,7 @@ def test_each_task_has_a_route(task: str) -> None:
 
 
 def test_a_task_that_is_sent_by_name_arrives_in_its_queue(redis_url: str) -> None:
-    """As the broker shows: one message in the task's queue, and none in any other."""
+    """The broker shows one message in the task's queue and none in any other."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     client = redis_py.Redis.from_url(redis.client_url(redis_url))
     arrived = {}

@@ -1,4 +1,4 @@
-"""Settings: what is wrong stops the start, and the message is enough to put it right."""
+"""Invalid settings stop the start, and the message says how to fix them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WRONG = [
 def test_a_wrong_value_is_named_with_what_is_accepted(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, accepted: str
 ) -> None:
-    """An operator reads one line and knows which variable to change, and to what."""
+    """The message names the variable and the accepted values."""
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
@@ -68,17 +68,15 @@ def test_a_wrong_value_is_named_with_what_is_accepted(
 
 
 def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hold a password, and the message goes to a log."""
+    """The message goes to a log, so it must not contain a URL, which may have a password."""
     monkeypatch.setenv("PERDURE_DATABASE_URL", "mysql://someone:secret@somewhere/db")
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
     assert "secret" not in str(caught.value)
 
 
-def test_a_name_that_is_no_setting_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A misspelt variable does nothing; somebody must learn of that. Those of later releases stop no program."""
+def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt variable is logged, but does not stop the start: it may be a later release's setting."""
     monkeypatch.setenv("PERDURE_TURN__MAXSTEPS", "3")
     monkeypatch.setenv("PERDURE_CASEBANK__OF_LATER", "auto")
     with caplog.at_level(logging.WARNING):
@@ -88,7 +86,7 @@ def test_a_name_that_is_no_setting_is_told_of(
 
 
 def test_the_signing_key_is_made_once(tmp_path: Path) -> None:
-    """Gateway and workers sign alike; nobody else may read the key."""
+    """Gateway and workers sign with the same key, which only its owner may read."""
     settings = Settings(_env_file=None, data_dir=tmp_path)
     key = settings.signing_key()
     assert len(key) == 64
@@ -97,7 +95,7 @@ def test_the_signing_key_is_made_once(tmp_path: Path) -> None:
 
 
 def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
-    """All processes of an installation sign alike; a receiver is given the text of the file."""
+    """All processes of an installation sign with the same secret, whose file has the text that receivers need."""
     settings = Settings(_env_file=None, data_dir=tmp_path)
     (key,) = settings.webhook_keys()
     assert len(key) == 32
@@ -107,8 +105,8 @@ def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
     assert (path.stat().st_mode & 0o777) == 0o600
 
 
-def test_a_spoilt_webhook_secret_is_named(tmp_path: Path) -> None:
-    """By its path, without what it holds."""
+def test_a_malformed_webhook_secret_file_is_named(tmp_path: Path) -> None:
+    """A malformed secret file is named by its path, without its content."""
     (tmp_path / "webhook.secret").write_text("whsec_0123")
     with pytest.raises(SettingsError, match=r"webhook\.secret cannot be used: secret 1 is malformed") as caught:
         Settings(_env_file=None, data_dir=tmp_path).webhook_keys()
@@ -116,7 +114,7 @@ def test_a_spoilt_webhook_secret_is_named(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message goes to a log."""
+    """The message goes to a log, so it must not contain the secret."""
     monkeypatch.setenv("PERDURE_WEBHOOK_SECRET", "whsec_too+short")
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)

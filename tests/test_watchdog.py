@@ -1,4 +1,4 @@
-"""The watchdog over small programs, for faults that a whole worker cannot be made to have."""
+"""The watchdog on small programs, for faults that cannot be produced in a whole worker."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ print(dog.stdout.readline().split()[-1], flush=True)
 open(os.environ["GATE"], "w").close()
 signal.pause()
 """
-"""Beats once during the first report, and is silent from then on."""
+"""Sends one heartbeat during the first report and none afterwards."""
 
 REPORT = """
 import os, sys
 print(*sys.argv[1:3], *(sys.argv[4:] or ["killed"]), flush=True)
 sys.argv[4:] or open(os.environ["GATE"]).close()
 """
-"""A report that takes until the gate is opened; withdrawing takes no time."""
+"""A report that blocks until the gate is opened; a withdrawal returns at once."""
 
 WITHIN_S = 15.0
-"""Of the 20 s that the program holds the lock."""
+"""Timeout in seconds, less than the 20 s for which the program holds the lock."""
 
 
 def first_of_a_container(program: str) -> list[str]:
-    """The arguments that run a program as process 1 of a namespace of its own."""
+    """The arguments that run a program as process 1 of its own PID namespace."""
     return ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", sys.executable, "-c", program]
 
 
 def may_unshare() -> bool:
-    """Whether this system lets a test make a namespace."""
+    """Whether this system lets a test create a PID namespace."""
     try:
         return subprocess.run(first_of_a_container("pass"), capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="this system allows no process namespaces")
 def test_the_first_process_of_a_container_is_ended_too() -> None:
-    """The kernel ignores SIGKILL to process 1 from within its namespace, and images start a worker as that process."""
+    """Images start a worker as process 1, to which the kernel ignores SIGKILL from within the namespace."""
     ended = subprocess.run(
         first_of_a_container(HOLDING), cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
@@ -83,7 +83,7 @@ def test_the_first_process_of_a_container_is_ended_too() -> None:
 
 
 def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) -> None:
-    """A report may take 10 s; the watchdog withdraws it, goes on watching, and kills at the next silence."""
+    """If a worker recovers during the report, the watchdog withdraws the report and kills it at the next silence."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     ended = subprocess.run(
@@ -103,7 +103,7 @@ def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) 
 
 
 def test_a_report_that_fails_does_not_save_the_worker(tmp_path: Path) -> None:
-    """Redis may be what is broken; the worker is killed all the same, and the log has both."""
+    """The worker is killed even if the report fails, for example because Redis is down. The log has both."""
     program = HOLDING.replace("print('reported', sys.argv[1], file=sys.stderr)", "sys.exit(7)")
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False
@@ -116,7 +116,7 @@ def test_a_report_that_fails_does_not_save_the_worker(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_log_that_is_not_read_does_not_save_the_worker() -> None:
-    """The watchdog writes to the worker's own stderr, a pipe that may be full."""
+    """The worker is killed even if its stderr, to which the watchdog also writes, is a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     try:
@@ -134,7 +134,7 @@ def test_a_log_that_is_not_read_does_not_save_the_worker() -> None:
 
 
 def test_kills_are_remembered_for_an_hour(redis_url: str) -> None:
-    """An operator who looks later than that has the log."""
+    """Kills are listed for an hour; after that, they are only in the log."""
     kills = Kills(redis_url, "mine:")
     other = Kills(redis_url, "others:")
     kills.add("worker-1@a", 7, 61.5)
@@ -154,7 +154,7 @@ def test_kills_are_remembered_for_an_hour(redis_url: str) -> None:
 
 
 def test_a_kill_that_did_not_happen_is_withdrawn(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`/readyz` must not name a worker that lives; a restarted container has the same name and process id."""
+    """A withdrawn kill is not listed, because `/readyz` must not name a live worker. Earlier kills stay."""
     monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
     kills = Kills(redis_url, "perdure:")
     reports = [["worker-1@a", "1", "60.5"], ["worker-1@a", "1", "60.1"], ["worker-2@a", "1", "60.1"]]
@@ -172,5 +172,5 @@ def test_a_kill_that_did_not_happen_is_withdrawn(redis_url: str, monkeypatch: py
 
 
 def test_kills_are_unknown_without_redis() -> None:
-    """That is no reason for `/readyz` to fail."""
+    """Without Redis the list of kills is empty, so that `/readyz` does not fail."""
     assert Kills("redis://127.0.0.1:1", "perdure:").lately() == []

@@ -1,4 +1,4 @@
-"""A shop whose Celery application has agents: `celery -A shop worker` runs its tasks and the agents' turns."""
+"""A shop whose Celery application includes agents: `celery -A shop worker` runs the shop's tasks and agent turns."""
 
 import os
 import sys
@@ -14,14 +14,14 @@ perdure.install(app)
 
 @app.task(name="shop.ask")
 def ask(customer: str, question: str) -> None:
-    """Ask the agent on behalf of a customer; the reply comes to `shop.answer`."""
+    """Send a customer's question to the agent; the reply is sent to the task `shop.answer`."""
     reply_to = {"task": "shop.answer", "queue": "celery"}
     app.send_task("turns.submit", kwargs={"user_id": customer, "text": question, "reply_to": reply_to})
 
 
 @app.task(name="shop.answer")
 def answer(delivery_id: str, status: str, reply: dict | None = None, **turn: object) -> None:
-    """Print the agent's reply. A delivery may be repeated; its id is the same then."""
+    """Print the agent's reply. A delivery may be repeated, with the same `delivery_id`."""
     print(f"{delivery_id}: {status}: {reply['text'] if reply else turn['error']}", flush=True)
 
 

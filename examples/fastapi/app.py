@@ -1,4 +1,4 @@
-"""A shop in FastAPI with agents below /agents: `uvicorn app:app`. Its customers sign in with the shop's own tokens."""
+"""A FastAPI shop with agents mounted at /agents: `uvicorn app:app`. Customers sign in with the shop's own tokens."""
 
 import os
 from typing import Annotated
@@ -20,7 +20,7 @@ engine = create_engine(os.environ.get("SHOP_DATABASE_URL", "postgresql+psycopg2:
 
 
 def customer(request: Request) -> str:
-    """The customer that sends a request; a dependency of the shop's routes, and what the gateway asks."""
+    """The customer who sent a request. The shop's routes depend on it, and the gateway authenticates with it."""
     found = TOKENS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
     if found is None:
         raise HTTPException(401, "Sign in to the shop.")
@@ -34,7 +34,7 @@ app.mount("/agents", agents)
 
 @app.post("/orders")
 def order(item: str, customer: Annotated[str, Depends(customer)]) -> dict[str, object]:
-    """Store an order and a message to the agent, in one transaction: both are there, or neither."""
+    """Store an order and a message to the agent in one transaction: both are committed, or neither."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, customer text, item text)"))
         insert = text("INSERT INTO orders (customer, item) VALUES (:customer, :item) RETURNING id")

@@ -1,4 +1,4 @@
-"""Headless Chromium, and a page over an installation of real processes.
+"""Headless Chromium, and the web chat of an installation of real processes.
 
 Chromium and its driver come from the system (Debian: `chromium`, `chromium-driver`). Without them these tests are
 skipped, in CI they fail.
@@ -60,7 +60,7 @@ def _program(name: str) -> str:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[webdriver.Chrome]:
-    """The browser."""
+    """A headless Chromium."""
     options = webdriver.ChromeOptions()
     options.binary_location = _program("chromium")
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
@@ -95,7 +95,7 @@ class Page:
         self.see("#text")
 
     def size(self, width: int, height: int) -> None:
-        """The window's inner size, in CSS pixels."""
+        """Set the window's inner size, in CSS pixels."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
@@ -116,7 +116,7 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def press(self, text: str) -> None:
-        """Press the button with this text. In one script: the page may make the list of buttons anew at any time."""
+        """Press the button with this text, in one script: the page may rebuild the list of buttons at any time."""
         script = """
             const all = [...document.querySelectorAll("button")];
             const found = all.find(each => each.textContent.trim() === arguments[0]);
@@ -145,7 +145,7 @@ class Page:
         waiting.until(lambda _driver: condition(), f"waited for {what}; the page has {self.texts()}")
 
     def errors(self) -> list[str]:
-        """What the browser has logged as an error since the last call, lost connections left out."""
+        """Errors that the browser has logged since the last call, except lost connections."""
         logged = [each["message"] for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]  # type: ignore[no-untyped-call]
         return [each for each in logged if "net::ERR_" not in each and "favicon" not in each]
 
@@ -156,7 +156,7 @@ class Page:
 
 @pytest.fixture
 def page(chromium: webdriver.Chrome, gateway: GatewayProcess) -> Iterator[Page]:
-    """The page; the browser must have nothing to complain about."""
+    """The opened page. The test fails if the browser has logged an error."""
     made = Page(chromium, gateway.url)
     made.size(1280, 800)
     made.open()

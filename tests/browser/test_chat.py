@@ -22,10 +22,10 @@ HOSTILE = "<img src=x onerror=\"document.title='bad'\"><script>document.title='b
 
 
 @pytest.mark.long
-def test_an_answer_goes_on_over_a_killed_gateway(
+def test_an_answer_continues_after_the_gateway_is_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """The page goes on by itself and shows each word once."""
+    """After the gateway is killed, the page continues the answer on its own and shows each word once."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
     page.say("tell")
     page.until(lambda: "word9 " in page.texts()[-1], "the first words")
@@ -46,7 +46,7 @@ def test_the_whole_story(
     page: Page,
     tmp_path: Path,
 ) -> None:
-    """Two conversations, an approval, a rating, a new title, a stopped answer, hostile text, a phone."""
+    """Two conversations, an approval, a rating, a rename, a stopped answer, hostile text and a phone's width."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     page.press("Helpful")
@@ -101,7 +101,7 @@ def test_the_whole_story(
 def test_a_message_sent_while_an_answer_streams_waits_for_it(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """The first answer is shown to its end, before the second message; a reload shows the same."""
+    """A message sent during an answer is shown after the whole answer, and a reload shows the same."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
     page.say("tell")
     page.until(lambda: "word3 " in page.texts()[-1], "the first words")
@@ -117,7 +117,7 @@ def test_a_message_sent_while_an_answer_streams_waits_for_it(
 def test_each_tool_call_is_shown_and_its_result_is_text(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """Two turns whose calls have the same id; HTML in arguments and results makes no elements."""
+    """Calls with equal ids in two turns stay apart, and HTML in arguments and results creates no elements."""
 
     def calls() -> list[str]:
         return page.texts("details.tool pre")
@@ -139,7 +139,7 @@ def test_each_tool_call_is_shown_and_its_result_is_text(
 def test_two_tabs_send_at_once(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """Both messages are answered, each once, in one conversation."""
+    """Two tabs that send concurrently get one answer each, in one conversation."""
     page.say("first")
     page.until(lambda: page.texts() == ["first", answer_to("first")], "the answer")
     one = page.driver.current_window_handle
@@ -161,7 +161,7 @@ def test_two_tabs_send_at_once(
 def test_an_archived_conversation_is_restored_by_keyboard(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """It leaves the list, is among the archived ones, and comes back with its messages."""
+    """An archived conversation leaves the list and can be restored, with its messages, by keyboard."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     page.find("#menu summary").click()
@@ -180,7 +180,7 @@ def test_an_archived_conversation_is_restored_by_keyboard(
 def test_a_turn_of_another_device_is_followed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """While it is written, and also if it was settled between two looks; the focus of the list stays."""
+    """A turn of another device is shown while it streams or after it was settled; the list keeps its focus."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     key = page.driver.current_url.partition("#")[2]
@@ -203,7 +203,7 @@ def test_a_turn_of_another_device_is_followed(
 
 
 def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: GatewayProcess) -> None:
-    """Scripts and styles from here only, no frame, nothing inline; each file has its type and a validator."""
+    """Scripts and styles come from the gateway only, framing is forbidden, and files have types and validators."""
     answer = httpx2.get(gateway.url)
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
@@ -223,7 +223,7 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
 def test_with_keys_the_page_asks_for_a_token(
     celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
 ) -> None:
-    """A wrong one is refused with the reason; the right one speaks as its user, and is in no URL."""
+    """With keys the page asks for a token. A wrong one is refused with the reason; the right one is in no URL."""
     keys = {
         "PERDURE_API_KEYS": "a-service-key-of-these-tests",
         "PERDURE_SECRET_KEY": "the-secret-of-these-tests-tokens",

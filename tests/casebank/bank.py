@@ -1,4 +1,4 @@
-"""Cases for tests: made in a line, written as they are, read back whole."""
+"""Cases for tests: functions to create, write and read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SEQUENCES = "SELECT concat_ws(' ', sequencename, last_value) FROM pg_sequences 
 def facts(
     case_id: str = "a", *, usage: int = 0, rate: float | None = None, idle_days: float = 30, **more: Any
 ) -> Facts:
-    """A case that was last accessed `idle_days` before `NOW`."""
+    """Facts of a case that was last accessed `idle_days` before `NOW`."""
     made = Facts(case_id, usage, rate, NOW - timedelta(days=idle_days), NOW - timedelta(days=400))
     return replace(made, **more)
 
@@ -46,7 +46,7 @@ def candidate(
     user_id: str | None = None,
     **more: Any,
 ) -> Candidate:
-    """The same, as the planner reads it."""
+    """A case as the planner reads it."""
     array = None if vector is None else np.asarray(vector, dtype=np.float32)
     return Candidate(case, query, embedder, array, user_id, **more)
 
@@ -66,7 +66,7 @@ def put(
     bank: str = "common",
     shared: bool = False,
 ) -> None:
-    """Write one active case, as old and as idle as that by the test's clock."""
+    """Write one active case. `idle_days` and `age_days` count back from the test's clock."""
     with database.engine.connect() as connection:
         connection.execute(
             text(
@@ -99,13 +99,13 @@ _USE = Statement("tests.use", f"WITH fenced AS (SELECT 1), {WITH_USES} SELECT 1 
 def use(
     database: Database, case_ids: Sequence[str], turn_id: UUID, *, succeeded: bool = True, error: str | None = None
 ) -> None:
-    """Record that a turn used these cases, as the statement that settles it does."""
+    """Record that a turn used these cases, with the statement that settles a turn."""
     status = "done" if succeeded else "failed"
     database.run(_USE, {"case_ids": list(case_ids), "turn_id": turn_id, "status": status, "error_code": error})
 
 
 def everything(database: Database) -> dict[str, list[str]]:
-    """Every row of every table, with its place and the transactions that wrote it; and every sequence."""
+    """Every row of every table, with its location and the transactions that wrote it; and every sequence."""
     with database.engine.connect() as connection:
         found = {table: list(connection.execute(_every_row(table)).scalars()) for table in metadata.tables}
         return {**found, "sequences": list(connection.execute(text(_SEQUENCES)).scalars())}
@@ -122,39 +122,39 @@ def statuses(database: Database) -> dict[str, str]:
 
 
 def column(database: Database, sql: str, **parameters: Any) -> list[Any]:
-    """What a query of one column returns."""
+    """The values of a query with one column."""
     with database.engine.connect() as connection:
         return list(connection.execute(text(sql), parameters).scalars())
 
 
 def unit(rng: random.Random, dimensions: int = 4) -> list[float]:
-    """A random direction."""
+    """A random unit vector."""
     vector = np.array([rng.gauss(0, 1) for _ in range(dimensions)])
     return [float(each) for each in vector / np.linalg.norm(vector)]
 
 
 class Post:
-    """A receiver of notices: stores them, and fails while `away`."""
+    """A receiver that stores notices, and refuses them while `away`."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
         self.away = False
 
     def __call__(self, url: str, body: bytes) -> None:
-        """Take a notice."""
+        """Store a notice."""
         if self.away:
             raise NotifyFailed("nobody answers")
         self.sent.append((url, body))
 
 
 def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
-    """A bank at full speed that never waits."""
+    """A run's context at full speed, with pauses of no length."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
     return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
 
 
 def fill(database: Database) -> None:
-    """One of each: a low performer, two duplicates, a sleeper, and those that are spared."""
+    """Write a case for each rule: a low performer, two duplicates, an inactive case, and those that are spared."""
     put(database, "good", vector=NORTH, usage=20, rate=80.0)
     put(database, "twin", vector=NEARLY, usage=10, rate=50.0, idle_days=20)
     put(database, "low", vector=EAST, usage=11, rate=20.0)
@@ -166,7 +166,7 @@ def fill(database: Database) -> None:
 
 
 def details(told: dict[str, Any]) -> dict[str, Any]:
-    """What a plan or an outcome says, its sentences aside."""
+    """The details of a plan or an outcome, without their texts."""
     said: dict[str, Any] = dict(told["details"])
     said["spared"] = [(each["case_id"], each["rule"]) for each in said["spared"]]
     said["merged"] = [(each["keeper"], each["removed"]) for each in said["merged"]]

@@ -1,8 +1,8 @@
-"""A worker that prunes the CaseBank and is killed on the way, by a real SIGKILL.
+"""A process that prunes the CaseBank and kills itself with SIGKILL on the way.
 
     killing DATABASE_URL NUMBER
 
-The signal comes at the boundary of a commit of that number, counted from 0, before and after each.
+NUMBER counts the boundaries of commits from 0: each commit has one before and one after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.casebank.bank import bank
 
 
 def main() -> None:
-    """Run the weekly policy, a case a batch, until the signal."""
+    """Run the weekly policy, one case per batch, until the signal."""
     url, number = sys.argv[1:]
     passed = itertools.count()
 

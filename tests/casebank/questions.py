@@ -1,7 +1,7 @@
-"""Questions by topic, written by hand: what the default minimum similarity of an embedder is measured with.
+"""Hand-written questions by topic, on which the default minimum similarity of an embedder is measured.
 
-The wordings of one topic ask for the same thing, and an answer to one answers the others; wordings of two topics
-are unrelated, however alike their first words are. Each topic's first wording is the stored case.
+The wordings of one topic ask for the same thing, so one answer fits all of them. Wordings of different topics are
+unrelated, even if they begin alike. Each topic's first wording is the stored case.
 """
 
 from __future__ import annotations

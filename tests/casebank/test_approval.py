@@ -24,7 +24,7 @@ from tests.casebank.bank import (
 URL = "https://hooks.example/casebank"
 
 
-def test_the_administrator_is_told_before_and_after(filled: Database, clock: MovedClock) -> None:
+def test_the_administrator_gets_the_plan_and_the_results(filled: Database, clock: MovedClock) -> None:
     """The administrator gets the plan before anything is removed, and the results."""
     active: list[int] = []
     post = Post()
@@ -46,7 +46,7 @@ def test_the_administrator_is_told_before_and_after(filled: Database, clock: Mov
 
 
 def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
-    """The run says so, and the next one tries again."""
+    """If the notice of a plan fails, the run ends as withheld with an error, and the next run tries again."""
     post, pauses = Post(), list[float]()
     post.away = True
     parts = bank(filled, clock, post, notify_url=URL)
@@ -61,8 +61,8 @@ def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClo
     assert details(prune.run(parts)) == EXPECTED
 
 
-def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database, clock: MovedClock) -> None:
-    """The outcome stands; the row records that the notice failed."""
+def test_a_failed_notice_of_the_results_is_recorded(filled: Database, clock: MovedClock) -> None:
+    """If the notice of the results fails, the run is still done; its row records the failure."""
     post = Post()
 
     def once(url: str, body: bytes) -> None:
@@ -86,7 +86,7 @@ def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UU
 
 
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
-    """Until then nothing changes, and no other run begins; the notice says that the plan waits."""
+    """An unapproved plan changes nothing and blocks other runs; its notice says how long it waits for approval."""
     parts, run_id = waiting(filled, clock)
     assert isinstance(parts.post, Post)
     assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s
@@ -105,7 +105,7 @@ def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock)
 
 
 def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
-    """Another plan can then be made."""
+    """A rejected plan is not applied, and another plan can be made."""
     parts, run_id = waiting(filled, clock)
     state.reject(filled, run_id, "ana")
     assert prune.advance(parts) is None
@@ -117,7 +117,7 @@ def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) ->
 
 
 def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock) -> None:
-    """It would be a plan for cases that have changed."""
+    """An unapproved plan expires, because its cases change with time."""
     parts, run_id = waiting(filled, clock)
     clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
     with pytest.raises(Conflict, match="expired"):
@@ -129,6 +129,6 @@ def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock
     assert state.expire(filled) == 1
 
 
-def test_a_plan_of_nothing_waits_for_nobody(database: Database, clock: MovedClock) -> None:
-    """An empty plan needs no approval."""
+def test_an_empty_plan_needs_no_approval(database: Database, clock: MovedClock) -> None:
+    """A run without anything to remove ends at once, even if plans need approval."""
     assert prune.run(bank(database, clock, approval=PruneApproval.MANUAL))["phase"] == "done"

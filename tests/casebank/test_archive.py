@@ -49,7 +49,7 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
     idle: int | None,
     number: int,
 ) -> None:
-    """The whole row as text, and the vector bit for bit, for any case that goes."""
+    """Restoring an archived case returns the same row, as text, and the same vector, bit for bit."""
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
         connection.execute(
@@ -78,8 +78,8 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
     assert column(database, ROW, id="c") == before
 
 
-def test_restoring_marks_the_archive_and_tells_the_history(database: Database, clock: MovedClock) -> None:
-    """The archive's row stays, and the case is spared for 7 days."""
+def test_restoring_marks_the_archive_and_the_history(database: Database, clock: MovedClock) -> None:
+    """The archive's row stays, and a restored case is spared for 7 days."""
     put(database, "c", usage=20, rate=10.0)
     prune.run(bank(database, clock))
     archive.restore(database, "c")
@@ -94,15 +94,15 @@ def test_restoring_marks_the_archive_and_tells_the_history(database: Database, c
 
 
 def test_what_is_not_archived_cannot_be_restored(database: Database) -> None:
-    """Neither an active case nor one that does not exist."""
+    """Only archived cases can be restored: active and unknown ones raise an error."""
     put(database, "c")
     for case_id in ("c", "nobody", ""):
         with pytest.raises(NotFound):
             archive.restore(database, case_id)
 
 
-def test_a_keeper_keeps_what_it_took_over(database: Database, clock: MovedClock) -> None:
-    """The loser is restored unchanged; the keeper's counts stay."""
+def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock: MovedClock) -> None:
+    """Restoring a merged case returns it unchanged and leaves the keeper's counts as they are."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")
@@ -113,10 +113,10 @@ def test_a_keeper_keeps_what_it_took_over(database: Database, clock: MovedClock)
     assert prune.run(bank(database, clock))["merged_cases"] == 0, "it was restored within 7 days"
 
 
-def test_asking_for_an_archived_case_is_noted(
+def test_reading_an_archived_case_is_logged(
     database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By id and by search; a search finds it only if it is asked to."""
+    """Reading an archived case logs a warning, by id or by search. A search finds it only on request."""
     put(database, "gone", vector=[1, 2, 3, 4], usage=20, rate=10.0)
     put(database, "there", vector=[1, 2, 3, 5], usage=20, rate=90.0)
     prune.run(bank(database, clock))
@@ -133,7 +133,7 @@ def test_asking_for_an_archived_case_is_noted(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """Anything else would be a number without a meaning."""
+    """A search compares only vectors of one embedder and size, because other cosines mean nothing."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")
@@ -148,7 +148,7 @@ def test_search_compares_within_one_embedder_and_size(database: Database) -> Non
 
 @pytest.mark.long
 def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
-    """With other embedders and archived cases among those that the index meets first."""
+    """The index finds the nearest cases although it also has other embedders' cases and archived ones."""
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(900, 16)).round(3)
     with database.engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Whose case it is: who may see it, what it may merge with, and what goes with its author."""
+"""The author of a case decides who sees it and which cases it may merge with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def found(database: Database, user_id: str, k: int = 9, least: float | None = No
 
 
 def test_a_user_finds_their_own_cases_and_everybodys(database: Database) -> None:
-    """Nearest first among both; an administrator finds all, with their authors."""
+    """A user's search finds shared and own cases, nearest first; an administrator's finds all, with authors."""
     put(database, "anas", vector=[1, 0, 0, 0], user_id="ana")
     put(database, "bobs", vector=[1, 0.1, 0, 0], user_id="bob")
     put(database, "imported", vector=[1, 0.2, 0, 0])
@@ -51,7 +51,7 @@ def test_a_user_finds_their_own_cases_and_everybodys(database: Database) -> None
 
 @pytest.fixture
 def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
-    """3,000 cases: 100 everybody's, 20 of ana's, 900 of bob's, and one each of 1,980 others."""
+    """3,000 cases: 100 without an author, 20 of ana's, 900 of bob's, and one each of 1,980 other users."""
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(3_000, 16)).round(3)
     authors = [None] * 100 + ["ana"] * 20 + ["bob"] * 900 + [f"user {number}" for number in range(1_980)]
@@ -76,7 +76,7 @@ def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
 def test_a_user_among_many_finds_the_nearest(
     database: Database, crowded: dict[str, Any], few: int, *, indexed: bool
 ) -> None:
-    """Exactly those, with and without indexes, as one with few cases of their own or with many."""
+    """A search finds exactly the nearest visible cases, with and without indexes, for users of few or many cases."""
     if indexed:
         assert search.build_indexes(database, index_from=100) == [
             "cases_shared_nearest_16_idx",
@@ -95,7 +95,7 @@ def test_a_user_among_many_finds_the_nearest(
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_a_search_for_a_user_reads_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
-    """Shared cases and the user's own are found by indexes; the vector index of learnt ones is for a user of many."""
+    """A search uses an index for shared cases, for the user's own, and for users with many cases; no table scan."""
     search.build_indexes(database, index_from=1_000)
     plan = _plan(database, search_queries.nearest_for_user(16, 500, 500), mode, authors=["ana"], k=4, least=0.5)
     assert "Seq Scan on cases" not in plan
@@ -125,7 +125,7 @@ def _twins(database: Database) -> None:
 
 
 def test_duplicates_of_two_users_are_not_merged(database: Database, clock: MovedClock) -> None:
-    """A merge would take a case from those who may see it. Where everybody sees all, they merge."""
+    """A merge would take a case from users who see it, unless everybody sees all."""
     _twins(database)
     kept = prune.dry_run(bank(database, clock))["details"]["merged"]
     assert [(each["keeper"], each["removed"]) for each in kept] == [("a", "d"), ("c", "e")]
@@ -134,7 +134,7 @@ def test_duplicates_of_two_users_are_not_merged(database: Database, clock: Moved
 
 
 def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clock: MovedClock) -> None:
-    """The setting may change while a plan waits for approval: each pair is compared again under its locks."""
+    """The scope may change while a plan waits for approval, so each pair is compared again under its locks."""
     _twins(database)
     post = Post()
     made = bank(database, clock, post, scope=CaseScope.ALL, approval="manual")
@@ -150,7 +150,7 @@ def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clo
 
 
 def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: MovedClock) -> None:
-    """Both the dry run, which writes nothing, and the run: an inactive case that was just used is spared."""
+    """Dry run and run both count recent uses that are not stored in the case yet, so a case just used is spared."""
     put(database, "sleeper", idle_days=200)
     put(database, "low", usage=10, rate=5.0, idle_days=30)
     assert prune.dry_run(bank(database, clock))["details"]["archived"] == ["sleeper"]
@@ -164,7 +164,7 @@ def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: 
 
 
 def test_uncounted_uses_go_over_to_the_keeper(database: Database, clock: MovedClock) -> None:
-    """A merge adds what was used until then, counted or not, and nothing twice."""
+    """A merge adds the uses of both cases, counted or not, exactly once."""
     put(database, "keeper", vector=NEAR, usage=20)
     put(database, "loser", vector=NEAR, usage=3)
     for case_id, times in (("keeper", 4), ("loser", 2)):
@@ -182,7 +182,7 @@ def test_uncounted_uses_go_over_to_the_keeper(database: Database, clock: MovedCl
 
 
 def test_the_author_goes_out_and_comes_back(database: Database, clock: MovedClock) -> None:
-    """So that a bank moves to another installation without one user's words becoming everybody's."""
+    """An export keeps authors, so that an import does not make one user's cases visible to all."""
     now = clock.now()
     assert add(database, NewCase("learnt", "q", "a", user_id="ana", turn_id=uuid4()), now=now)
     assert add(database, NewCase("imported", "q", "a"), now=now)
@@ -200,7 +200,7 @@ def test_the_author_goes_out_and_comes_back(database: Database, clock: MovedCloc
 
 
 def test_cases_from_before_get_their_authors_and_counts(databases: Databases) -> None:
-    """Up: the author comes from the turn, else it is unknown. Down: uses are counted, then the column is dropped."""
+    """Up: a case's author comes from its turn, or is unknown. Down: uses are counted, then the column is dropped."""
     with databases.empty() as url:
         migrate(url, "0013")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

@@ -1,4 +1,4 @@
-"""Banks of cases and sharing: who finds a case, and what it may merge with."""
+"""Banks of cases, and sharing: who finds a case, and which cases it may merge with."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _filled(database: Database) -> None:
 
 
 def test_a_user_finds_cases_of_the_banks_asked_for(database: Database) -> None:
-    """Their own, everybody's and shared ones, each once; of another bank none."""
+    """A search finds the user's own, shared and unowned cases of the given banks, each once, and no other bank's."""
     _filled(database)
     assert found(database, "ana", "common") == {"anas", "anas shared", "imported"}
     assert found(database, "bob", "common") == {"anas shared", "imported"}
@@ -55,7 +55,7 @@ def test_a_user_finds_cases_of_the_banks_asked_for(database: Database) -> None:
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
-    """Compared one by one, or by the vector indexes, which hold the cases of all banks."""
+    """A small bank's cases are found next to a large bank, by comparing all or by the indexes of all banks."""
     _filled(database)
     for number in range(300):
         put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")
@@ -73,7 +73,7 @@ def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int,
 
 
 def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
-    """No search finds an archived case; a restored one is shared as before, unless that was revoked."""
+    """No search finds an archived case. A restored one is shared as before; sharing and its revocation take effect."""
     _filled(database)
     with database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -102,7 +102,7 @@ def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: MovedClock, scope: CaseScope) -> None:
-    """A merge would hide a case from the agents of the other bank, also if the readers are the same users."""
+    """A merge would hide a case from the agents of the other bank, even for the same users."""
     put(database, "a", vector=NEAR, user_id="ana", usage=9)
     put(database, "b", vector=NEAR, user_id="ana", usage=8, bank="support")
     put(database, "c", vector=NEAR, user_id="ana", usage=7, bank="support")
@@ -112,7 +112,7 @@ def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: Moved
 
 
 def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, clock: MovedClock) -> None:
-    """Nor the other way round: everybody else would lose it. Where all see all, they merge."""
+    """A merge of a shared and a private case would hide the shared one, unless the scope lets everybody see all."""
     put(database, "own", vector=NEAR, user_id="ana", usage=9)
     put(database, "shared", vector=NEAR, user_id="ana", usage=8, shared=True)
     put(database, "shared too", vector=NEAR, user_id="ana", usage=7, shared=True)
@@ -124,7 +124,7 @@ def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, cloc
 
 
 def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clock: MovedClock) -> None:
-    """Each pair is compared again under its locks."""
+    """A case may be shared after the plan, so each pair is compared again under its locks."""
     put(database, "keeper", vector=NEAR, user_id="ana", usage=9)
     put(database, "loser", vector=NEAR, user_id="ana", usage=8)
     post = Post()
@@ -137,7 +137,7 @@ def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clo
 
 
 def test_bank_and_sharing_go_out_and_come_back(database: Database, clock: MovedClock) -> None:
-    """So that a bank moves to another installation as it is."""
+    """An export keeps banks and sharing, so that an import restores them."""
     _filled(database)
     lines = [json.dumps(line) for line in transfer.export_lines(database)]
     assert [
@@ -160,7 +160,7 @@ def test_bank_and_sharing_go_out_and_come_back(database: Database, clock: MovedC
 def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
     database: Database, clock: MovedClock, wrong: dict[str, str | None]
 ) -> None:
-    """Else the line is bad, with the reason."""
+    """An import refuses an invalid bank, or a shared case without an author, with the reason."""
     line = json.dumps({"case_id": "a", "query": "q", "response_text": "a", "user_id": "ana", **wrong})
     imported = transfer.import_lines(database, [line], now=clock.now())
     assert (imported.added, [number for number, _ in imported.bad]) == (0, [1])
@@ -170,7 +170,7 @@ def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
 
 
 def test_cases_from_before_are_in_the_common_bank(databases: Databases) -> None:
-    """Up: none is shared. Down: what an administrator shared is its author's alone again."""
+    """Up: existing cases are in the common bank, unshared. Down: shared cases are private again."""
     with databases.empty() as url:
         migrate(url, "0018")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

@@ -1,4 +1,4 @@
-"""Cases come in: by hand, by file, from a turn; used, rated, reviewed."""
+"""Cases are added by hand, by file or from a turn, then used, rated and reviewed."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
         ({"response_text": ""}, "response_text"),
     ],
 )
-def test_what_is_wrong_with_a_case_is_said(change: dict[str, Any], said: str) -> None:
-    """Bad data is refused where it comes in, with the reason."""
+def test_invalid_cases_are_refused_with_the_reason(change: dict[str, Any], said: str) -> None:
+    """Invalid data is refused when it is added, with the reason."""
     with pytest.raises(InvalidRequest, match=said):
         cases.check(replace(GOOD, **change), now=NOW)
 
 
 def test_a_vector_of_another_size_than_its_embedders_is_refused() -> None:
-    """Else it would silently never be compared."""
+    """A vector of the wrong size would never be compared, without any error."""
     cases.check(GOOD, now=NOW, dimensions=2)
     with pytest.raises(InvalidRequest, match="2 dimensions, its embedder's have 3"):
         cases.check(GOOD, now=NOW, dimensions=3)
@@ -76,13 +76,13 @@ def test_a_vector_of_another_size_than_its_embedders_is_refused() -> None:
 
 @pytest.mark.parametrize("rate", [0, 100, None, 0.0, 50.5])
 def test_the_bounds_themselves_are_accepted(database: Database, clock: MovedClock, rate: float | None) -> None:
-    """0 and 100 percent are rates."""
+    """Success rates of 0 and 100 percent are valid."""
     assert cases.add(database, replace(GOOD, success_rate=rate, created_at=clock.now()), now=clock.now())
     assert column(database, "SELECT success_rate FROM cases") == [rate]
 
 
 def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
-    """Praise that comes twice stores one case; it is searched once it has a vector."""
+    """Praise of the same turn twice stores one case. Searches find it once it has a vector."""
     known: dict[str, Any] = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
     case_id = cases.learn(database, clock, **known)
     assert case_id is not None
@@ -96,7 +96,7 @@ def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
 
 
 class _Refusing(HashEmbedder):
-    """Takes no text with `bad` in it."""
+    """An embedder that refuses texts containing `bad`."""
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         if any("bad" in text for text in texts):
@@ -105,7 +105,7 @@ class _Refusing(HashEmbedder):
 
 
 def test_vectors_are_kept_until_new_ones_are_asked_for(database: Database) -> None:
-    """A vector that a case came with tells its duplicates; one refused question stops none of the others."""
+    """A case keeps its vector unless new ones are requested. A question that is refused does not stop the others."""
     put(database, "a", query="one", vector=[1.0, 0.0], embedder="other:2")
     put(database, "b", query="bad")
     put(database, "c", query="two")
@@ -120,7 +120,7 @@ def test_vectors_are_kept_until_new_ones_are_asked_for(database: Database) -> No
 
 
 def line(**fields: Any) -> str:
-    """A line of a file."""
+    """A line of an import file."""
     return json.dumps({"case_id": "c", "query": "q", "response_text": "a", **fields})
 
 
@@ -152,7 +152,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
 
 
 def test_what_is_exported_is_imported_again(database: Database, clock: MovedClock) -> None:
-    """Twice changes nothing; into an empty bank it makes the same cases, archived ones restorable."""
+    """Importing an export again changes nothing; into an empty bank it restores all cases, archived ones included."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
         line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),
@@ -178,7 +178,7 @@ def counts(database: Database) -> list[int]:
 
 
 def test_a_use_counts_once_a_turn(database: Database) -> None:
-    """Recorded twice and counted by several processes concurrently, it counts once; a reader sees it at once."""
+    """A use recorded twice, or counted by several processes concurrently, counts once, and is visible at once."""
     put(database, "a", usage=1, idle_days=50)
     put(database, "b", usage=1, idle_days=50)
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_use_counts_once_a_turn(database: Database) -> None:
 
 
 def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> None:
-    """A process that dies at any commit of the counting leaves each use counted or uncounted, none half."""
+    """If counting stops at any commit, each use is counted or not counted, never twice."""
     for number in range(250):
         put(database, f"{number:03}")
     use(database, [f"{number:03}" for number in range(250)], UUID(int=1))
@@ -219,7 +219,7 @@ def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> No
 
 
 def test_a_locked_case_is_counted_later(database: Database) -> None:
-    """Counting waits for no transaction, be it a run's or feedback's; the next round counts what this one left."""
+    """Counting skips cases that a run or a feedback has locked, and counts them in the next round."""
     put(database, "a")
     put(database, "b")
     use(database, ["a", "b"], UUID(int=1))
@@ -235,7 +235,7 @@ def test_a_locked_case_is_counted_later(database: Database) -> None:
 
 
 def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clock: MovedClock) -> None:
-    """A turn that was under way used it; the restore writes the counts of the archive, and the use comes on top."""
+    """A use recorded while its case was archived is added after the restore, to the archived counts."""
     put(database, "a", usage=3, idle_days=200)
     assert prune.run(bank(database, clock))["details"]["archived"] == ["a"]
     use(database, ["a"], UUID(int=1))
@@ -253,7 +253,7 @@ def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, fir
 
 
 def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clock: MovedClock) -> None:
-    """The hundred-and-first last one does not count; cases without executions stay as they are."""
+    """Only the newest hundred executions count. A case without executions keeps its rate."""
     put(database, "a", rate=12.0)
     put(database, "b", rate=12.0)
     uses(database, clock, "a", "-" * 5 + "+" * 75 + "-" * 25)
@@ -261,8 +261,8 @@ def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clo
     assert column(database, "SELECT success_rate FROM cases ORDER BY case_id") == [75.0, 12.0]
 
 
-def test_feedback_decides_over_what_became_of_the_turn(database: Database, clock: MovedClock) -> None:
-    """A turn that ran through with a bad answer is a failure, and says so."""
+def test_feedback_overrides_the_outcome_of_the_turn(database: Database, clock: MovedClock) -> None:
+    """Negative feedback makes a use a failure even if its turn succeeded, and appears in the review."""
     put(database, "a")
     uses(database, clock, "a", "++-")
     assert executions.feedback(database, UUID(int=1), -1) == ["a"]
@@ -277,7 +277,7 @@ def test_feedback_decides_over_what_became_of_the_turn(database: Database, clock
 
 @pytest.mark.parametrize(("outcomes", "flagged"), [("+-", False), ("++---", True), ("-", True), ("+", False)])
 def test_under_fifty_percent_is_flagged(database: Database, clock: MovedClock, outcomes: str, flagged: bool) -> None:
-    """50 % is not, and a case that has recovered is flagged no more."""
+    """A rate of exactly 50 % is not flagged, and a recovered case is no longer flagged."""
     put(database, "a")
     uses(database, clock, "a", outcomes)
     assert bool(reflection.reflect(database).flagged) is flagged
@@ -287,7 +287,7 @@ def test_under_fifty_percent_is_flagged(database: Database, clock: MovedClock, o
 
 
 def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClock) -> None:
-    """Three at the most, ties by their text."""
+    """A review lists at most three errors, the most frequent first, ties in order of their text."""
     put(database, "a")
     for number, error in enumerate(["x", "y", "y", "z", "w", "w", "w"]):
         use(database, ["a"], UUID(int=number), succeeded=False, error=error)
@@ -315,7 +315,7 @@ class Adviser:
 
 
 def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedClock) -> None:
-    """One process takes the minute. A suggestion stays while the case is flagged."""
+    """Only one process asks for suggestions in a minute. A suggestion stays while its case is flagged."""
     for number in range(7):
         put(database, f"{number}", query=f"question {number}")
         use(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")

@@ -1,4 +1,4 @@
-"""Numbers, negations, names and opposites, in English and Korean: what a cosine cannot tell."""
+"""Differences that a cosine cannot show: numbers, negations, names and opposites, in English and Korean."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from perdure.text.contradiction import MAX_CHARS, DifferenceKind, difference, fe
     ],
 )
 def test_what_differs(left: str, right: str, kind: DifferenceKind) -> None:
-    """Either way round, with the sides named."""
+    """A difference is found in either order of the texts, with its sides named."""
     found, back = difference(left, right), difference(right, left)
     assert found is not None
     assert back is not None
@@ -73,13 +73,13 @@ def test_what_differs(left: str, right: str, kind: DifferenceKind) -> None:
     ],
 )
 def test_what_says_the_same(left: str, right: str) -> None:
-    """A paraphrase is no contradiction: else nothing would ever be merged."""
+    """A paraphrase is no contradiction, or duplicates would never be merged."""
     assert difference(left, right) is None
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_it_holds_for_any_text(left: str, right: str) -> None:
-    """No text raises or contradicts itself, the order of two texts does not matter, fingerprints and bits agree."""
+def test_differences_are_symmetric_and_consistent_for_any_text(left: str, right: str) -> None:
+    """No text raises or contradicts itself, order does not matter, and fingerprints and bits are consistent."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)
@@ -95,19 +95,19 @@ def test_it_holds_for_any_text(left: str, right: str) -> None:
 
 @pytest.mark.parametrize(("left", "right"), [("ask Anna", "ask Bob"), ("서울의 날씨는", "부산의 날씨는")])
 def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
-    """As a rule: bits of names may coincide, and then the names themselves decide."""
+    """Different names usually differ in their bits. If bits coincide, the names themselves are compared."""
     assert features(left).name_bits & ~features(right).word_bits
 
 
 def test_the_fingerprint_is_the_same_everywhere() -> None:
-    """It may be stored: unlike Python's `hash`, it does not depend on the process."""
+    """The fingerprint may be stored, so unlike Python's `hash` it does not depend on the process."""
     fingerprint = features("wait 30 minutes, not 90").fingerprint
     assert fingerprint == features("90 is not 30").fingerprint == 9_164_849_144_532_300_859
 
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
-def test_what_is_beyond_the_bound_differs_if_one_character_does(filler: str) -> None:
-    """A text is read to a bound, in its normal form, 18 times as long at most; the rest decides by its hash."""
+def test_one_character_beyond_the_size_limit_is_a_difference(filler: str) -> None:
+    """Beyond the size limit texts are compared by hash, so one different character is a difference."""
     long = filler * MAX_CHARS
     found = difference(f"{long}left", f"{long}right")
     assert found is not None
@@ -118,12 +118,12 @@ def test_what_is_beyond_the_bound_differs_if_one_character_does(filler: str) -> 
 
 
 def test_a_difference_is_shown_within_bounds() -> None:
-    """It is stored with the plan of a run: thousands of numbers would be stored with it."""
+    """A difference is stored with the plan of a run, so its text must not list thousands of numbers."""
     assert len(str(difference(" ".join(map(str, range(1_500))), "none"))) < 500
 
 
-def test_accents_without_end_are_accents() -> None:
-    """More than 30 marks on a letter are cut into runs, because sorting them takes quadratic time."""
+def test_thousands_of_accents_are_compared() -> None:
+    """Letters with more than 30 marks are split, because sorting marks takes quadratic time; accents still match."""
     marks = "\N{COMBINING ACUTE ACCENT}\N{COMBINING CEDILLA}" * 2_000
     assert difference(f"cafe{marks} noir", f"cafe{marks} noir") is None
     assert difference("cafe\N{COMBINING ACUTE ACCENT} noir", "caf\N{LATIN SMALL LETTER E WITH ACUTE} noir") is None

@@ -1,4 +1,4 @@
-"""The plan, against a reference that compares everything with everything, one pair at a time."""
+"""The plan, compared with a reference implementation that compares every pair of cases."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page:
 
 
 def told(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]]:
-    """What a plan says, without its sentences."""
+    """The items of a plan, without their texts."""
     return [(item.action, item.facts.case_id, item.rule, item.keeper_id) for item in items]
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The same plan by the policy's text: exact fractions, every pair compared, no code shared but the rules."""
+    """The plan by the policy's text: exact fractions, every pair compared, only the rules' code shared."""
     said: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
     for each in cases:
@@ -88,7 +88,7 @@ def _after_merging(
 
 
 def _alike(left: Candidate, right: Candidate, limits: CasebankSettings) -> bool:
-    """Cos > t, in whole numbers: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
+    """Whether the cosine exceeds the threshold, in exact arithmetic: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
     if left.embedder != right.embedder or left.vector is None or right.vector is None:
         return False
     if limits.scope is CaseScope.USER and left.user_id != right.user_id:
@@ -107,7 +107,7 @@ DIRECTIONS = [unit(random.Random(seed), 6) for seed in range(4)]  # noqa: S311 (
 
 @st.composite
 def banks(draw: st.DrawFn) -> list[Candidate]:
-    """Small banks full of ties, near duplicates, boundaries and things that cannot be compared."""
+    """Small banks full of ties, near duplicates, boundary values and incomparable cases."""
     made = []
     for number in range(draw(st.integers(0, 14))):
         idle = draw(st.sampled_from([0.5, 7, 8, 30, 90, 91, 200]))
@@ -133,8 +133,8 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 @pytest.mark.long
 @settings(max_examples=100)
 @given(banks(), st.booleans(), st.sampled_from(CaseScope))
-def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
-    """Blocks, sketches and batches are ways to be fast, and decide nothing."""
+def test_the_plan_equals_the_references(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
+    """Blocks, sketches and batches only make planning fast: the plan equals the reference's."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(told(planned(cases, limits))) == reference(cases, limits)
 
@@ -144,14 +144,14 @@ def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard:
 def test_the_same_data_give_the_same_plan(
     cases: list[Candidate], shuffle: random.Random, batch: int, page: int
 ) -> None:
-    """Whatever the order of rows, the size of pages and the size of batches."""
+    """The order of rows, the page size and the batch size do not change the plan."""
     expected = planned(cases)
     shuffle.shuffle(cases)
     assert planned(cases, CasebankSettings(load_percent=100, duplicate_batch=batch), page) == expected
 
 
 def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
-    """380 / (20 * 20) is 0.95 exactly."""
+    """The threshold is exclusive: 380 / (20 * 20) is exactly 0.95, and the next float32 is a duplicate."""
     keeper, at = [20.0, 0, 0, 0, 0], [19.0, 6, 1, 1, 1]
     over = [float(np.nextafter(np.float32(19), np.float32(20))), 6, 1, 1, 1]
     assert cosine(np.asarray(keeper, dtype=np.float32), np.asarray(at, dtype=np.float32)) == 0.95
@@ -161,8 +161,8 @@ def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
     assert told(planned(cases)) == [(Action.MERGE, "a", Rule.DUPLICATE, "k")]
 
 
-def test_a_chain_is_cut_where_the_keeper_is_no_more_near() -> None:
-    """Groups collapse to one keeper, and nothing goes for being near to what went."""
+def test_a_chain_is_cut_where_the_keeper_is_no_longer_near() -> None:
+    """A case near only to a merged case stays: duplicates are compared with their keeper."""
     step = math.acos(0.96)
     chain = [
         candidate(facts(name, usage=usage), [math.cos(at * step), math.sin(at * step), 0, 0])
@@ -172,7 +172,7 @@ def test_a_chain_is_cut_where_the_keeper_is_no_more_near() -> None:
 
 
 def test_what_cannot_be_compared_is_no_duplicate() -> None:
-    """Another embedder, another size, no vector, one of zero length or with NaN: none is near to anything."""
+    """Cases with another embedder or size, or without a usable vector, are duplicates of nothing."""
     vector = [1.0, 2.0, 3.0, 4.0]
     cases = [
         candidate(facts("a", usage=9), vector),
@@ -188,14 +188,14 @@ def test_what_cannot_be_compared_is_no_duplicate() -> None:
 
 @pytest.mark.long
 def test_ten_thousand_identical_cases_collapse_to_one() -> None:
-    """Fifty million pairs, none of them held or looked at one by one."""
+    """Fifty million pairs are neither stored nor compared one by one."""
     cases = [candidate(facts(f"{number:05}", usage=1, rate=50.0), [1.0, 2.0, 3.0, 4.0]) for number in range(10_000)]
     items = planned(cases)
     assert len(items) == 9_999
     assert {item.keeper_id for item in items} == {"00000"}
 
 
-LETTERS = "abcfghijkl"  # none that an English word may end in without being another
+LETTERS = "abcfghijkl"  # without d, e and s, so that no spelt number ends in an English suffix
 
 
 def _spelt(number: int) -> str:
@@ -205,7 +205,7 @@ def _spelt(number: int) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of a million near pairs are decided in blocks."""
+    """A quarter of a million near pairs that all stay are decided in blocks, with one comparison per case."""
     asked = {
         "numbers": "where is order {0}".format,
         "names": "who is X{1}".format,
@@ -227,7 +227,7 @@ def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch
 
 
 def test_merged_values_decide_about_inactivity() -> None:
-    """A sleeper that takes over a later access, or enough uses, is awake."""
+    """An inactive case is spared if it merges a case with a later access, or reaches the exempt usage."""
     vector = [1.0, 2.0, 3.0, 4.0]
     sleepers = [facts("a", usage=60, idle_days=100), facts("b", usage=50, idle_days=100)]
     items = planned([candidate(each, vector) for each in sleepers])
@@ -241,7 +241,7 @@ def test_merged_values_decide_about_inactivity() -> None:
 
 
 def test_a_removed_case_takes_part_in_nothing_further() -> None:
-    """Each rule sees what the earlier ones left: a low performer neither keeps nor is merged."""
+    """Later rules do not see removed cases: a low performer neither keeps another case nor is merged."""
     vector = [1.0, 2.0, 3.0, 4.0]
     low = candidate(facts("low", usage=50, rate=10.0), vector)
     good = candidate(facts("good", usage=5, rate=90.0), vector)
@@ -251,13 +251,13 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
 def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With embeddings of any size, pairs on both sides of the threshold, and a bank of several blocks."""
+    """The sketches miss no pair above the threshold, for embeddings of any size and a bank of several blocks."""
     monkeypatch.setattr(duplicates, "_BLOCK", 64)
     monkeypatch.setattr(duplicates, "_VERIFIED", 16)
     rng = np.random.default_rng(dimensions)
     count = 240
     centres = rng.normal(size=(count // 4, dimensions))
-    centres[: count // 8] += 3  # half of them on one side of space, as real embeddings are
+    centres[: count // 8] += 3  # half of the vectors on one side of space, as real embeddings are
     vectors = np.concatenate(
         [centres + rng.normal(size=centres.shape) * spread for spread in (0.0, 0.1, 0.3, 0.34)]
     ).astype(np.float32)

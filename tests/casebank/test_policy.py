@@ -1,4 +1,4 @@
-"""The rules, on both sides of each boundary."""
+"""The rules of the policy, on both sides of each boundary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MICROSECOND = timedelta(microseconds=1)
     ],
 )
 def test_low_performance_boundaries(usage: int, rate: float | None, goes: bool) -> None:
-    """Under 30 % after more than 10 uses; an unknown rate is never a low one."""
+    """A case is removed below 30 % after more than 10 uses. An unknown rate is not low."""
     assert (policy.low_performance(facts(usage=usage, rate=rate), LIMITS) is not None) is goes
 
 
@@ -37,12 +37,12 @@ def test_low_performance_boundaries(usage: int, rate: float | None, goes: bool) 
     [(timedelta(days=90), False), (timedelta(days=90) + MICROSECOND, True), (-timedelta(days=1), False)],
 )
 def test_inactivity_boundaries(idle: timedelta, goes: bool) -> None:
-    """Not accessed for more than 90 days."""
+    """A case is inactive if it was not accessed for more than 90 days."""
     assert (policy.inactivity(facts(last_accessed_at=NOW - idle), LIMITS, NOW) is not None) is goes
 
 
 def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
-    """Else a case that was never used would stay for ever."""
+    """Without an access, inactivity counts from the creation, or an unused case would stay for ever."""
     young = facts(last_accessed_at=None, created_at=NOW - timedelta(days=90))
     assert policy.inactivity(young, LIMITS, NOW) is None
     assert policy.inactivity(replace(young, created_at=young.created_at - MICROSECOND), LIMITS, NOW) is not None
@@ -50,13 +50,13 @@ def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
 
 @pytest.mark.parametrize(("usage", "stays"), [(100, False), (101, True)])
 def test_the_exemption_from_inactivity(usage: int, stays: bool) -> None:
-    """More than 100 uses exempt from inactivity, and from nothing else."""
+    """More than 100 uses exempt a case from inactivity."""
     assert (policy.exemption(facts(usage=usage), LIMITS) is not None) is stays
 
 
 @pytest.mark.parametrize(("usage", "stays"), [(500, False), (501, True)])
 def test_protection_by_usage(usage: int, stays: bool) -> None:
-    """More than 500 uses protect from everything."""
+    """More than 500 uses protect a case from every rule."""
     verdict = policy.protection(facts(usage=usage), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.PROTECTED_USAGE) is stays
 
@@ -70,20 +70,20 @@ def test_protection_by_usage(usage: int, stays: bool) -> None:
     ],
 )
 def test_protection_by_access(idle: timedelta, stays: bool) -> None:
-    """An access within 7 days protects; one in the future counts as just now."""
+    """An access within 7 days protects a case. An access in the future counts as one now."""
     verdict = policy.protection(facts(last_accessed_at=NOW - idle), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENT_ACCESS) is stays
 
 
 @pytest.mark.parametrize(("since", "stays"), [(timedelta(days=7), True), (timedelta(days=7) + MICROSECOND, False)])
 def test_protection_by_restoring(since: timedelta, stays: bool) -> None:
-    """A restored case is not archived again before it could be used."""
+    """A restored case is protected for 7 days, so that it can be used before a run archives it again."""
     verdict = policy.protection(facts(restored_at=NOW - since), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENTLY_RESTORED) is stays
 
 
 def test_who_keeps() -> None:
-    """Usage, then rate with unknown last, age, id."""
+    """The keeper is the case with the most usage, then by rate (unknown last), age and id."""
     old = NOW - timedelta(days=500)
     ranked = [
         facts("z", usage=9, rate=None),
@@ -97,7 +97,7 @@ def test_who_keeps() -> None:
 
 
 def test_a_merge_adds_usage_weighs_rates_and_takes_the_later_access() -> None:
-    """Unknown rates weigh nothing, and none of them counts as 0."""
+    """An unknown rate is ignored in the weighted mean, not counted as 0."""
     keeper = facts("k", usage=30, rate=80.0, idle_days=50)
     merged = policy.merged(keeper, [facts("a", usage=10, rate=40.0, idle_days=20), facts("b", usage=5, idle_days=60)])
     assert (merged.usage_count, merged.success_rate) == (45, 70.0)
@@ -120,7 +120,7 @@ RATED = st.builds(
 def test_a_merge_is_the_same_in_any_order_and_stays_within_bounds(
     keeper: Facts, losers: list[Facts], shuffle: object
 ) -> None:
-    """The order of rows decides nothing, and a rate never leaves those that it was made from."""
+    """The order of rows does not change a merge, and the merged rate lies between the lowest and the highest one."""
     merged = policy.merged(keeper, losers)
     shuffle.shuffle(losers)  # type: ignore[attr-defined]
     assert policy.merged(keeper, losers) == merged

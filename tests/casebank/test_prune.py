@@ -1,4 +1,4 @@
-"""Runs from their beginning to their end, dry and wet, killed and resumed, refused and approved."""
+"""Runs of the policy: dry and real, killed, resumed, concurrent and failed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LASTING = {"cases", "case_executions", "case_archive", "case_history"}
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
-    """Every table is the same before and after."""
+    """A dry run leaves every row of every table as it was."""
     before = everything(filled)
     assert set(TABLES) < set(before)
     told = prune.dry_run(bank(filled, clock))
@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, cloc
 def test_a_run_does_what_the_dry_run_said(
     filled: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Low performers, duplicates and inactive cases are archived, and the answer says so."""
+    """A run archives low performers, duplicates and inactive cases, and reports them as the dry run did."""
     caplog.set_level(logging.INFO)
     told = prune.run(bank(filled, clock))
     assert details(told) == EXPECTED
@@ -74,7 +74,7 @@ def test_a_run_does_what_the_dry_run_said(
 
 
 def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -> None:
-    """Usage adds up, the rate is weighted by it, the later access counts."""
+    """The keeper gets the sum of the usage, the weighted mean of the rates and the later access."""
     prune.run(bank(filled, clock))
     assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
     assert column(filled, "SELECT success_rate FROM cases WHERE case_id = 'good'") == [70.0]
@@ -87,7 +87,7 @@ def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -
 
 
 def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) -> None:
-    """What a plan leaves is what the policy wants: running it again changes no case."""
+    """A second run changes no case, because the first one left nothing that the policy would change."""
     first = prune.run(bank(filled, clock))
     before = {name: rows for name, rows in everything(filled).items() if name in LASTING}
     second = prune.run(bank(filled, clock))
@@ -96,8 +96,8 @@ def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) ->
     assert {name: rows for name, rows in everything(filled).items() if name in LASTING} == before
 
 
-def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
-    """The row shows the progress, and afterwards the outcome."""
+def test_the_row_of_a_run_has_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
+    """The row of a run shows its progress, and afterwards its plan and outcome."""
     seen: list[tuple[str, int, int]] = []
 
     def look(moment: str, name: str) -> None:
@@ -124,7 +124,7 @@ def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clo
 
 
 def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str, Any]:
-    """A run with `change` between its plan and its first archiving."""
+    """Execute a run, with `change` called between its plan and its first archiving."""
     post = Post()
 
     def tell(url: str, body: bytes) -> None:
@@ -137,7 +137,7 @@ def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str
 
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
-    """Each row is asked again under its lock."""
+    """Cases used after the plan are spared, because each row is checked again under its lock."""
     told = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
     assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (0, 0, 0)
     assert {(each["case_id"], each["rule"]) for each in told["details"]["spared"]} >= {
@@ -149,8 +149,8 @@ def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: M
     assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [20]
 
 
-def test_a_keeper_rated_while_its_plan_waits_weighs_as_it_is_then(filled: Database, clock: MovedClock) -> None:
-    """A plan may wait for days, and keepers are in use."""
+def test_a_merge_uses_the_keepers_rate_at_that_time(filled: Database, clock: MovedClock) -> None:
+    """A plan may wait for days, so a merge weighs the keeper's current rate and usage."""
     put(filled, "unrated", vector=[0, 0, 0, 1.0], usage=40)
     put(filled, "its twin", vector=[0, 0, 0, 1.0], usage=10, rate=50.0)
 
@@ -178,10 +178,8 @@ def test_a_keeper_rated_while_its_plan_waits_weighs_as_it_is_then(filled: Databa
         ("UPDATE cases SET usage_count = 99 WHERE case_id = 'sleeper'", "sleeper"),
     ],
 )
-def test_whatever_changed_since_the_plan_is_spared(
-    filled: Database, clock: MovedClock, change: str, spared: str
-) -> None:
-    """Applying executes the plan that was shown, or nothing."""
+def test_cases_changed_since_the_plan_are_spared(filled: Database, clock: MovedClock, change: str, spared: str) -> None:
+    """A run applies the plan as it was shown. A case that has changed since is spared."""
 
     def happen() -> None:
         with filled.engine.connect() as connection:
@@ -193,7 +191,7 @@ def test_whatever_changed_since_the_plan_is_spared(
 
 
 def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database, clock: MovedClock) -> None:
-    """An administrator restored it after the plan was made."""
+    """A case that an administrator restored after the plan is spared."""
 
     def archive_and_restore() -> None:
         with filled.engine.connect() as connection:
@@ -217,7 +215,7 @@ def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database,
 def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
     database: Database, database_url: str, clock: MovedClock, tmp_path: Path
 ) -> None:
-    """A process, by SIGKILL, before and after each of its commits; a batch is one case."""
+    """A process killed before or after any of its commits loses nothing: the next run completes the plan."""
     parts = bank(database, clock, duplicate_batch=1)
     for boundary in itertools.count():
         clear(database)
@@ -237,7 +235,7 @@ def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
 
 
 def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
-    """Prune in a process that is killed there; False if it came to its end before."""
+    """Prune in a process that is killed at this boundary. Returns False if the process ended first."""
     process = forked.start(
         forked.Program(
             "tests.casebank.killing:main",
@@ -253,9 +251,9 @@ def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
 
 
 def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
-    """Resume a run whose process was killed, once its lease has expired."""
+    """Resume a run whose process was killed, after its lease has expired."""
     left = state.list_runs(parts.database)
-    if left and left[0]["finished_at"]:  # killed after its very last commit
+    if left and left[0]["finished_at"]:  # killed after its last commit
         return state.result(parts.database, UUID(left[0]["run_id"]))
     if left and left[0]["under_way"]:
         with pytest.raises(Conflict):
@@ -265,14 +263,14 @@ def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
 
 
 def clear(database: Database) -> None:
-    """An empty bank."""
+    """Empty the bank."""
     database.observe = None
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
 
 
 def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Database, clock: MovedClock) -> None:
-    """The keeper's rate is the same as if all had been merged at once."""
+    """Merging a group in several batches gives the keeper the same counts as one batch would."""
     for number in range(30):
         put(
             database, f"{number:02}", vector=NORTH, usage=30 - number, rate=[None, 10.0, 95.0][number % 3], idle_days=95
@@ -286,8 +284,8 @@ def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Datab
     assert set(statuses(database).values()) == {"archived"}, "the keeper slept, its merged counts included"
 
 
-def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Database, clock: MovedClock) -> None:
-    """And the first is not disturbed."""
+def test_of_two_concurrent_runs_the_second_is_refused(filled: Database, clock: MovedClock) -> None:
+    """A second concurrent run is refused with a conflict and does not disturb the first."""
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(_url: str, _body: bytes) -> None:
@@ -312,7 +310,7 @@ def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Datab
 
 
 def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
-    """A paused process finds its token outdated at its next commit."""
+    """A process whose lease has expired finds its fencing token outdated at its next commit."""
     held = state.begin_or_resume(filled, clock)
     clock.advance(timedelta(seconds=state.LEASE_S + 1))
     successor = state.begin_or_resume(filled, clock)
@@ -324,10 +322,8 @@ def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: 
     state.progress(filled, successor, 1, 2)
 
 
-def test_a_failure_gives_the_run_back_at_once(
-    filled: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next attempt need not wait for the lease, and the row says what went wrong."""
+def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed run releases its lease, so the next attempt starts at once. Its row has the error."""
 
     def break_down(*_given: Any) -> None:
         raise OSError(errno.ENOSPC, "disk full")
@@ -342,7 +338,7 @@ def test_a_failure_gives_the_run_back_at_once(
 
 
 def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
-    """Between two commits a run holds no lock."""
+    """A run holds no lock between its commits, so cases can be searched, used and added."""
     number = iter(range(1_000))
 
     def look(_moment: str, _name: str) -> None:

@@ -1,4 +1,4 @@
-"""The default minimum similarity: what it lets through and what it keeps out, measured."""
+"""The default minimum similarity, measured: which questions find a case, and which do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.casebank.questions import ASIDES, TOPICS
 
 
 def _cosines(embedder: HashEmbedder, asked: list[str]) -> NDArray[np.float64]:
-    """`(questions, topics)`: of each question with the stored case of each topic."""
+    """Cosines of shape `(questions, topics)`, of each question with each topic's stored case."""
     stored = np.array(embedder.embed([topic[0] for topic in TOPICS]))
     cosines: NDArray[np.float64] = np.array(embedder.embed(asked)) @ stored.T
     return cosines
@@ -30,8 +30,8 @@ def test_no_question_reaches_a_case_of_another_topic(dimensions: int) -> None:
     assert _cosines(embedder, list(ASIDES)).max() < least
 
 
-def test_what_asks_the_same_is_found() -> None:
-    """With `hash:384`, 80 of the 90 other wordings reach their case: what docs/casebank.md says of it."""
+def test_other_wordings_find_their_case() -> None:
+    """With `hash:384`, 80 of the 90 other wordings find their topic's case, as docs/casebank.md says."""
     embedder = HashEmbedder(384)
     wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic[1:]]
     cosines = _cosines(embedder, [wording for _, wording in wordings])
@@ -55,7 +55,7 @@ def test_what_asks_the_same_is_found() -> None:
     ],
 )
 def test_each_embedder_has_a_default(embedder: str, least: float) -> None:
-    """An unknown one the strictest. The setting overrides all of them, 0 included."""
+    """An unknown embedder has the strictest default. The setting overrides all defaults, even with 0."""
     assert least_similarity(embedder, None) == least
     assert least_similarity(embedder, 0.0) == 0.0
     assert least_similarity(embedder, 0.7) == 0.7

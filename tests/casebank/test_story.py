@@ -1,4 +1,4 @@
-"""The story of a case: learnt, used, judged, archived, restored. The clock is moved."""
+"""The life of a case, from learning through use and archiving to its restore, on a moved clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.casebank.bank import bank, statuses, use
 def test_a_case_that_fails_often_enough_is_archived_by_the_next_weekly_run(
     database: Database, clock: MovedClock
 ) -> None:
-    """From praise to the archive and back: use moves the rate at reflection, and the rate decides."""
+    """Feedback lowers the rate at reflection, and a low rate gets the case archived; it can be restored."""
     case_id = cases.learn(
         database,
         clock,

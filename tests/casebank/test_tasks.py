@@ -1,4 +1,4 @@
-"""The CaseBank's tasks: what they return, and who goes on with a run."""
+"""The CaseBank's tasks: what they return, and which process continues a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Call = Callable[..., Any]
 
 
 def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
-    """Call tasks directly, or for an entry of the schedule, in a process that can be shut down."""
+    """Call tasks directly, or for an entry of the schedule, in a process that may be shutting down."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)
     assert casebank.prune.name in app.tasks
@@ -59,8 +59,8 @@ def _with(runtime: Runtime, **limits: Any) -> Runtime:
     return replace(runtime, settings=changed)
 
 
-def test_pruning_is_a_dry_run_unless_told_otherwise(runtime: Runtime) -> None:
-    """Beat tells it otherwise; both return what the route does."""
+def test_pruning_is_a_dry_run_by_default(runtime: Runtime) -> None:
+    """`casebank.prune` is a dry run by default. Beat passes `dry_run=False`; both return the run's details."""
     call = _calling(_with(runtime))
     put(runtime.database, "bad", usage=20, rate=10)
     put(runtime.database, "good", usage=20, rate=90)
@@ -74,7 +74,7 @@ def test_pruning_is_a_dry_run_unless_told_otherwise(runtime: Runtime) -> None:
 
 
 def test_a_result_quotes_no_words_of_the_cases(runtime: Runtime) -> None:
-    """It stays in the result backend, and Flower shows it, when the authors of the cases are erased."""
+    """The result backend and Flower keep results after an author's erasure, so a result quotes no case."""
     call = _calling(_with(runtime))
     for number in ("4711", "1234"):
         put(runtime.database, f"pin {number}", query=f"Is the PIN of the card {number}?", vector=[1, 0, 0, 0])
@@ -86,7 +86,7 @@ def test_a_result_quotes_no_words_of_the_cases(runtime: Runtime) -> None:
 
 
 def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, clock: MovedClock) -> None:
-    """By whichever worker comes by within the minute."""
+    """Any worker's next `casebank.advance` applies an approved run and expires an old plan."""
     manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=3_600)
     call = _calling(manual)
     put(runtime.database, "bad", usage=20, rate=10)
@@ -105,7 +105,7 @@ def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, c
 def test_a_week_in_which_a_plan_still_waits_is_left_out(
     runtime: Runtime, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its slot is done and is not repeated each hour; a direct call raises."""
+    """The scheduled run is skipped while a plan waits; its slot counts as done. A direct call is refused."""
     caplog.set_level("INFO")
     manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=30 * 86_400)
     put(runtime.database, "bad", usage=20, rate=10)
@@ -120,8 +120,8 @@ def test_a_week_in_which_a_plan_still_waits_is_left_out(
     assert [each["run_id"] for each in state.list_runs(runtime.database)] == [waits["run_id"]]
 
 
-def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
-    """In the middle of its plan or of its application; nothing is an error, and nothing is done twice."""
+def test_another_process_continues_the_run_of_one_that_shuts_down(runtime: Runtime) -> None:
+    """A process that shuts down during planning or applying leaves the run resumable, without an error."""
     parts = _with(runtime, duplicate_batch=1)
     for number in range(4):
         put(runtime.database, f"bad{number}", usage=20, rate=10)
@@ -143,7 +143,7 @@ def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
 
 
 def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path) -> None:
-    """As every callback is, so that its receiver can verify the sender."""
+    """A notice is signed like a callback, so that its receiver can verify the sender."""
     put(runtime.database, "bad", usage=20, rate=10)
     settings = runtime.settings.model_copy(update={"data_dir": tmp_path})
     parts = _with(replace(runtime, settings=settings), notify_url=receiver.url)
@@ -159,8 +159,8 @@ def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_pat
     assert receiver.url not in state.list_runs(runtime.database)[0]["error"], "the URL is a secret"
 
 
-def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:
-    """Rates are set while the embedder is unavailable."""
+def test_reflection_rates_and_embeds_cases(runtime: Runtime) -> None:
+    """Reflection rates cases while the embedder is unavailable, and adds vectors once it is available."""
     parts = replace(runtime, embedder=HashEmbedder(16))
     put(runtime.database, "a", query="how to do it")
     use(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
@@ -172,7 +172,7 @@ def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:
 
 
 def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
-    """Each once, however often the task runs."""
+    """`casebank.count` counts each use once, however often it runs."""
     put(runtime.database, "a")
     use(runtime.database, ["a"], UUID(int=1))
     call = _calling(runtime)
@@ -181,8 +181,8 @@ def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
     assert entries({"casebank.count"}, runtime.settings)["count_uses"].cadence.next(NOW) == NOW + timedelta(minutes=1)
 
 
-def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> None:
-    """Of the summary model; one that fails is asked again another day."""
+def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) -> None:
+    """Suggestions are scheduled only if the setting allows them. A failing model stores none."""
 
     class _Model:
         name = "ill"
@@ -203,7 +203,7 @@ def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> No
 
 
 def test_the_schedule_prunes_on_sundays(runtime: Runtime) -> None:
-    """At two o'clock, for good; reflection comes daily."""
+    """Pruning runs on Sundays at 02:00, not as a dry run; reflection runs daily."""
     found = entries({"casebank.prune", "casebank.reflect", "casebank.advance"}, runtime.settings)
     prunes = found["prune"]
     assert (prunes.arguments, prunes.queue) == ({"dry_run": False}, "maintenance")

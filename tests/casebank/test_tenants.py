@@ -1,4 +1,4 @@
-"""The CaseBank of several tenants: searched, and pruned, each by itself."""
+"""The CaseBank with several tenants: each is searched and pruned separately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _name(author: str | None) -> str:
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    """One case of each author, all alike, and as many that are archived."""
+    """One active and one archived case of each author, all with the same vector."""
     for author in AUTHORS:
         put(database, _name(author), vector=NEAR, user_id=author)
         put(database, f"old {_name(author)}", vector=NEAR, user_id=author)
@@ -43,7 +43,7 @@ def filled(database: Database) -> Database:
 
 @pytest.mark.parametrize("few", [0, search.INDEX_FROM])
 def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """Or the users without one, or for the operator all; archived cases as active ones; by scan as by index."""
+    """A search sees one tenant's cases, those of users without a tenant, or for the operator all."""
     monkeypatch.setattr(search, "INDEX_FROM", few)
     search._nearest.cache_clear()
     of = {"acme": AUTHORS[2:5], "bolt": AUTHORS[5:7], None: [None, "ana", ""]}
@@ -59,7 +59,7 @@ def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
-    """Cases without an author and without a tenant are not a tenant's."""
+    """A tenant's user sees their own and the tenant's cases, not those without an author and tenant."""
     expected: dict[str, set[str | None]] = {
         "ana": {None, "ana"},
         "eve": {None},
@@ -73,7 +73,7 @@ def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
 
 
 def test_searches_of_a_tenant_go_by_its_index(database: Database) -> None:
-    """Among 5,000 cases of others: neither reads the table, whichever plan a prepared statement has."""
+    """A tenant's searches among 5,000 other cases use an index, with a custom plan and the generic one."""
     with database.engine.connect() as connection:
         connection.execute(
             text(
@@ -105,7 +105,7 @@ def _pairs(database: Database, clock: MovedClock, scope: CaseScope) -> set[tuple
 
 
 def test_duplicates_of_two_tenants_are_not_merged(database: Database, clock: MovedClock) -> None:
-    """With the scope `all` those of one tenant are; those without a tenant are one group, too."""
+    """With scope `all`, cases of one tenant are merged, but never those of two tenants."""
     authors = {"a": user_key("acme", "ana"), "b": user_key("acme", "bob"), "c": everybodys("acme"), "d": "ana"}
     authors |= {"e": user_key("bolt", "ana"), "f": everybodys("bolt")}
     for usage, (case_id, author) in enumerate({**authors, "g": None}.items()):
@@ -115,7 +115,7 @@ def test_duplicates_of_two_tenants_are_not_merged(database: Database, clock: Mov
 
 
 def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedClock, monkeypatch: Any) -> None:
-    """One that an earlier release made with the scope `all` is held to the tenants under its locks."""
+    """A plan across tenants, as an earlier release made with scope `all`, is checked again under its locks."""
     put(database, "a", vector=NEAR, user_id=user_key("acme", "ana"), usage=9)
     put(database, "b", vector=NEAR, user_id=user_key("bolt", "ana"), usage=8)
     monkeypatch.setattr("perdure.casebank.plan.compute.seen_by", lambda _author, _scope: None)
@@ -125,7 +125,7 @@ def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedCl
 
 
 def test_who_sees_a_case() -> None:
-    """The planner compares what the same people see."""
+    """Two cases may merge only if the same users see them: `seen_by` names that group."""
     acmes = user_key("acme", "ana")
     assert [seen_by(each, CaseScope.USER) for each in (acmes, None, "ana")] == [acmes, None, "ana"]
     assert [seen_by(each, CaseScope.ALL) for each in (acmes, None, "ana")] == ["acme", None, None]

@@ -1,4 +1,4 @@
-"""A gateway over the test's runtime, and the rows that a test compares before and after a request."""
+"""Fixtures: a gateway over the test's runtime, and row counts to compare before and after a request."""
 
 from __future__ import annotations
 

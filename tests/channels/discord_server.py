@@ -1,8 +1,8 @@
 """Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
 
 The gateway speaks `zlib-stream`: HELLO, IDENTIFY and READY, HEARTBEAT and its ACK, dispatched events, RESUME with the
-events that were missed. The REST side keeps the messages that a bot sent, edited and marked, and answers with the
-failures that a test asks for.
+missed events. The REST API records the messages that a bot sent, edited and marked, and returns the failures that a
+test requests.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class _Socket:
 
 
 class DiscordServer:
-    """Serves in a thread of its own until `close`."""
+    """A server that runs in its own thread until `close`."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
         self.edited: list[dict[str, Any]] = []
         self.typing: list[str] = []
         self.written: list[dict[str, Any]] = []
-        """What people wrote, as the history of their channels has it."""
+        """Messages that people wrote, as the channels' history returns them."""
         self.answered: list[dict[str, Any]] = []
         self.identified: list[dict[str, Any]] = []
         self.resumed: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ class DiscordServer:
         return str(next(self._ids))
 
     def dispatch(self, name: str, data: dict[str, Any]) -> None:
-        """Send an event to the bot: now, or when it resumes."""
+        """Send an event to the bot now, or when it resumes."""
         asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
 
     def drop(self, code: int = 4000) -> None:
@@ -109,7 +109,7 @@ class DiscordServer:
         self.failures.append(Failure(path, status, body or {}, named, times))
 
     def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true of what the bot has done."""
+        """Wait until `condition()` is true after the bot's requests."""
         with self._changed:
             assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
 

@@ -48,7 +48,7 @@ def noted(runtime: Runtime, user: str) -> list[tuple[str, str]]:
 
 
 def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock) -> None:
-    """A client that reports each key does not push everything else out of the stream; another kind still counts."""
+    """A client that reports every key press cannot fill the stream: events of one kind and channel are rate-limited."""
     assert [note_activity(remembering, "ann", "web", TYPING) for _ in range(5)] == [True] + [False] * 4
     assert note_activity(remembering, "ann", "web", PRESENCE)
     assert note_activity(remembering, "ann", "discord", TYPING)
@@ -57,18 +57,18 @@ def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock)
 
 
 def test_nothing_is_noted_of_an_unknown_user(remembering: Runtime) -> None:
-    """A person who only types in a chat with the bot has left no data that an erasure would have to find."""
+    """A person who has never sent a message leaves no data, because no erasure would find it."""
     assert not note_activity(remembering, "zoe", "discord", TYPING)
     assert noted(remembering, "zoe") == []
 
 
 def test_without_redis_nothing_is_noted(runtime: Runtime) -> None:
-    """Such a process accepts messages all the same."""
+    """A process without Redis records no activity and does not fail."""
     assert not note_activity(runtime, "ann", "web", TYPING)
 
 
 def test_typing_on_discord_is_noted(remembering: Runtime) -> None:
-    """In a private chat only: in a group it says nothing about who will be heard."""
+    """Typing on Discord is recorded in a private chat, but not in a group, where it may not concern the bot."""
     server = DiscordServer()
     channel = Discord(TOKEN, None, server.url, remembering.clock)
     ingress = Ingress(remembering, channel)
@@ -83,7 +83,7 @@ def test_typing_on_discord_is_noted(remembering: Runtime) -> None:
 
 
 def test_a_socket_notes_presence_and_typing(remembering: Runtime, clock: MovedClock) -> None:
-    """With a user token: when it opens, when its user types, when it closes. Another user's typing is refused."""
+    """A socket records its opening, its closing and its own user's typing. Another user's typing is refused."""
     settings = Settings(_env_file=None, **KEYS)  # type: ignore[arg-type]
     token = Keys(settings, clock).tokens.mint(user_key(None, "ann"), 600)[0]
     app = create_app(replace(remembering, settings=settings), lambda: True)
@@ -99,7 +99,7 @@ def test_a_socket_notes_presence_and_typing(remembering: Runtime, clock: MovedCl
 
 
 def test_the_command_line_notes_presence(remembering: Runtime) -> None:
-    """`perdure chat` reports when it is opened and left."""
+    """`perdure chat` records presence."""
     conversation = Conversation(remembering, Speaker("ann"), None, lambda _: None)
     conversation.note_presence()
     conversation.close()

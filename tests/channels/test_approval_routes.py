@@ -1,4 +1,4 @@
-"""`POST /v1/turns/{id}/approval`: what it answers, and what it refuses."""
+"""`POST /v1/turns/{id}/approval`: its responses and its refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[[str], None]
 
 @tool(requires_approval=True, effect="idempotent")
 def pay(amount: int) -> str:
-    """Pays an amount."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
@@ -35,7 +35,7 @@ def agents() -> Agents:
 
 @pytest.fixture
 def runtime(runtime: Runtime) -> Runtime:
-    """With a model that asks for two payments in one reply."""
+    """A runtime whose model requests two payments in one reply."""
     model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
     return replace(runtime, models=lambda _name: model)
 
@@ -73,8 +73,8 @@ def test_a_call_is_approved_with_other_arguments_and_another_denied(
     assert "denied this call" in denied
 
 
-def test_what_is_wrong_is_refused(client: TestClient, turn: dict[str, Any]) -> None:
-    """400 for a malformed decision or unfit arguments, 404 for an unknown call, 409 for a decided one."""
+def test_invalid_approvals_are_refused(client: TestClient, turn: dict[str, Any]) -> None:
+    """400 for a malformed decision or invalid arguments, 404 for an unknown call, 409 for a decided one."""
     path = f"/v1/turns/{turn['turn_id']}/approval"
     call_id = turn["pending_approvals"][0]["call_id"]
     approve = {"call_id": call_id, "decision": "approve"}

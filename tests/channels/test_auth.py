@@ -1,4 +1,4 @@
-"""Authentication: keys in their three forms, key files that change, and pages of other origins."""
+"""Authentication: keys in their three forms, key files that change, and requests from pages of other origins."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def guarded(runtime: Runtime, key_file: Path) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_a_known_key_is_let_in(guarded: TestClient, scheme: str) -> None:
-    """Each form of a list's entries; HTTP's scheme is case-insensitive."""
+def test_a_known_key_is_accepted(guarded: TestClient, scheme: str) -> None:
+    """Each form of a key is accepted, and HTTP's scheme is case-insensitive."""
     for key in (SERVICE, HASHED, FILED, ADMIN):
         assert guarded.get(PATH, headers={"Authorization": f"{scheme} {key}"}).status_code == 200, key
 
@@ -112,8 +112,8 @@ STRANGERS = [
 ]
 
 
-def test_anything_else_is_not(guarded: TestClient) -> None:
-    """401 with the scheme to use; an entry's own text is no key."""
+def test_unknown_keys_are_refused(guarded: TestClient) -> None:
+    """Any other key is refused with 401 and the scheme to use. The hash or file name in a setting is no key."""
     for headers in ({}, *({"Authorization": header} for header in STRANGERS)):
         response = guarded.get(PATH, headers=headers)
 
@@ -169,7 +169,7 @@ ROUTES = [
 
 
 def test_every_route_is_guarded(guarded: TestClient) -> None:
-    """The key is checked before the rest of the request. The list holds every route."""
+    """Every described route is in the list and checks the key before the body."""
     app: Any = guarded.app
     described = {
         (method.upper(), path)
@@ -189,7 +189,7 @@ def test_health_is_open(guarded: TestClient) -> None:
 
 
 def test_only_an_admin_lists_everybodys_sessions(guarded: TestClient) -> None:
-    """A service acts for a user that it names."""
+    """A service key must name a user to list sessions; only an admin key lists all."""
     as_service = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {SERVICE}"})
     as_admin = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {ADMIN}"})
 
@@ -207,7 +207,7 @@ def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file:
     key_file.write_text(f"{FRESH}\n")
     assert (status(FILED), status(FRESH)) == (401, 200)
     before = key_file.stat()
-    key_file.write_text(f"{OTHER}\n")  # of the same length, only later
+    key_file.write_text(f"{OTHER}\n")  # same length, later modification time
     os.utime(key_file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert (status(FRESH), status(OTHER)) == (401, 200)
     key_file.unlink()
@@ -216,8 +216,8 @@ def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file:
     assert status(OTHER) == 200
 
 
-def test_an_empty_key_file_locks_the_door(runtime: Runtime, tmp_path: Path) -> None:
-    """Keys are configured, so each request needs one."""
+def test_an_empty_key_file_refuses_every_request(runtime: Runtime, tmp_path: Path) -> None:
+    """An empty key file does not make the gateway public: keys are configured, so each request needs one."""
     (tmp_path / "keys").touch()
     with gateway(runtime, api_keys=f"file:{tmp_path / 'keys'}") as client:
         assert client.get(PATH).status_code == 401
@@ -236,8 +236,8 @@ def test_without_keys_this_machine_is_served(client: TestClient) -> None:
     assert {host: client.get(PATH, headers={"Host": host}).status_code for host in hosts} == dict.fromkeys(hosts, 200)
 
 
-def test_without_keys_no_other_name_is(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """DNS rebinding: a page makes its own name resolve to this machine, but its browser sends that name."""
+def test_without_keys_other_host_names_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
+    """DNS rebinding: a page can make its own name resolve to this machine, but its browser sends that host name."""
     before = rows()
     message = {"user_id": "ann", "text": "hi"}
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1", "10.0.0.1"):
@@ -248,7 +248,7 @@ def test_without_keys_no_other_name_is(client: TestClient, rows: Callable[[], di
 
 
 def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) -> None:
-    """A browser on this machine must not send messages for a page that it shows."""
+    """A page of another origin must not make the browser on this machine send messages."""
     message = {"user_id": "ann", "text": "hi"}
 
     def status(origin: str) -> int:
@@ -271,7 +271,7 @@ def _as(key: str) -> dict[str, str]:
 
 
 def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
-    """In each form of an entry; where the text before `=` is no tenant, it belongs to the key."""
+    """A key belongs to its entry's tenant, in each form. If the text before `=` is no tenant, it is part of the key."""
     (tmp_path / "keys").write_text(f"bolt={FILED}\nbolt=sha256:{fingerprint(FRESH)}\n")
     keys = f"acme={SERVICE},acme=sha256:{fingerprint(HASHED)},file:{tmp_path / 'keys'},Not-A-Tenant={OTHER}"
     settings = Settings(_env_file=None, api_keys=keys, admin_keys=f"acme={ADMIN}")  # type: ignore[arg-type]
@@ -290,7 +290,7 @@ def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
 
 
 def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) -> None:
-    """Its tenant would depend on the order of the list. The message does not show the key."""
+    """A key of two tenants is refused: its tenant would depend on the list's order. The message hides the key."""
     (tmp_path / "keys").write_text(f"bolt={SERVICE}\n")
     for keys in (f"acme={SERVICE},{SERVICE}", f"acme={SERVICE},file:{tmp_path / 'keys'}"):
         with pytest.raises(SettingsError, match="one key for two tenants") as caught, gateway(runtime, api_keys=keys):
@@ -328,7 +328,7 @@ def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> Non
 
 
 def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
-    """One address cannot have another's requests refused; an IPv6 client has a network of addresses."""
+    """Wrong keys count per address, so one client cannot block another. An IPv6 client counts as its network."""
     wrong = WrongKeys(clock)
     for number in range(MAX_WRONG_KEYS):
         wrong.count("192.0.2.1")
@@ -341,7 +341,7 @@ def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
 
 
 def test_wrong_keys_take_bounded_memory(clock: MovedClock) -> None:
-    """For any number of addresses; the most recent one is kept."""
+    """The number of counted addresses is bounded; the most recent ones are kept."""
     wrong = WrongKeys(clock)
     for number in range(MAX_ADDRESSES + 100):
         wrong.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")

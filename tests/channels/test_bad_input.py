@@ -136,7 +136,7 @@ def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, row
 
 
 def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """Unknown and malformed ids answer alike, so an answer reveals nothing."""
+    """An unknown id and a malformed one get the same response, so it reveals nothing."""
     before = rows()
     for name, (method, path, status, code) in OTHERS.items():
         response = client.request(method, path)
@@ -149,7 +149,7 @@ def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestCli
 
 
 def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """The first text was accepted; a second text under its id is the caller's mistake."""
+    """A second text under an accepted message's id is a mistake of the caller."""
     before = rows()
 
     refused(
@@ -158,8 +158,8 @@ def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: 
     assert rows() == before
 
 
-def test_a_body_without_end_is_cut_off_while_it_comes(client: TestClient) -> None:
-    """A part of it is kept; a longer part is read and discarded, so that the client gets the answer."""
+def test_an_endless_body_is_cut_off(client: TestClient) -> None:
+    """An oversized body gets 413 after a bounded part of it was read, and nothing more of it is kept."""
     chunk, taken, sent = b" " * 2**16, 0, []
 
     async def receive() -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_a_body_is_json_whatever_its_media_type(client: TestClient, content_type
 
 @pytest.mark.parametrize("padding", ["", " " * 2**15])
 def test_a_body_is_checked_alike_whatever_its_size(client: TestClient, padding: str) -> None:
-    """A large one is parsed and checked in a thread, with the same refusals."""
+    """A large body, which is parsed in a thread, is refused with the same messages as a small one."""
     bodies = {
         body(): "",
         body(text=7): "text: must be a string.",
@@ -202,7 +202,7 @@ def test_a_body_is_checked_alike_whatever_its_size(client: TestClient, padding: 
         assert response.json().get("detail", "") == detail
 
 
-def test_a_sentence_about_a_thousand_mistakes_is_short(client: TestClient) -> None:
+def test_a_message_about_a_thousand_mistakes_is_short(client: TestClient) -> None:
     """A refusal must not be longer than the request."""
     response = client.post("/v1/messages", json={f"member_{number}": 0 for number in range(5_000)})
 
@@ -236,7 +236,7 @@ MEMBERS = [
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_json_document_is_a_5xx(client: TestClient, document: Any) -> None:
-    """It is accepted or refused with 4xx; a client would retry a 5xx for ever."""
+    """Any JSON document is accepted or refused with 4xx, because a client would retry a 5xx for ever."""
     response = client.post("/v1/messages", content=json.dumps(document).encode())
 
     assert response.status_code in {200, 202} or 400 <= response.status_code < 500, response.text
@@ -245,5 +245,5 @@ def test_no_json_document_is_a_5xx(client: TestClient, document: Any) -> None:
 @given(content=st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_are_a_5xx(client: TestClient, content: bytes) -> None:
-    """The same for bytes that are no JSON."""
+    """Any bytes are refused with 4xx."""
     assert 400 <= client.post("/v1/messages", content=content).status_code < 500

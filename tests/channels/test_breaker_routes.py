@@ -26,7 +26,7 @@ from tests.conftest import RecordingWaker
 from tests.turns.scripted import Scripted, says
 
 NAME = "llm:openai:org/some model:8b"
-"""A model's name as a provider's catalogue may have it: with a slash, a colon and a space."""
+"""A model name with a slash, a colon and a space, as providers have them."""
 
 
 def _fail() -> None:
@@ -43,7 +43,7 @@ def breakers(runtime: Runtime, redis_url: str) -> Breakers:
 
 
 def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: Breakers) -> None:
-    """Another process opened it; this process lists it, and closes it for both."""
+    """A breaker that another process opened is listed, and a reset closes it for both processes."""
     own = Breakers(BreakerSettings(), runtime.clock, redis_url)
     with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
         found = client.get("/v1/breakers")
@@ -62,7 +62,7 @@ def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: B
 def test_a_reset_brings_parked_turns_back(
     runtime: Runtime, redis_url: str, database_url: str, waker: RecordingWaker, breakers: Breakers
 ) -> None:
-    """The gateway runs no turns: after the reset, the next worker that claims the session may call the model."""
+    """A reset through a gateway, which runs no turns, unparks turns: the next worker may call the model."""
     limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
     settings = runtime.settings.model_copy(update={"turn": limits, "redis_url": SecretStr(redis_url)})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
@@ -83,7 +83,7 @@ def test_a_reset_brings_parked_turns_back(
 
 
 def test_they_take_an_admin_key(runtime: Runtime) -> None:
-    """403 for a service key, 401 without a key."""
+    """The routes refuse a service key with 403 and a missing key with 401."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:

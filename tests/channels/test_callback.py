@@ -1,4 +1,4 @@
-"""Replies to a URL, posted to a real receiver: signed, bounded, and with distinct errors."""
+"""Replies posted to a URL, with a real receiver: signatures, limits and distinct errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BODY = '{"reply": "été"}'.encode()
 
 
 def carrier(reachable: Reachable = LOOPBACK, **given: Any) -> UrlCarrier:
-    """A carrier that is allowed to reach loopback, where the receivers of these tests are."""
+    """A carrier that may reach loopback, where the tests' receivers listen."""
     return UrlCarrier([WEBHOOK_KEY], KEY, reachable, **given)
 
 
@@ -105,7 +105,7 @@ def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> Non
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:
-    """Each attempt has the delivery's id and its own time; a changed byte fails the verification."""
+    """Each attempt has the delivery's id and its own timestamp, and a changed byte fails the verification."""
     now = int(time.time())
     times = iter([now - 100.9, now + 0.5])
     to_url = carrier(clock=lambda: next(times))
@@ -124,7 +124,7 @@ def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> Non
 
 
 def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
-    """A receiver with the former key and one with the new key both verify."""
+    """During a rotation, receivers with either key can verify the signature."""
     new = make_secret()
     keys = parse_secrets(f"{new}, {SECRET}")
     UrlCarrier(keys, KEY, LOOPBACK).carry({"url": receiver.url}, BODY, MESSAGE_ID)
@@ -136,22 +136,22 @@ def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
 
 
 def test_the_signature_is_the_specifications() -> None:
-    """The example of the specification's libraries."""
+    """The signature equals the example of the Standard Webhooks libraries."""
     keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     headers = signed_headers(keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, b'{"test": 2432232314}')
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_a_receiver_that_is_gone_is_not_asked_again(receiver: Receiver) -> None:
-    """410 means that the receiver wants no further attempt."""
+    """A 410 response ends the attempts: the receiver wants no more."""
     receiver.status = 410
     with pytest.raises(Undeliverable, match="410"):
         carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://2130706433:{}/", "http://[::ffff:7f00:1]:{}/"])
-def test_a_stored_address_that_is_not_allowed_is_not_asked(receiver: Receiver, url: str) -> None:
-    """A row of a release without this rule fails at once, without a connection."""
+def test_a_stored_url_that_is_not_allowed_gets_no_request(receiver: Receiver, url: str) -> None:
+    """A stored URL that a former release allowed is refused at once, without a connection."""
     with pytest.raises(Undeliverable, match="is not a public address"):
         carrier(Reachable()).carry({"url": url.format(receiver.server_port)}, BODY, MESSAGE_ID)
     assert receiver.received == []
@@ -172,8 +172,8 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str
     return looked_up
 
 
-def test_a_name_of_a_private_address_is_not_asked(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner may point it anywhere. The next attempt resolves it again; no breaker opens for it."""
+def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A private address is not contacted, even next to a public one. The name is resolved at each attempt."""
     _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)
@@ -187,7 +187,7 @@ def test_a_name_of_a_private_address_is_not_asked(receiver: Receiver, monkeypatc
 def test_the_connection_goes_to_the_address_that_was_checked(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that changes its second answer gains nothing; the receiver sees its own name."""
+    """A name server that changes its second answer has no effect. The receiver gets its own name as the host."""
     looked_up = _resolving(monkeypatch, ["127.0.0.1"], ["10.9.9.9"])
     carrier().carry({"url": f"http://user:pass@a.example:{receiver.server_port}/x"}, BODY, MESSAGE_ID)
     assert looked_up == ["a.example"]
@@ -197,14 +197,14 @@ def test_the_connection_goes_to_the_address_that_was_checked(
 
 
 def test_a_further_address_is_tried_where_one_refuses(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver of which one address is not served still gets the reply."""
+    """If one address of a receiver refuses the connection, the next one is tried."""
     _resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"])
     carrier().carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
 
 
 def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would resolve the name again."""
+    """Proxies of the environment are ignored, because a proxy would resolve the name again."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
@@ -258,7 +258,7 @@ def test_anything_but_success_has_not_arrived(receiver: Receiver, status: int) -
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """The URL of a server that answers one connection in its own way, until the block ends."""
+    """The URL of a server that handles one connection with `answer`, for the duration of the block."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -281,21 +281,21 @@ def silence(_connection: socket.socket, over: threading.Event) -> None:
 
 
 def drip(connection: socket.socket, over: threading.Event) -> None:
-    """Send headers without end."""
+    """Send endless headers."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
     while not over.wait(0.02):
         connection.sendall(b"x")
 
 
 def nonsense(connection: socket.socket, _over: threading.Event) -> None:
-    """Answer with bytes that are no HTTP."""
+    """Answer with bytes that are not HTTP."""
     connection.recv(65_536)
     connection.sendall(b"what?\r\n\r\n")
 
 
 @pytest.mark.parametrize("behaviour", [silence, drip])
 def test_an_attempt_ends_in_time_however_slow_the_receiver(behaviour: Any) -> None:
-    """With a limit on each wait only, a slow receiver would hold a worker's thread for ever."""
+    """An attempt has one time limit: with a limit per read, a slow receiver would hold a worker's thread for ever."""
     with answering(behaviour) as url:
         began = time.monotonic()
         with pytest.raises(DeliveryFailed, match=r"0\.3 s"):
@@ -314,8 +314,8 @@ def test_a_success_does_not_wait_for_its_body() -> None:
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
 
-def test_nonsense_has_not_arrived() -> None:
-    """An answer that is no HTTP is a failure."""
+def test_an_answer_that_is_not_http_is_a_failure() -> None:
+    """A server that speaks another protocol has not received the reply."""
     with answering(nonsense) as url, pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
@@ -324,14 +324,14 @@ def test_nonsense_has_not_arrived() -> None:
     "url",
     ["http://127.0.0.1:1/", "http://127.0.0.1:99999/", "http://[::1/", "http://exa mple/", "https://\u2603.invalid/"],
 )
-def test_an_address_that_leads_nowhere_has_not_arrived(url: str) -> None:
-    """Any URL in a stored row leads to a failed attempt and to no other error."""
+def test_an_unreachable_or_malformed_url_is_a_failure(url: str) -> None:
+    """Any URL in a stored row leads to a failed attempt, never to another error."""
     with pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
 
 def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time limit covers the look-up, though the resolver's thread cannot be interrupted."""
+    """The time limit includes name resolution, although the resolver's thread cannot be interrupted."""
     over = threading.Event()
 
     def look_up(*_: Any, **__: Any) -> Any:
@@ -348,7 +348,7 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 
 
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
-    """While its breaker is open a receiver gets no attempts; another port is another receiver."""
+    """An open breaker stops attempts to one receiver; another port is another receiver."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503
@@ -366,7 +366,7 @@ def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
 
 
 def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
-    """An unknown path (404) says nothing about the host: other deliveries continue."""
+    """A client error such as 404 says nothing about the host, so other deliveries continue."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 404

@@ -1,4 +1,4 @@
-"""`/v1/consolidation`, `/v1/casebank` and feedback: their shapes, and the keys that they take."""
+"""`/v1/consolidation`, `/v1/casebank` and feedback: their responses, and which keys they need."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WAITING = 40
 
 
 class Working(RecordingWaker):
-    """A waker whose worker advances the run of the CaseBank at once, in a thread."""
+    """A waker that advances the CaseBank's run at once, in a thread, in place of a worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ def bank(runtime: Runtime) -> None:
 
 
 @pytest.mark.usefixtures("bank")
-def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
-    """The same shape and details; then a case is restored by its id, which holds slashes."""
+def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
+    """A dry run and a run have the same shape and details. A case whose id has slashes is restored by its id."""
     with _gateway(runtime) as client:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
@@ -107,7 +107,7 @@ def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
-    """202 with the plan; while it waits no other run begins; a decided run is not decided again."""
+    """A plan that needs approval is a 202, blocks other runs, and can be decided once."""
     with _gateway(runtime, approval=PruneApproval.MANUAL) as client:
         first = client.post("/v1/consolidation/run")
         assert (first.status_code, first.json()["phase"]) == (202, "waiting_approval")
@@ -121,12 +121,12 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
         approved = client.post(f"/v1/consolidation/runs/{second['run_id']}/approve")
         PruningRun.model_validate(approved.json())
         assert approved.status_code == 202
-    assert statuses(runtime.database)["low"] == "archived"  # a worker has applied it
+    assert statuses(runtime.database)["low"] == "archived"  # a worker has applied the plan
 
 
 @pytest.mark.usefixtures("bank")
 def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
-    """202 with its id; it is listed, and a worker finishes it later. A dry run disturbs no run."""
+    """A run or dry run that is not done in time is a 202 with its id. It is listed, and a worker finishes it later."""
     with _gateway(runtime, without_workers=True) as client:
         begun = [client.post(f"/v1/consolidation/{kind}?wait=0") for kind in ("run", "dry-run")]
         for answer, dry in zip(begun, (False, True), strict=True):
@@ -156,7 +156,7 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """More of them than the gateway has threads, while no worker runs: other requests are answered."""
+    """Requests that wait for a run use no threads: with more of them than threads, other requests are answered."""
     with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
@@ -167,7 +167,7 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
 
 
 def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
-    """The older worker would take it for a run; the database refuses the phases that remove cases."""
+    """An older worker would run a dry run as a real one, so the database refuses it the phases that remove cases."""
     state.request(runtime.database, runtime.clock, dry_run=True)
     with (
         runtime.database.engine.connect() as connection,
@@ -176,8 +176,8 @@ def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> 
         connection.exec_driver_sql("UPDATE case_runs SET phase = 'notifying'")
 
 
-def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """Above all a dry run that was sent to the wrong route: no run begins."""
+def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
+    """Invalid requests start no run, above all `dry_run` sent to the wrong route."""
     before = rows()
     refused(client.post("/v1/consolidation/run", json={"dry_run": True}), 400, "INVALID_REQUEST")
     refused(client.post("/v1/consolidation/run", content=b"["), 400, "INVALID_REQUEST")
@@ -189,7 +189,7 @@ def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[s
 
 
 def test_runs_take_an_admin_key(runtime: Runtime) -> None:
-    """403 for a service key, which may search; 401 without a key."""
+    """Runs refuse a service key with 403 and a missing key with 401. A service key may search for a user."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     run = f"/v1/consolidation/runs/{uuid4()}"
@@ -217,7 +217,7 @@ def test_runs_take_an_admin_key(runtime: Runtime) -> None:
 
 
 def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
-    """Nearest first, `k` of them, with archived ones on request; a blank question is refused."""
+    """A search returns the `k` nearest cases, archived ones on request, and refuses a blank question."""
     for name, query, status in (("a", "reset the router", "active"), ("b", "reset the router now", "archived")):
         vector = runtime.embedder.embed([query])[0]
         new = NewCase(name, query, "so", query_vector=vector, embedder=runtime.embedder.name, status=status)
@@ -246,7 +246,7 @@ def _found(client: TestClient, **asked: str) -> set[str]:
 
 
 def test_a_search_for_a_user_finds_what_their_prompts_could_have(client: TestClient, runtime: Runtime) -> None:
-    """The user's own cases and shared ones, in the banks of the installation's agents; without a user all."""
+    """A user's search finds own and shared cases in the agents' banks; without a user it finds all cases."""
     _add(runtime, "anas", user_id="ana")
     _add(runtime, "bobs", user_id="bob")
     _add(runtime, "imported")
@@ -263,7 +263,7 @@ def test_a_search_for_a_user_finds_what_their_prompts_could_have(client: TestCli
 
 
 def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) -> None:
-    """All users find it until it is unshared; its history records who shared it and when."""
+    """All users find a shared case until it is unshared. Its history records who shared it, and when."""
     _add(runtime, "a/case", user_id="ana")
     _add(runtime, "imported")
     path = "/v1/casebank/cases/a%2Fcase/share"
@@ -289,7 +289,7 @@ def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) ->
 def test_feedback_is_taken(
     client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None], runtime: Runtime
 ) -> None:
-    """202 with the turn once there is a reply; before that 409."""
+    """Feedback is accepted with 202 after the reply, and refused with 409 before."""
     sent = say("what is 12*7+5?")
     path = f"/v1/turns/{sent['turn_id']}/feedback"
     refused(client.post(path, json={"score": 1}), 409, "CONFLICT")

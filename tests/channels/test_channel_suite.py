@@ -1,4 +1,4 @@
-"""The suite of `perdure.testing` over Discord and Slack."""
+"""`perdure.testing`'s suite for channels, run over Discord and Slack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANA = {"id": "11", "username": "ana"}
 
 
 class DiscordHarness:
-    """Discord, and its server."""
+    """Discord's channel, with a server for it."""
 
     place = Place("21")
 
@@ -64,7 +64,7 @@ class DiscordHarness:
 
 
 class SlackHarness:
-    """Slack, and its server."""
+    """Slack's channel, with a server for it."""
 
     place = Place("D1")
 

@@ -1,4 +1,4 @@
-"""Discord and Slack from end to end: what is said there is answered there, by the real libraries over loopback."""
+"""Discord and Slack from message to reply, with the real libraries over loopback."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 @pytest.fixture
 def discord() -> Iterator[DiscordServer]:
-    """Discord."""
+    """A server that imitates Discord."""
     made = DiscordServer()
     yield made
     made.close()
@@ -68,7 +68,7 @@ def discord() -> Iterator[DiscordServer]:
 
 @pytest.fixture
 def slack() -> Iterator[SlackServer]:
-    """Slack."""
+    """A server that imitates Slack."""
     made = SlackServer()
     yield made
     made.close()
@@ -76,7 +76,7 @@ def slack() -> Iterator[SlackServer]:
 
 @dataclass(frozen=True)
 class Servers:
-    """Both services."""
+    """The servers of both services."""
 
     discord: DiscordServer
     slack: SlackServer
@@ -100,7 +100,7 @@ class Installation:
         self._runner = Runner(runtime, owner="test")
 
     def ingress(self, name: str) -> Ingress:
-        """What handles a channel's updates."""
+        """The handler of a channel's updates."""
         made = Ingress(self.runtime, self.channels[name])
         self._ingresses.append(made)
         return made
@@ -125,11 +125,11 @@ class Installation:
             return list(connection.execute(text(statement), given))
 
     def users(self) -> list[str]:
-        """Those who have said something, in the order of their first message."""
+        """The users with a session, in the order of their first message."""
         return [row.user_id for row in self.sql("SELECT user_id FROM sessions ORDER BY created_at")]
 
     def close(self) -> None:
-        """Close the channels."""
+        """Close the ingresses and channels."""
         self._runner.close()
         for ingress in self._ingresses:
             ingress.close()
@@ -138,7 +138,7 @@ class Installation:
 
     @contextmanager
     def listening(self, *names: str) -> Iterator[None]:
-        """While the channels listen."""
+        """Listen on these channels for the duration of the block."""
         channels: list[tuple[Channel, Ingress]] = [(self.channels[name], self.ingress(name)) for name in names]
         made = Listening(self.runtime.database, channels)
         made.start()
@@ -183,7 +183,7 @@ BO = {"id": "12", "username": "bo", "global_name": None, "discriminator": "0", "
 
 
 def discord_message(number: int, content: str, author: dict[str, Any] = ANA, **more: Any) -> dict[str, Any]:
-    """A message as the gateway has it."""
+    """A message as Discord's gateway sends it."""
     return {
         "id": str(1_000_000 + number),
         "channel_id": "21",
@@ -200,7 +200,7 @@ MENTION = {"mentions": [{**discord_server.BOT}]}
 
 
 def said(content: str, number: int = 1, **more: Any) -> dict[str, Any]:
-    """An update that says something on Discord."""
+    """An update with a new message on Discord."""
     return {"t": "MESSAGE_CREATE", "d": discord_message(number, content, **more)}
 
 
@@ -218,7 +218,7 @@ IN_CHANNEL = {"channel": "C1", "channel_type": "channel"}
 
 
 def test_discord_is_answered(installation: Installation, discord: DiscordServer) -> None:
-    """A private message over the gateway, a turn, a message from the bot that notifies nobody."""
+    """A private message through Discord's gateway is answered by a message without notifications."""
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", discord_message(1, "what is 12*7+5?"))
@@ -233,7 +233,7 @@ def test_discord_is_answered(installation: Installation, discord: DiscordServer)
 def test_discord_shows_typing_until_the_turn_is_settled(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord shows it for ten seconds, a turn may take minutes; after the reply it would be wrong."""
+    """Discord shows typing for ten seconds, so the bot repeats it until the turn is settled."""
     monkeypatch.setattr(discord_module.Discord, "typing_s", 0.05)
     installation.ingress("discord").take(said("what is 12*7+5?"))
     discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
@@ -244,7 +244,7 @@ def test_discord_shows_typing_until_the_turn_is_settled(
 
 
 def test_slack_is_answered(installation: Installation, slack: SlackServer) -> None:
-    """A private message over Socket Mode, which is acknowledged after the commit, and a posted message."""
+    """A private message over Socket Mode is acknowledged after the commit and answered."""
     with installation.listening("slack"):
         slack.until(lambda: slack.connected, "Socket Mode connects")
         envelope = slack.dispatch("events_api", slack_event("what is 12*7+5?"))
@@ -256,10 +256,10 @@ def test_slack_is_answered(installation: Installation, slack: SlackServer) -> No
     assert (sent["channel"], sent["unfurl_links"]) == ("D1", False)
 
 
-def test_a_person_goes_on_in_another_chat(
+def test_a_person_continues_in_another_chat(
     installation: Installation, discord: DiscordServer, slack: SlackServer
 ) -> None:
-    """Told on Discord, asked on Slack: with `/link`, both are one user with one session and one memory."""
+    """After `/link` on Discord and Slack, both chats belong to one user with one session and one memory."""
     database = installation.runtime.database
     installation.ingress("discord").take(said(f"/link {mint_code(database, 'ana').code}"))
     installation.ingress("slack").take({"command": "/link", "text": mint_code(database, "ana").code, **SLASH})
@@ -282,7 +282,7 @@ SLASH = {"channel_id": "D1", "user_id": "U1", "user_name": "ana", "team_id": "T1
 def test_a_gateway_that_drops_the_connection_loses_no_message(
     installation: Installation, discord: DiscordServer
 ) -> None:
-    """The bot resumes its session, and Discord sends what it missed."""
+    """After a dropped connection the bot resumes its session, and Discord sends the missed events."""
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.drop()
@@ -293,7 +293,7 @@ def test_a_gateway_that_drops_the_connection_loses_no_message(
 
 
 def test_a_wrong_token_is_retried_later(installation: Installation, discord: DiscordServer) -> None:
-    """The thread goes on, and other channels listen."""
+    """A refused token does not end the listener: it tries again."""
     discord.fail("/gateway/bot", 401, {"message": "401: Unauthorized", "code": 0})
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the next attempt succeeds")
@@ -302,7 +302,7 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
 def test_an_update_waits_for_the_database(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord sends an event once: it is tried again, and those behind it keep their order."""
+    """Discord sends an event once, so it is tried again until the database accepts it, before later ones."""
     refused = threading.Event()
 
     def fail_once(*given: Any, **named: Any) -> Any:
@@ -333,7 +333,7 @@ def _sign(body: bytes, at: float | None = None) -> dict[str, str]:
 
 
 def test_discords_interactions(installation: Installation, gateway: TestClient, discord: DiscordServer) -> None:
-    """PING is answered by PONG, a slash command as deferred; the reply replaces the deferred answer."""
+    """A PING is answered by a PONG and a slash command by a deferred answer, which the reply then replaces."""
     ping = json.dumps(_interaction(1)).encode()
     assert gateway.post("/v1/channels/discord", content=ping, headers=_sign(ping)).json() == {"type": 1}
     made_ms = int((installation.runtime.clock.now().timestamp()) * 1000) - 1_420_070_400_000
@@ -345,7 +345,7 @@ def test_discords_interactions(installation: Installation, gateway: TestClient, 
         data={"name": "ask", "options": [{"name": "text", "type": 3, "value": "what is 12*7+5?"}]},
     )
     body = json.dumps(asked).encode()
-    for _ in range(2):  # Discord may send it again
+    for _ in range(2):  # Discord may send an interaction twice
         answer = gateway.post("/v1/channels/discord", content=body, headers=_sign(body))
         assert answer.json() == {"type": 5}
     installation.work()
@@ -358,15 +358,15 @@ def test_discords_interactions(installation: Installation, gateway: TestClient, 
 def test_an_interaction_that_discord_has_forgotten_is_answered_in_the_channel(
     installation: Installation, discord: DiscordServer
 ) -> None:
-    """Its token is valid for fifteen minutes only; a reply may take longer."""
+    """An interaction's token expires after fifteen minutes. A later reply is a message in the channel."""
     asked = _interaction(2, channel_id="21", user=ANA, data={"name": "help", "options": []})
-    installation.ingress("discord").take({"t": "INTERACTION_CREATE", "d": asked})  # sent years ago, by its id
+    installation.ingress("discord").take({"t": "INTERACTION_CREATE", "d": asked})  # its id says that it is years old
     assert discord.edited == []
     assert "/link CODE" in discord.sent[0]["content"]
 
 
 def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """The challenge is answered; an event is accepted once, however often Slack repeats it."""
+    """The challenge is answered, and an event is accepted once, however often Slack repeats it."""
 
     def post(payload: Any, **headers: str) -> Any:
         body = json.dumps(payload).encode()
@@ -382,7 +382,7 @@ def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: 
 
 
 def test_slacks_forms(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """Slash commands and buttons arrive as forms."""
+    """Slash commands and buttons, which arrive as forms, are handled."""
     body = b"command=%2Fhelp&text=&channel_id=D1&user_id=U1&user_name=ana&trigger_id=1.2&team_id=T1"
     headers = {**slack_server.signed(body, time.time()), "Content-Type": "application/x-www-form-urlencoded"}
     assert gateway.post("/v1/channels/slack", content=body, headers=headers).status_code == 200
@@ -412,7 +412,7 @@ FORGERIES: dict[str, Forge] = {
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_forged_request_is_refused(installation: Installation, gateway: TestClient, name: str, forge: Forge) -> None:
-    """401, and nothing happens; also for a channel that is not configured."""
+    """A forged request is refused with 401 and changes nothing, even for a channel that is not configured."""
     update = _interaction(2, channel_id="21", user=ANA, data={"name": "ask", "options": [{"value": "hi"}]})
     body = json.dumps(update if name == "discord" else slack_event("hi")).encode()
     signed = _sign(body) if name == "discord" else slack_server.signed(body, time.time())
@@ -424,7 +424,7 @@ def test_a_forged_request_is_refused(installation: Installation, gateway: TestCl
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_recorded_request_is_refused_later(installation: Installation, gateway: TestClient, name: str) -> None:
-    """Five minutes after it was signed."""
+    """A signed request is refused five minutes after it was signed."""
     update = _interaction(2, channel_id="21", user=ANA, data={"name": "ask", "options": [{"value": "hi"}]})
     body = json.dumps(update if name == "discord" else slack_event("hi")).encode()
     for age_s, status in ((330, 401), (270, 200)):
@@ -436,13 +436,13 @@ def test_a_recorded_request_is_refused_later(installation: Installation, gateway
 @pytest.mark.parametrize("name", ["discord", "slack"])
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"type": "x"}', b"[" * 5_000, b'{"type": {}}'])
 def test_a_malformed_request_is_refused(gateway: TestClient, name: str, body: bytes) -> None:
-    """Never a 500, though its signature is right."""
+    """A malformed request with a valid signature never causes a 500."""
     headers = _sign(body) if name == "discord" else slack_server.signed(body, time.time())
     assert gateway.post(f"/v1/channels/{name}", content=body, headers=headers).status_code in {200, 400, 401}
 
 
 def test_a_gigantic_request_is_refused(gateway: TestClient) -> None:
-    """Before its signature is computed."""
+    """An oversized request is refused before its signature is computed."""
     assert gateway.post("/v1/channels/slack", content=b"x" * 2**21).status_code == 413
 
 
@@ -463,7 +463,7 @@ def test_a_gigantic_request_is_refused(gateway: TestClient) -> None:
     ],
 )
 def test_a_malformed_update_is_dropped(installation: Installation, name: str, update: dict[str, Any]) -> None:
-    """One bad event must not stop those behind it."""
+    """A malformed update is dropped, so that later ones are handled."""
     installation.ingress(name).take(update)
     assert installation.users() == []
 
@@ -475,7 +475,7 @@ def test_a_malformed_update_is_dropped(installation: Installation, name: str, up
 def test_a_group_is_answered_only_if_it_is_addressed(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """By a mention; then also in the thread of that mention. The group is one user, and its lines have authors."""
+    """In a group the bot reacts to a mention, then in its thread. The group is one user; lines name their authors."""
     takes = installation.ingress(name).take
     if name == "discord":
         takes(said("hello all", 1, guild_id="31"))
@@ -510,7 +510,7 @@ def test_a_group_is_answered_only_if_it_is_addressed(
 
 
 def test_nothing_of_a_person_is_recalled_in_a_group(installation: Installation, discord: DiscordServer) -> None:
-    """What Ana said in private is hers; the group is another user."""
+    """A person's private memories are not recalled in a group, which is a different user."""
     installation.ingress("discord").take(said("my favourite colour is teal"))
     installation.work()
     question = said("what is my favourite colour?", 2, guild_id="31", channel_id="22", **MENTION)
@@ -550,7 +550,7 @@ def first(name: str, content: str) -> dict[str, Any]:
 def test_an_edit_changes_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """Afterwards it changes nothing, and the message that is sent again is still the same."""
+    """An edit changes a message whose turn has not begun, and nothing later. A repeated original stays a duplicate."""
     takes = installation.ingress(name).take
     takes(first(name, "what is 1+1?"))
     takes(changed(name, "what is 12*7+5?"))
@@ -566,7 +566,7 @@ def test_an_edit_changes_a_message_that_has_not_begun(
 def test_a_deletion_cancels_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """It gets no reply; a deletion after the reply changes nothing."""
+    """A deleted message whose turn has not begun gets no reply. A later deletion changes nothing."""
     takes = installation.ingress(name).take
     takes(first(name, "what is 1+1?"))
     takes(deleted(name))
@@ -579,7 +579,7 @@ def test_a_deletion_cancels_a_message_that_has_not_begun(
 def test_discord_names_the_author_of_a_deleted_private_message(
     installation: Installation, discord: DiscordServer
 ) -> None:
-    """Its event has the channel only."""
+    """Discord's deletion event names only the channel, so the author is taken from the private chat."""
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", discord_message(1, "hello"))
@@ -591,7 +591,7 @@ def test_discord_names_the_author_of_a_deleted_private_message(
 
 
 def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> None:
-    """The message's id is not enough: the user must be the same."""
+    """A message's id is not enough to edit or delete it: the user must be its author."""
     takes = installation.ingress("discord").take
     takes(said("what is 12*7+5?"))
     edited = {"edited_timestamp": "2026-11-23T09:00:00+00:00"}
@@ -602,7 +602,7 @@ def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> N
 
 
 def test_bots_and_reports_are_not_messages(installation: Installation) -> None:
-    """Other bots, webhooks, pins, previews and reports of joins: two bots would talk for ever."""
+    """Messages of bots and webhooks, and system messages, are ignored: two bots would answer each other for ever."""
     for more in ({"author": {**ANA, "bot": True}}, {"webhook_id": "5"}, {"type": 6}):
         installation.ingress("discord").take(said("hello", **more))
     installation.ingress("discord").take({"t": "MESSAGE_UPDATE", "d": discord_message(1, "hello")})
@@ -615,7 +615,7 @@ def test_bots_and_reports_are_not_messages(installation: Installation) -> None:
 def test_a_message_without_text_is_answered_kindly(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """A photo alone is no message for a model."""
+    """A message without text, such as a photo, gets an explanation and starts no turn."""
     more: dict[str, Any] = {"attachments": [{"id": "1"}]} if name == "discord" else {"files": [{"id": "F1"}]}
     update = said("", **more) if name == "discord" else slack_event("", subtype="file_share", **more)
     installation.ingress(name).take(update)
@@ -626,7 +626,7 @@ def test_a_message_without_text_is_answered_kindly(
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_commands(installation: Installation, discord: DiscordServer, slack: SlackServer, name: str) -> None:
-    """`/cancel`, `/end`, `/new`, `/help` and unknown ones; a code in a group is refused, and stays valid."""
+    """`/cancel`, `/end`, `/new`, `/help` and unknown commands are answered. A code sent in a group is refused."""
 
     def command(command: str, argument: str = "", *, group: bool = False) -> str:
         if name == "discord":
@@ -659,7 +659,7 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
 def test_new_begins_a_conversation_that_stays(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """The next messages go on there, also in another process; `/list` and `/open` lead back, `/end` ends one only."""
+    """Messages after `/new` join that conversation in every process; `/list` and `/open` switch, `/end` ends one."""
 
     def command(command: str, argument: str = "") -> str:
         if name == "discord":
@@ -704,7 +704,7 @@ def test_new_begins_a_conversation_that_stays(
 
 
 def test_another_persons_chat_is_not_changed_by_new(installation: Installation, discord: DiscordServer) -> None:
-    """The open conversation belongs to the user, also after the chat is linked to another one."""
+    """The open conversation belongs to the user, and linking the chat to another user does not move it."""
     take = installation.ingress("discord").take
     take(said("hello", 1))
     take(said("/new", 2))
@@ -716,13 +716,13 @@ def test_another_persons_chat_is_not_changed_by_new(installation: Installation, 
 
 
 def _now_id(installation: Installation, number: int) -> str:
-    """The id of a Discord message that is sent now."""
+    """The id of a Discord message that was sent now."""
     made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
     return str((made_ms << 22) + number)
 
 
 def test_messages_sent_while_no_process_listened_are_read(installation: Installation, discord: DiscordServer) -> None:
-    """After the last one that was handled, in order, each once; what the bot wrote is left out."""
+    """Missed messages after the last handled one are accepted in order, each once, without the bot's own."""
     ids = [_now_id(installation, number) for number in range(150)]
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
@@ -740,7 +740,7 @@ def test_messages_sent_while_no_process_listened_are_read(installation: Installa
 
 
 def test_a_history_that_fails_is_read_again(installation: Installation, discord: DiscordServer) -> None:
-    """The messages that follow wait, so that they do not hide the missed ones; a chat that is gone is left out."""
+    """If reading the history fails, later messages wait until it succeeds. A deleted chat is skipped."""
     take = installation.ingress("discord").take
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "before"), "id": _now_id(installation, 1)}})
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "gone", channel_id="29"), "id": _now_id(installation, 2)}})
@@ -762,7 +762,7 @@ def test_a_history_that_fails_is_read_again(installation: Installation, discord:
 def test_a_long_reply_is_sent_in_parts_once(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """The service fails at the second part; the next attempt does not repeat the first one."""
+    """If the second part of a reply fails, the next attempt does not repeat the first part."""
     channel = installation.channels[name]
     carrier = ChatCarrier({name: channel}, Buttons(b""))
     words = " ".join(str(number) for number in range(2_000))
@@ -789,7 +789,7 @@ def test_a_long_reply_is_sent_in_parts_once(
 
 
 def test_discord_deduplicates_for_another_worker(installation: Installation, discord: DiscordServer) -> None:
-    """A second worker, which remembers nothing, repeats the message with the same nonce."""
+    """A second worker repeats the message with the same nonce, by which Discord drops the duplicate."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for _ in range(2):
         carrier = ChatCarrier(installation.channels, Buttons(b""))
@@ -813,10 +813,10 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("case", FAILURES, ids=str)
-def test_refusals_are_told_apart(
+def test_refusals_have_distinct_errors(
     installation: Installation, servers: Servers, case: tuple[str, int, dict[str, Any], type[Exception]]
 ) -> None:
-    """A pause is kept, a closed door is final, and everything else is tried again."""
+    """A rate limit is kept, a permanent refusal ends the attempts, and everything else is retried."""
     name, status, body, error = case
     if name == "discord":
         servers.discord.fail("/messages", status, body, times=9)
@@ -830,17 +830,17 @@ def test_refusals_are_told_apart(
 
 
 def test_a_short_pause_is_waited_for(installation: Installation, slack: SlackServer) -> None:
-    """The library's own handler repeats the call once."""
+    """Slack's library repeats the call once after a short pause."""
     slack.fail("chat.postMessage", 429, "ratelimited", Retry_After="0")
     installation.channels["slack"].send(Place("D1"), "hello", (), "key")
     assert len(slack.sent) == 1
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
-def test_a_service_that_is_away(
+def test_an_unreachable_service_is_a_failed_attempt(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """No connection at all is a failed attempt."""
+    """A failed connection is retried like a failed delivery."""
     dead = "http://127.0.0.1:9/api"
     given = {name: {**installation.runtime.settings.model_dump()[name], "api_url": dead}}
     settings = installation.runtime.settings.model_copy(
@@ -856,14 +856,14 @@ HOSTILE = "<@1> <@&2> <#3> </x:4> <t:5> <:e:6> @everyone **bold** `<@1>` <!chann
 
 
 def test_discord_shows_mentions_as_text() -> None:
-    """Outside of code, where Discord would render them; nothing is notified in any case (`allowed_mentions`)."""
+    """Mentions are escaped except in code, where Discord shows text; `allowed_mentions` stops notifications."""
     shown = discord_module.render(HOSTILE)
     assert shown.startswith("\\<@1> \\<@&2> \\<#3> \\</x:4> \\<t:5> \\<:e:6> @everyone **bold** `<@1>`")
     assert shown.endswith("a<b")
 
 
 def test_slack_escapes_its_three_characters() -> None:
-    """A model's text neither mentions anyone nor hides a link; its own Markdown becomes mrkdwn."""
+    """A model's text cannot mention anyone or hide a link on Slack. Its Markdown becomes mrkdwn."""
     shown = slack_module.render(HOSTILE)
     assert "<" not in shown
     assert shown.endswith("&amp;lt; a&lt;b")
@@ -875,7 +875,7 @@ def test_slack_escapes_its_three_characters() -> None:
 
 
 def test_slacks_text_is_read_as_a_person_reads_it(installation: Installation) -> None:
-    """Names for ids, labels with their addresses, and the three characters unescaped."""
+    """Slack's ids become names, links show their addresses, and escapes are resolved."""
     given = "<@U0BOT> ask <@U2|bo> in <#C1|general> <!here> see <https://a.example|this> &lt;b&gt; &amp;amp;"
     [event] = installation.channels["slack"].parse(slack_event(given))
     assert isinstance(event, Said)
@@ -887,7 +887,7 @@ def test_slacks_text_is_read_as_a_person_reads_it(installation: Installation) ->
 
 @hypothesis.given(st.text(alphabet=st.sampled_from("ab `\n*"), max_size=2_000), st.integers(100, 400))
 def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
-    """Of any text; blanks at the cuts and repeated fences apart."""
+    """The parts of any text are short and keep all of it, except for blanks at the cuts and repeated fences."""
     parts = split(text_, most)
     assert all(0 < len(part) <= most for part in parts)
     kept = "".join("".join(parts).split()).replace("`", "")
@@ -895,7 +895,7 @@ def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
 
 
 def test_a_code_block_is_closed_and_opened_again() -> None:
-    """With its language, so that each part is shown as code."""
+    """A code block that is split is closed and reopened with its language, so that each part shows as code."""
     code = "\n".join(f"line {number}" for number in range(60))
     parts = split(f"Look:\n```python\n{code}\n```\nDone.", 200)
     assert len(parts) > 2
@@ -908,7 +908,7 @@ def test_a_code_block_is_closed_and_opened_again() -> None:
 
 
 def test_a_button_is_for_one_call_chat_and_person() -> None:
-    """Any other combination, and any change of the token, is not confirmed."""
+    """A button is valid for one call, chat and person; any other combination or a changed token is refused."""
     buttons, turn_id = Buttons(b"secret"), uuid4()
     chat = Chat("discord", "21", "11")
     token = buttons.token("approve", turn_id, "call-1", chat)
@@ -926,14 +926,14 @@ def test_a_button_is_for_one_call_chat_and_person() -> None:
 
 @tool(requires_approval=True)
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 @pytest.mark.parametrize("decision", ["Approve", "Deny"])
 def test_a_call_is_approved_by_a_button(installation: Installation, servers: Servers, name: str, decision: str) -> None:
-    """Only by the person who asked for it, in that chat; the message then has no buttons any more."""
+    """Only the person who asked can press the button, in the same chat. The message then loses its buttons."""
     installation.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
     takes = installation.ingress(name).take
     takes(first(name, "pay 5"))
@@ -976,7 +976,7 @@ def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
 
 
 def test_a_restored_message_is_answered_in_its_chat(installation: Installation, servers: Servers) -> None:
-    """A pending message that is exported and imported keeps its place; the import accepts it once."""
+    """An exported pending message keeps its chat when it is imported, and is accepted once."""
     installation.ingress("discord").take(said("what is 12*7+5?"))
     [row] = installation.sql("SELECT session_id FROM sessions")
     snapshot = parse(dump(read(installation.runtime.database, row.session_id)))
@@ -990,7 +990,7 @@ def test_a_restored_message_is_answered_in_its_chat(installation: Installation, 
 
 
 def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
-    """Of an imported file, or of another release: no attempt can succeed."""
+    """A malformed target, from an import or another release, fails permanently, since no attempt can succeed."""
     carrier = ChatCarrier(installation.channels, Buttons(b""))
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
@@ -1000,7 +1000,7 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_service_that_fails_for_long_is_left_alone(installation: Installation, servers: Servers, name: str) -> None:
-    """Its breaker opens, so that no attempt is spent; a chat that refuses the bot opens none."""
+    """Repeated failures of the service open its breaker, which stops attempts; a refusal by a chat does not."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
     carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)

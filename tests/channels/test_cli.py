@@ -50,7 +50,7 @@ def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
 
 
 def test_an_answer_is_heard_message_by_message(conversation: Conversation, worker: Any) -> None:
-    """The tool call, its result and the reply: committed, in order, each once."""
+    """The tool call, its result and the reply are shown after their commit, in order, each once."""
     conversation.say("what is 12*7+5?")
     worker()
     heard: list[dict[str, Any]] = []
@@ -61,8 +61,8 @@ def test_an_answer_is_heard_message_by_message(conversation: Conversation, worke
     assert heard[-1]["content"] == turn["reply"]["text"]
 
 
-def test_what_others_are_answered_is_not_heard(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
-    """The user's other channels share the session; their replies go there."""
+def test_replies_to_other_channels_are_not_shown(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
+    """Replies to the user's other channels, which share the session, are not shown here."""
     inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
     conversation.say("what is 3*3?")
     worker()
@@ -73,8 +73,8 @@ def test_what_others_are_answered_is_not_heard(conversation: Conversation, runti
     assert any("9" in message["content"] for message in heard)
 
 
-def test_it_goes_on_where_it_stopped(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
-    """A second start finds the conversation and counts its messages, but does not show them again."""
+def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
+    """A second start resumes the conversation and counts its messages, but does not show them again."""
     assert conversation.resume() == 0
     conversation.say("hello")
     worker()
@@ -89,7 +89,7 @@ def test_it_goes_on_where_it_stopped(runtime: Runtime, conversation: Conversatio
 def test_a_message_is_said_once_though_the_answer_was_lost(
     conversation: Conversation, troubles: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch, worker: Any
 ) -> None:
-    """The commit succeeded and the connection broke: the next attempt must not send the line twice."""
+    """If the commit succeeds and the connection then breaks, the next attempt does not send the line twice."""
     accept, tries = inbox.accept, 0
 
     def breaking(*given: Any) -> Any:
@@ -109,8 +109,8 @@ def test_a_message_is_said_once_though_the_answer_was_lost(
     assert len(troubles) == 1
 
 
-def test_what_is_being_answered_can_be_cancelled(conversation: Conversation) -> None:
-    """No worker has begun the turn: it is settled at once, and the wait ends."""
+def test_a_pending_turn_can_be_cancelled(conversation: Conversation) -> None:
+    """A turn that no worker has begun is cancelled at once, and the wait ends."""
     assert not conversation.cancel()
     conversation.say("hello")
 
@@ -119,7 +119,7 @@ def test_what_is_being_answered_can_be_cancelled(conversation: Conversation) -> 
 
 
 def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
-    """With the message that the other channels give."""
+    """An invalid line is refused with the same message as in other channels."""
     with pytest.raises(InvalidRequest, match="NUL"):
         conversation.say("a\x00b")
 
@@ -127,7 +127,7 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
 def test_leaving_ends_the_conversation(
     runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
 ) -> None:
-    """The next start begins another session; before the first line there is no session to leave."""
+    """The next start begins another session. Before the first line there is no session to leave."""
     assert not conversation.leave()
     conversation.say("hello")
     worker()
@@ -139,8 +139,8 @@ def test_leaving_ends_the_conversation(
     later.close()
 
 
-def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
-    """`/end` is for a user who stays and changes the subject."""
+def test_ending_a_conversation_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
+    """`/end` begins another session at once, for a user who stays and changes the subject."""
     assert not conversation.end()
     conversation.say("hello")
     first = conversation.session_id
@@ -153,7 +153,7 @@ def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker
 
 
 def test_a_tenants_user_goes_on_in_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
-    """A user of that name of another tenant, or without a tenant, has other conversations."""
+    """A user of the same name in another tenant, or in none, has other conversations."""
     conversation.say("hello")
     acmes, bolts = (
         Conversation(runtime, Speaker("local", tenant), None, lambda _note: None) for tenant in ("acme", "bolt")

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 @pytest.mark.parametrize("key", ["trip", "a/b", "/", "50%", "ключ", "a b"])
 def test_any_key_is_found_by_its_path(client: TestClient, say: Callable[..., dict[str, Any]], key: str) -> None:
-    """Titles, archiving and the filter of sessions reach the conversation that the message named."""
+    """A conversation is renamed, archived and filtered by its key, with any characters in it."""
     say("Plan the trip.", conversation=key)
     where = f"/v1/conversations/{quote(key, safe='')}?user_id=ann"
     changed = client.patch(where, json={"title": "Rome", "archived": True})
@@ -26,7 +26,7 @@ def test_any_key_is_found_by_its_path(client: TestClient, say: Callable[..., dic
 def test_turns_that_are_not_settled_are_named(
     client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None]
 ) -> None:
-    """A page follows them that another device has begun; oldest first."""
+    """A list of conversations names each one's unsettled turns, oldest first, so that a page can follow them."""
     sent = [say(text, conversation="trip") for text in ("Plan the trip.", "And back.")]
     [listed] = client.get("/v1/conversations?user_id=ann").json()
     assert listed["unsettled_turns"] == [each["turn_id"] for each in sent]

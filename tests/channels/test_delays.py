@@ -1,4 +1,4 @@
-"""A turn that is parked until a model is available: each channel reports the delay to the client that waits."""
+"""A turn is parked until a model is available, and each channel reports the delay to a waiting client."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def waiting(runtime: Runtime, model: Scripted) -> Runtime:
     return replace(runtime, settings=settings, models=lambda _name: model)
 
 
-def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: MovedClock) -> None:
-    """When the time is up: the present status, with the reason for the delay and its end."""
+def test_a_waiting_http_client_gets_the_delay(waiting: Runtime, clock: MovedClock) -> None:
+    """A wait that times out returns the parked status with the reason for the delay. `reply_to` gets only the reply."""
     turn_id = accept(
         waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "https://a.example/r"}})
     ).turn_id
@@ -63,10 +63,10 @@ def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: M
     assert _owed(waiting)
 
 
-def test_who_listens_in_a_terminal_is_told_once(
+def test_a_terminal_shows_the_delay_once(
     waiting: Runtime, model: Scripted, clock: MovedClock, waker: RecordingWaker
 ) -> None:
-    """The line is shown once during the wait, not with each attempt."""
+    """The terminal shows the delay once, not at each attempt."""
     notes: list[str] = []
     conversation = Conversation(waiting, Speaker("local"), None, notes.append)
     conversation.say("hello")

@@ -1,4 +1,4 @@
-"""/openapi.json describes the gateway as it is: errors, keys, examples, and the texts and numbers that it takes."""
+"""/openapi.json describes the gateway correctly: errors, keys, examples, and the limits of texts and numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _codes(error: type[PerdureError] = PerdureError) -> set[str]:
 
 
 def test_every_error_is_a_problem_with_a_stable_code(document: dict[str, Any]) -> None:
-    """Generated clients know each of them; no route hides its errors behind `default`."""
+    """Every error response is a problem whose codes are listed, so that generated clients know them all."""
     operations = [(name, operation) for name, operation in _operations(document) if operation["tags"] != OPENAI]
     wrong = [
         (name, status)
@@ -72,7 +72,7 @@ def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Itera
 
 
 def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
-    """Newcomers copy them. 404 and 409 concern the turns and sessions that the examples name."""
+    """Newcomers copy the examples, so none is a bad request. 404 and 409 come from the ids that they contain."""
     named = defaultdict(lambda: "x", say(conversation="a"), conversation="a?user_id=ann")
     statuses = {
         (name, str(example)): client.request(*name.format_map(named).split(), json=example).status_code
@@ -87,14 +87,14 @@ def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: 
 
 @pytest.mark.parametrize("model", [Accepted, Turn])
 def test_the_examples_of_answers_are_answers(document: dict[str, Any], model: type[BaseModel]) -> None:
-    """With each member that the gateway sends, `null` ones included."""
+    """The examples of responses have every member that the gateway sends, including those that are `null`."""
     examples = document["components"]["schemas"][model.__name__]["examples"]
 
     assert [set(model.model_validate(each).model_dump(mode="json")) for each in examples] == [set(examples[0])]
 
 
 def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
-    """A query holds text only: a client leaves a parameter out."""
+    """No query parameter is nullable: a client omits it instead."""
     schemas = {
         (name, parameter["name"]): parameter["schema"]
         for name, operation in _operations(document)
@@ -107,7 +107,7 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
 
 
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
-    """With keys every route but the two for balancers needs one, and a generated client sends it."""
+    """With keys, the document requires one for every route except the two health checks."""
     settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         keyed = guarded.get("/openapi.json").json()
@@ -124,7 +124,7 @@ def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -
 
 
 def test_the_patterns_mean_what_the_gateway_checks() -> None:
-    """Checked for each character: JSON Schema and Python disagree about blanks."""
+    """The patterns agree with the gateway's checks for every character: JSON Schema and Python differ on blanks."""
     not_blank, storable = re.compile(NOT_BLANK_PATTERN), re.compile(STORABLE_PATTERN)
     characters = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
 
@@ -145,7 +145,7 @@ INTEGERS = [
 def test_a_number_without_a_fraction_is_an_integer(
     client: TestClient, say: Say, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """As in JSON Schema: some languages write every number with a fraction. Anything else is refused."""
+    """A number such as 7.0 is an integer, as in JSON Schema: some languages write all numbers with a fraction."""
     url, member = path.format(**say()), list(body)[-1]
 
     def answered(value: object) -> int:
@@ -157,7 +157,7 @@ def test_a_number_without_a_fraction_is_an_integer(
 
 
 def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
-    """A release took it for its text; `null` is as an absent member."""
+    """A session id must be a string; an earlier release converted other types. `null` counts as absent."""
     given: list[object] = [7, [], {}, True, None]
     answers = [client.post("/v1/memory/consolidate", json={"session_id": value}) for value in given]
 
@@ -168,14 +168,14 @@ def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
     "url", [" http://example.com/", "\thttp://example.com/", "ftp://example.com/", "http:example.com", "//example.com/"]
 )
 def test_a_url_begins_with_its_scheme(client: TestClient, url: str) -> None:
-    """The document's pattern refuses leading blanks, which Python's URL parser ignores."""
+    """A URL with leading blanks is refused, as by the document's pattern, although Python's parser ignores them."""
     body = {"user_id": "ann", "text": "hello", "reply_to": {"url": url}}
 
     assert client.post("/v1/messages", json=body).status_code == 400
 
 
 def test_a_question_with_nul_is_refused(client: TestClient) -> None:
-    """No case can hold NUL."""
+    """A question with NUL is refused, because no stored case can contain NUL."""
     assert client.get("/v1/casebank/search", params={"q": "a\x00b"}).status_code == 400
 
 
@@ -199,7 +199,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("method", "path", "status"), UNKNOWN)
 def test_an_unknown_route_or_method_is_a_problem(client: TestClient, method: str, path: str, status: int) -> None:
-    """Also where the path has other methods, which the answer then lists."""
+    """An unknown route or method gets a problem; a 405 lists the allowed methods."""
     response = client.request(method, path)
 
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")

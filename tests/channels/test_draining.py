@@ -1,4 +1,4 @@
-"""A gateway that shuts down, and one of a drained fleet: it takes no messages, and cuts no request off."""
+"""A gateway that shuts down or belongs to a drained fleet accepts no messages, and completes open requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELLO = {"user_id": "ann", "text": "hello"}
 
 @pytest.fixture
 def settings() -> Settings:
-    """The gateway reads the state of the intake often."""
+    """Settings with which the gateway reads the state of the intake often."""
     turn = TurnSettings(sweep_s=0.05)
     return Settings(_env_file=None, turn=turn, shutdown=ShutdownSettings(drain_s=PATIENCE_S))
 
@@ -52,7 +52,7 @@ class Asking:
         _until(lambda: app.state.gateway._waiting_requests > 0, "no request waits")
 
     def heard(self) -> dict[str, Any]:
-        """The answer."""
+        """The response."""
         self._thread.join(PATIENCE_S)
         return self.answer
 
@@ -62,7 +62,7 @@ class Asking:
 
 @pytest.fixture
 def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
-    """Starts the gateway's drain, as a signal does; the drain's future, and a function that hastens it."""
+    """A function that starts the gateway's drain, as a signal does, and returns its future and a way to hasten it."""
     hastened = asyncio.Event()
     app: Any = client.app
 
@@ -76,10 +76,10 @@ def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], No
     return start_drain
 
 
-def test_a_gateway_that_leaves_refuses_and_lets_a_running_answer_finish(
+def test_a_draining_gateway_refuses_messages_and_completes_waits(
     client: TestClient, say: Say, run: Run, leave: Any
 ) -> None:
-    """503 with `Retry-After` for new messages, 503 for balancers, and the reply for requests that wait."""
+    """New messages and load balancers get 503, and waiting requests get their reply."""
     accepted = say()
     asking = Asking(client, accepted)
     left, _ = leave()
@@ -96,7 +96,7 @@ def test_a_gateway_that_leaves_refuses_and_lets_a_running_answer_finish(
 
 
 def test_a_gateway_that_is_hastened_answers_with_the_present_status(client: TestClient, say: Say, leave: Any) -> None:
-    """A second signal: requests that wait are answered, and the clients ask another gateway."""
+    """A second signal answers waiting requests at once, and their clients ask another gateway."""
     asking = Asking(client, say())
     left, hasten = leave()
     assert not left.done()
@@ -110,7 +110,7 @@ def test_a_gateway_that_is_hastened_answers_with_the_present_status(client: Test
 def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
     client: TestClient, runtime: Runtime, say: Say
 ) -> None:
-    """A row in PostgreSQL closes it, also for a gateway that starts later; accepted messages wait."""
+    """A row in PostgreSQL closes all gateways, also one that starts later. Accepted messages stay queued."""
     accepted = say()
     intake.close(runtime.database)
     _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway takes messages in")
@@ -126,16 +126,16 @@ def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
 
 
 class TestShortDrain:
-    """With a short drain."""
+    """A gateway with a short drain."""
 
     @pytest.fixture
     def settings(self) -> Settings:
-        """The drain ends at once."""
+        """Settings with a drain of 0.1 s."""
         shutdown = ShutdownSettings(drain_s=0.1)
         return Settings(_env_file=None, turn=TurnSettings(sweep_s=0.05), shutdown=shutdown)
 
     def test_a_wait_ends_with_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
-        """The turn does not run before the intake opens, so there is nothing to wait for."""
+        """A wait ends with the drain: the turn cannot run before the intake reopens."""
         asking = Asking(client, say())
 
         intake.close(runtime.database)

@@ -1,4 +1,4 @@
-"""The routes: ids, statuses and shapes that other programs rely on."""
+"""The routes' ids, statuses and shapes, on which other programs rely."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_message_is_accepted_while_the_broker_is_away(say: Say, waker: Recordi
 
 
 def test_the_same_message_again_answers_the_same(client: TestClient) -> None:
-    """A caller that lost the answer repeats the request and neither loses nor doubles the message."""
+    """A caller that lost the response repeats the request; the message is neither lost nor doubled."""
     message = {"user_id": "ann", "text": "hello", "message_id": "m1"}
     first, again = client.post("/v1/messages", json=message), client.post("/v1/messages", json=message)
 
@@ -74,7 +74,7 @@ def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> 
 
 
 def test_answers_have_the_shapes_that_the_document_describes(client: TestClient, say: Say, run: Run) -> None:
-    """Also those of routes that encode an answer without its model."""
+    """Responses match the document's models, also where a route encodes them without its model."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     session = f"/v1/sessions/{accepted['session_id']}"
@@ -90,7 +90,7 @@ def test_answers_have_the_shapes_that_the_document_describes(client: TestClient,
 
 
 def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run) -> None:
-    """`after` and `limit` page through a long one; without them the answer is all of it."""
+    """`after` and `limit` page through a transcript; without them the response is complete."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     url = f"/v1/sessions/{accepted['session_id']}/messages"
@@ -102,7 +102,7 @@ def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run)
 
 
 def test_sessions_are_listed_by_user(client: TestClient, say: Say) -> None:
-    """A user's list holds no other user's session."""
+    """A user's list contains no other user's session."""
     mine = say("hello")
     say("hello", user_id="bob")
 
@@ -114,7 +114,7 @@ def test_sessions_are_listed_by_user(client: TestClient, say: Say) -> None:
 
 
 def test_a_turn_that_has_not_begun_is_cancelled_at_once(client: TestClient, say: Say) -> None:
-    """202, and the turn shows the outcome; a repetition changes nothing."""
+    """A turn that has not begun is cancelled with 202, and the turn shows it. A repetition changes nothing."""
     turn = f"/v1/turns/{say()['turn_id']}"
 
     assert client.post(f"{turn}/cancel").status_code == 202
@@ -124,7 +124,7 @@ def test_a_turn_that_has_not_begun_is_cancelled_at_once(client: TestClient, say:
 
 
 def test_waiting_answers_as_soon_as_the_turn_is_settled(client: TestClient, say: Say, run: Run) -> None:
-    """The wait ends with the event, not with the time."""
+    """A wait returns as soon as the turn is settled, not at its timeout."""
     accepted = say()
     began = time.monotonic()
     answers: list[Any] = []
@@ -140,7 +140,7 @@ def test_waiting_answers_as_soon_as_the_turn_is_settled(client: TestClient, say:
 
 
 def test_waiting_ends_with_the_present_status_when_the_time_is_up(client: TestClient, say: Say) -> None:
-    """A caller that polls gets the turn's present status."""
+    """A wait that times out returns the turn's current status."""
     accepted = say()
 
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=0.1").json()["status"] == "accepted"
@@ -166,8 +166,8 @@ def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClie
     assert answers == ["cancelled"] * 100
 
 
-def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say) -> None:
-    """With the present status: a shutdown delays no new wait."""
+def test_a_draining_gateway_answers_waits(client: TestClient, say: Say) -> None:
+    """A gateway that drains answers a wait at once with the current status."""
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
@@ -176,8 +176,8 @@ def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json()["status"] == "accepted"
 
 
-def test_a_database_that_is_away_is_said_so(client: TestClient, runtime: Runtime, monkeypatch: Any) -> None:
-    """503 with `Retry-After`: a retry is safe, by `message_id`."""
+def test_an_unavailable_database_is_a_503(client: TestClient, runtime: Runtime, monkeypatch: Any) -> None:
+    """If the database is unavailable, the response is a 503 with `Retry-After`; `message_id` makes a retry safe."""
 
     def fail(*_: Any) -> None:
         raise Unavailable("The database cannot be reached; please try again.")
@@ -189,10 +189,10 @@ def test_a_database_that_is_away_is_said_so(client: TestClient, runtime: Runtime
     assert int(response.headers["retry-after"]) >= 1
 
 
-def test_an_error_that_nobody_foresaw_gives_nothing_away(
+def test_an_unexpected_error_reveals_nothing(
     client: TestClient, runtime: Runtime, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The caller gets a message; the operator gets the trace."""
+    """An unexpected error's details go to the log only; the caller gets a general message."""
 
     def broken(*_: Any) -> None:
         raise RuntimeError("SELECT secret FROM vault")
@@ -206,13 +206,13 @@ def test_an_error_that_nobody_foresaw_gives_nothing_away(
 
 
 def test_it_is_ready_when_both_services_are(client: TestClient) -> None:
-    """Alive is not ready: a load balancer asks for `/readyz`."""
+    """`/healthz` and `/readyz` are separate: a load balancer asks `/readyz`."""
     assert client.get("/healthz").json() == {"status": "alive"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
-    """The answer names the unavailable service."""
+    """Without the broker `/readyz` fails and names it."""
     with TestClient(create_app(runtime, lambda: False), base_url=BASE_URL) as client:
         response = client.get("/readyz")
 
@@ -222,7 +222,7 @@ def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
 
 @pytest.mark.long
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
-    """For any number of requests, one thread waits for the service, and the answers are in time."""
+    """While a service hangs, one thread waits for it, and each `/readyz` is answered in time."""
     asked, release = [], threading.Event()
 
     def hangs() -> bool:
@@ -237,8 +237,8 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
     assert len(asked) == 1
 
 
-def test_it_is_ready_though_redis_does_not_say_who_was_killed(runtime: Runtime) -> None:
-    """A notice for the operator must not take a gateway out of service."""
+def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
+    """If Redis does not answer about killed workers, `/readyz` succeeds: the list is only a notice."""
     release = threading.Event()
 
     def hangs() -> tuple[Kill, ...]:
@@ -253,7 +253,7 @@ def test_it_is_ready_though_redis_does_not_say_who_was_killed(runtime: Runtime) 
 
 
 def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
-    """A release that starts on older tables must not get traffic."""
+    """A release on tables that are not migrated must not get traffic."""
     command.downgrade(config(database_url), "base")
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         response = client.get("/readyz")
@@ -263,7 +263,7 @@ def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: st
 
 
 def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
-    """A port that no process listens on."""
+    """Without the database `/readyz` fails and a message is refused with 503."""
     nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
     changed = replace(runtime, database=nowhere)
     with TestClient(create_app(changed, lambda: True), base_url=BASE_URL) as client:
@@ -275,7 +275,7 @@ def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
 
 
 def test_the_document_describes_the_routes_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
-    """Every reference in it resolves; FastAPI's pages, which load scripts from other sites, are not served."""
+    """Every reference of the document resolves. FastAPI's pages are not served, because they load foreign scripts."""
     document = client.get("/openapi.json").json()
     named = document["components"]["schemas"]
 
@@ -295,7 +295,7 @@ def _references(value: Any) -> list[str]:
 
 
 def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker: RecordingWaker) -> None:
-    """202 until it has ended, with or without a reason; the next message begins another session."""
+    """A request to end a session is a 202, with or without a reason, and the next message begins another session."""
     first = say()
     run(first["session_id"])
     session = f"/v1/sessions/{first['session_id']}"
@@ -312,10 +312,10 @@ def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker
 @pytest.mark.parametrize(
     ("body", "says"), [({"reason": 7}, "reason"), ({"reason": "x" * 1_001}, "reason"), ({"why": "x"}, "why")]
 )
-def test_an_end_for_no_good_reason_is_refused(
+def test_an_end_with_an_invalid_body_is_refused(
     client: TestClient, say: Say, body: dict[str, Any], says: str, waker: RecordingWaker
 ) -> None:
-    """400, and nothing changes."""
+    """An invalid body of an end request is a 400, and the session stays."""
     session_id = say()["session_id"]
     refused = client.post(f"/v1/sessions/{session_id}/end", json=body)
     assert refused.status_code == 400
@@ -324,8 +324,8 @@ def test_an_end_for_no_good_reason_is_refused(
     assert say("still")["session_id"] == session_id
 
 
-def test_ending_what_is_over_or_unknown_is_refused(client: TestClient, say: Say, run: Run, database: Database) -> None:
-    """409 and 404."""
+def test_ending_an_ended_session_is_refused(client: TestClient, say: Say, run: Run, database: Database) -> None:
+    """Ending an ended session is a 409, and ending an unknown one a 404."""
     session_id = say()["session_id"]
     run(session_id)
     database.run(Statement("tests.ended", "UPDATE sessions SET end_requested_at = now(), ended_at = now()"), {})
@@ -354,7 +354,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """A browser must not take an answer for a page, frame it, store it or show it to other pages."""
+    """The headers stop browsers from treating an answer as a page, framing it, storing it or sharing it with pages."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers

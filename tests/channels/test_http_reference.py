@@ -1,4 +1,4 @@
-"""docs/http.md is the gateway's own document, and a gateway answers its examples as they say."""
+"""docs/http.md is generated from /openapi.json, and the gateway answers its examples as documented."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ EXAMPLES = list(examples(DOCUMENT))
 
 
 def test_the_page_is_the_documents() -> None:
-    """`make docs` writes it; a route that changes without it fails here."""
+    """`make docs` writes the page. This test fails if a route has changed since."""
     assert PAGE.read_text(encoding="utf-8") == page(DOCUMENT)
 
 
 def test_each_route_is_on_the_page() -> None:
-    """With an example, or with the link to OpenAI's page."""
+    """Each route is on the page, with an example or in the list that links to OpenAI's page."""
     tags = {
         f"{method.upper()} {path}": operation["tags"]
         for path, methods in DOCUMENT["paths"].items()
@@ -59,7 +59,7 @@ def _answers(kind: type[Answer] = Answer) -> Iterator[type[Answer]]:
 
 
 def test_the_examples_of_answers_are_answers() -> None:
-    """With each member that the gateway sends, `null` ones included."""
+    """The examples of responses are valid for their models and complete."""
     schemas = DOCUMENT["components"]["schemas"]
     checked = 0
     for kind in _answers():
@@ -71,7 +71,7 @@ def test_the_examples_of_answers_are_answers() -> None:
 
 @tool(requires_approval=True, effect="idempotent")
 def pay(amount: int) -> str:
-    """Pays an amount."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
@@ -82,7 +82,7 @@ def agents() -> Agents:
 
 
 class World:
-    """A gateway over rows that the examples name, and the ids that those rows have instead of the printed ones."""
+    """A gateway with the rows that the examples name, and the ids that replace the printed ones."""
 
     def __init__(self, runtime: Runtime, example: Example) -> None:
         decided = example.path.endswith(("/approve", "/reject"))
@@ -98,7 +98,7 @@ class World:
         self.ids: dict[str, str] = {}
 
     def fill(self) -> None:
-        """Make a settled turn, or one that waits; a case, an archived case, and a run."""
+        """Make a turn, settled or waiting for approval, and a schedule."""
         message = {"user_id": "ann", "text": "pay", "conversation": PATH["conversation"]}
         sent = self.client.post("/v1/messages", json=message).json()
         runner = Runner(self.runtime, owner="test")
@@ -112,7 +112,7 @@ class World:
         self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
 
     def add_case(self, status: str) -> None:
-        """Add the case of the examples, made from a message of ann's."""
+        """Add the examples' case, made from a message of ann's."""
         query = "reset the router"
         embedder = self.runtime.embedder
         [vector] = embedder.embed([query])
@@ -121,28 +121,28 @@ class World:
         assert cases.add(self.runtime.database, case, now=self.runtime.clock.now())
 
     def add_run(self) -> None:
-        """Request a run, which waits for approval if it has to."""
+        """Request a run and advance it, to the end or to its approval."""
         put(self.runtime.database, "low", usage=20, rate=10)
         run_id = state.request(self.runtime.database, self.runtime.clock, dry_run=False)
         prune.advance(bank_of(self.runtime))
         self.ids[RUN_ID] = str(run_id)
 
     def ask(self, example: Example) -> Response:
-        """Send the example with the ids of this world."""
+        """Send the example with this world's ids."""
         path, body = example.path, json.dumps(example.body)
         for printed, real in self.ids.items():
             path, body = path.replace(printed, real), body.replace(printed, real)
         return self.client.request(example.method, path, json=json.loads(body))
 
     def close(self) -> None:
-        """Wait for the runs."""
+        """Wait for the threads of the runs."""
         for thread in self._threads:
             thread.join()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
 def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
-    """Newcomers copy the examples: each is sent as printed, but for ids, and its status and members are compared."""
+    """Newcomers copy the examples, so each is sent as printed, except for ids, and the response is compared."""
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         breakers.get(PATH["name"]).execute(_fail, 5)

@@ -12,7 +12,7 @@ from perdure.users.identities import redeem, user_of_identity
 
 
 def test_a_code_links_a_channel(client: TestClient, runtime: Runtime) -> None:
-    """From the code to the list and back."""
+    """A code links a channel, the link is listed, and it can be removed, twice without an error."""
     minted = client.post("/v1/links", json={"user_id": "ana"})
     assert minted.status_code == 201
     assert minted.json().keys() == {"code", "expires_at"}
@@ -21,14 +21,14 @@ def test_a_code_links_a_channel(client: TestClient, runtime: Runtime) -> None:
     [link] = client.get("/v1/links?user_id=ana").json()
     assert (link["channel"], link["external_id"]) == ("slack", "T1/U:1")
     named = {"user_id": "ana", "channel": "slack", "external_id": "T1/U:1"}
-    for _ in range(2):  # removing it again is no error
+    for _ in range(2):  # removing a missing link is no error
         assert client.delete("/v1/links", params=named).status_code == 204
     assert client.get("/v1/links?user_id=ana").json() == []
     assert user_of_identity(runtime.database, None, "slack", "T1/U:1") is None
 
 
 def test_bad_requests_are_refused(client: TestClient) -> None:
-    """With the field that is wrong."""
+    """Malformed requests about links are refused with 400."""
     bodies: list[Any] = [{}, {"user_id": ""}, {"user_id": 1}, {"user_id": "ana", "ttl_s": 1}, []]
     for body in bodies:
         assert client.post("/v1/links", json=body).status_code == 400, body

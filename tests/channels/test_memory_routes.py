@@ -33,7 +33,7 @@ def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> di
 
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_searched_and_nobody_else(client: TestClient) -> None:
-    """The message with the id that its sender gave it, and a score."""
+    """A search finds the user's message, with its sender's id and a score, and nothing of another user."""
     answer = client.post(SEARCH, json={"user_id": "ann", "query": "what is the dog called?"})
     assert answer.status_code == 200
     found = SearchResults.model_validate(answer.json()).results
@@ -47,7 +47,7 @@ def test_a_user_is_searched_and_nobody_else(client: TestClient) -> None:
 
 @pytest.mark.usefixtures("talked")
 def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
-    """There are messages, and no memories yet."""
+    """`k` limits the results and `layers` selects them; the user has messages and no memories yet."""
 
     def found(**more: Any) -> int:
         return len(client.post(SEARCH, json={"user_id": "ann", "query": "dog called Waffle", **more}).json()["results"])
@@ -63,7 +63,7 @@ def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
     "query", ["", "the of and", "'; DROP TABLE memories; --", "& | ! ( ) :*", "x" * 10_000, "가" * 3_000]
 )
 def test_any_text_is_a_query(client: TestClient, query: str) -> None:
-    """Empty, stop words only, like SQL, or ten thousand characters long."""
+    """Any text is a valid query: empty, stop words only, like SQL, or ten thousand characters long."""
     assert client.post(SEARCH, json={"user_id": "ann", "query": query}).status_code == 200
 
 
@@ -84,14 +84,14 @@ def test_any_text_is_a_query(client: TestClient, query: str) -> None:
     ],
 )
 def test_a_bad_search_is_refused(client: TestClient, given: dict[str, Any], named: str) -> None:
-    """The detail names the member."""
+    """An invalid search is a 400 whose detail names the member."""
     answer = client.post(SEARCH, json=given)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
     assert named in answer.json()["detail"]
 
 
 def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, talked: dict[str, Any]) -> None:
-    """Of one session, or of all that wait; an unknown one is 404."""
+    """Consolidation is requested for one session or for all pending ones. An unknown session is a 404."""
     answer = client.post("/v1/memory/consolidate", json={"session_id": talked["session_id"]})
     assert answer.status_code == 202
     assert str(ConsolidationRequested.model_validate(answer.json()).session_id) == talked["session_id"]
@@ -106,7 +106,7 @@ def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, t
 def test_a_session_that_was_given_up_is_tried_again(
     client: TestClient, runtime: Runtime, talked: dict[str, Any]
 ) -> None:
-    """A request with its id makes it due again, with all its runs."""
+    """A request for a session whose consolidation was abandoned makes it due again, with all its attempts."""
     session_id = talked["session_id"]
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -123,7 +123,7 @@ def test_a_session_that_was_given_up_is_tried_again(
 
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_exported_and_erased(client: TestClient) -> None:
-    """Everything, then nothing; the other user keeps everything; a repetition erases nothing more."""
+    """An export contains everything of a user, an erasure removes it, and another user's data stays."""
     exported = client.get("/v1/users/ann/export")
     assert exported.status_code == 200
     tables = Export.model_validate(exported.json()).tables
@@ -140,7 +140,7 @@ def test_a_user_is_exported_and_erased(client: TestClient) -> None:
 
 
 def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
-    """A slash in it, or text that looks like a route or an escape."""
+    """A user id may contain a slash, or text that looks like a route or an escape."""
     for user_id in ("telegram/7", "a b&c=d", "x/export", "한국", "50%", "a%2Fb", "/" * 200):
         say(user_id=user_id)
         quoted = quote(user_id, safe="")
@@ -160,15 +160,15 @@ def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[...,
 
 @pytest.fixture
 def strangers(runtime: Runtime) -> Iterator[TestClient]:
-    """A client without a key where keys are configured."""
+    """A client without a key, of a gateway that requires keys."""
     guarded = Settings(_env_file=None, api_keys=(SecretStr(SERVICE_KEY),), admin_keys=(SecretStr(ADMIN_KEY),))
     object.__setattr__(runtime, "settings", guarded)
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as made:
         yield made
 
 
-def test_it_takes_a_key(strangers: TestClient) -> None:
-    """A service acts for any user that it names."""
+def test_memory_routes_need_a_key(strangers: TestClient) -> None:
+    """The routes need a key, and a service key may act for any user."""
     for method, path in (
         ("POST", SEARCH),
         ("POST", "/v1/memory/consolidate"),

@@ -1,4 +1,4 @@
-"""The gateway below a path of another application, which authenticates its own users."""
+"""The gateway mounted in another application, which authenticates its own users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE_URL = "http://shop.example"
 
 
 async def visitor(request: Request) -> str | None:
-    """The user of a request: named by a cookie, as a session of the application does."""
+    """The user of a request, named by a cookie as in an application's session."""
     if request.cookies.get("session") == "expired":
         raise HTTPException(401, "Sign in again.")
     return request.cookies.get("session")
@@ -25,7 +25,7 @@ async def visitor(request: Request) -> str | None:
 
 @pytest.fixture
 def shop(database_url: str, redis_url: str) -> Iterator[TestClient]:
-    """An application with the gateway below /agents."""
+    """An application with the gateway mounted at /agents."""
     agents = perdure.gateway(
         authenticate=visitor, database_url=database_url, redis_url=redis_url, model="offline", _env_file=None
     )
@@ -40,7 +40,7 @@ def _send(shop: TestClient, user: str, **options: Any) -> Any:
 
 
 def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
-    """A caller reaches what a user token would reach: its own things, and 404 for another's."""
+    """An authenticated user can do what a user token allows: their own data, and 404 for another user's."""
     assert _send(shop, "ana").status_code == 401
     assert _send(shop, "ana", headers={"authorization": "Bearer any"}).status_code == 401
     shop.cookies.set("session", "ana")
@@ -56,14 +56,14 @@ def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
 
 
 def test_an_error_of_the_applications_dependency_is_answered(shop: TestClient) -> None:
-    """It has the status that the application raised, in the form of the gateway."""
+    """An exception of the application's dependency keeps its status, in the gateway's error format."""
     shop.cookies.set("session", "expired")
     answer = _send(shop, "ana")
     assert (answer.status_code, answer.json()["detail"]) == (401, "Sign in again.")
 
 
 def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
-    """A browser sends the application's cookie with it, and a message needs no other header."""
+    """A browser sends the application's cookie with requests of any page, so other origins are refused."""
     shop.cookies.set("session", "ana")
     assert _send(shop, "ana", headers={"origin": "https://evil.example"}).status_code == 403
     assert _send(shop, "ana", headers={"origin": BASE_URL}).status_code == 202
@@ -75,7 +75,7 @@ def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
 
 
 def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
-    """No frame with a token: the cookie came with the upgrade."""
+    """The WebSocket's user comes from the cookie of the upgrade request; no token frame is needed."""
     shop.cookies.set("session", "ana")
     with shop.websocket_connect("/agents/v1/ws") as socket:
         assert socket.receive_json() == {"type": "ready", "user_id": "ana"}
@@ -85,7 +85,7 @@ def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
 
 
 def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
-    """The page's files, the document's server, and errors in the shape of a path."""
+    """The page's files, the document's server and the shapes of errors are relative to the mount."""
     shop.cookies.set("session", '"><script>')
     page = shop.get("/agents").text
     assert page == shop.get("/agents/").text
@@ -101,13 +101,13 @@ def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
 
 
 def test_a_mount_without_authentication_is_refused(database_url: str, redis_url: str) -> None:
-    """The application around it may be public, whatever it is bound to."""
+    """A mounted gateway needs authentication whatever its address, because the application may be public."""
     with pytest.raises(SettingsError, match="pass `authenticate`, or set PERDURE_API_KEYS"):
         perdure.gateway(database_url=database_url, redis_url=redis_url, _env_file=None)
 
 
 def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url: str, redis_url: str) -> None:
-    """A mounted application gets no lifespan events; nothing is connected before it is used."""
+    """A mounted application gets no lifespan events, so the gateway opens its connections at the first request."""
     agents = perdure.gateway(
         authenticate=visitor, database_url=database_url, redis_url=redis_url, model="offline", _env_file=None
     )

@@ -1,4 +1,4 @@
-"""The socket: authentication by the first frame, origins, limits, and the events of turns."""
+"""The WebSocket: authentication by the first frame, origins, limits, and the events of turns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _token(runtime: Runtime, user: str) -> str:
 
 
 def _ask(socket: WebSocketTestSession, kind: str, **members: Any) -> dict[str, Any]:
-    """The answer to one frame; events that come before it are left out."""
+    """The answer to one frame. Events that arrive before it are dropped."""
     ref = str(uuid4())
     socket.send_json({"type": kind, "ref": ref, **members})
     while True:
@@ -51,7 +51,7 @@ def _ask(socket: WebSocketTestSession, kind: str, **members: Any) -> dict[str, A
 
 
 def test_a_message_and_its_events_over_one_connection(client: TestClient, runtime: Runtime) -> None:
-    """On loopback without keys, any first frame of the type `auth` opens the conversation."""
+    """On loopback without keys, an `auth` frame without a token is enough to send messages and receive events."""
     with client.websocket_connect(SOCKET) as socket:
         socket.send_json({"type": "auth"})
         assert socket.receive_json() == {"type": "ready", "user_id": None}
@@ -76,7 +76,7 @@ def test_a_message_and_its_events_over_one_connection(client: TestClient, runtim
     "first", [{"type": "auth"}, {"type": "auth", "token": "wrong"}, {"type": "send", "text": "x"}, "no JSON", "[]"]
 )
 def test_no_valid_token_no_connection(guarded: TestClient, first: Any) -> None:
-    """The first frame decides; nothing is answered before it."""
+    """A first frame without a valid token closes the connection, without an answer."""
     with guarded.websocket_connect(SOCKET) as socket:
         socket.send_text(first if isinstance(first, str) else json.dumps(first))
         with pytest.raises(WebSocketDisconnect) as closed:
@@ -85,7 +85,7 @@ def test_no_valid_token_no_connection(guarded: TestClient, first: Any) -> None:
 
 
 def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a first frame holds no place for long."""
+    """A connection without a first frame is closed after `AUTH_S`."""
     monkeypatch.setattr(websocket, "AUTH_S", 0.05)
     with guarded.websocket_connect(SOCKET) as socket, pytest.raises(WebSocketDisconnect) as closed:
         socket.receive_json()
@@ -93,7 +93,7 @@ def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.Monk
 
 
 def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) -> None:
-    """Another user's turn answers as one that does not exist; so does writing as another user."""
+    """A token cannot tell another user's turn from a missing one, and cannot write as another user."""
     headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
     bea = guarded.post("/v1/messages", json={"user_id": "bea", "text": "secret"}, headers=headers).json()
     with guarded.websocket_connect(SOCKET) as socket:
@@ -112,13 +112,13 @@ def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) ->
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:9999", "null"])
 def test_another_origin_is_refused(client: TestClient, origin: str) -> None:
-    """A page elsewhere cannot use the browser's access to loopback."""
+    """A page of another origin cannot use the browser's access to loopback."""
     with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers={"origin": origin}):
         pass
 
 
 def test_invalid_frames_are_answered(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error names the fault, and the connection goes on."""
+    """An invalid frame is answered with an error, and the connection continues."""
     monkeypatch.setattr(websocket, "MOST_FOLLOWED", 1)
     with client.websocket_connect(SOCKET, headers={"origin": BASE_URL}) as socket:
         socket.send_json({"type": "auth"})
@@ -135,7 +135,7 @@ def test_invalid_frames_are_answered(client: TestClient, monkeypatch: pytest.Mon
 
 
 def test_a_binary_frame_is_an_invalid_one(client: TestClient, guarded: TestClient) -> None:
-    """It closes a connection that has not authenticated, and is answered on one that has."""
+    """A binary frame closes an unauthenticated connection, and is answered with an error on an authenticated one."""
     with guarded.websocket_connect(SOCKET) as socket:
         socket.send_bytes(b"{}")
         with pytest.raises(WebSocketDisconnect) as closed:
@@ -154,7 +154,7 @@ def _events_to_the_end(socket: WebSocketTestSession) -> None:
 
 
 def test_an_expired_token_ends_the_connection(guarded: TestClient, runtime: Runtime, clock: MovedClock) -> None:
-    """A connection gives no access beyond its token's time: the next frame is not answered."""
+    """When the token expires, the next frame closes the connection."""
     with guarded.websocket_connect(SOCKET) as socket:
         socket.send_json({"type": "auth", "token": _token(runtime, "ann")})
         assert socket.receive_json()["type"] == "ready"

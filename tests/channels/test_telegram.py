@@ -1,4 +1,4 @@
-"""Telegram: the suite of `perdure.testing`, and what only Telegram does."""
+"""Telegram: `perdure.testing`'s suite, and what only Telegram does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANA = {"id": 11, "is_bot": False, "first_name": "Ana"}
 
 
 class TelegramHarness:
-    """Telegram, and its server."""
+    """Telegram's channel, with a server for it."""
 
     place = Place("21")
 
@@ -72,7 +72,7 @@ class TestTelegram(ChannelSuite):
 
 
 def test_without_a_secret_every_request_is_refused() -> None:
-    """An unset secret must not equal an empty header."""
+    """Without a configured secret every request is refused: an unset secret must not equal an empty header."""
     channel = Telegram(TOKEN, None, None)
     with pytest.raises(Unauthorized):
         channel.verify({"x-telegram-bot-api-secret-token": ""}, b"{}")
@@ -80,7 +80,7 @@ def test_without_a_secret_every_request_is_refused() -> None:
 
 
 def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> None:
-    """Each is an event of its own, and all of one message have its id."""
+    """Commands, edits, photos and buttons become distinct events; those of one message have its id."""
     message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
     command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
     photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
@@ -104,7 +104,7 @@ def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> No
 
 
 def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:
-    """A reply must arrive even if its markup is wrong."""
+    """If Telegram refuses the markup, the reply is sent as plain text."""
     harness.server.fail("sendMessage", 400, description="Bad Request: can't parse entities: no end tag")
     harness.channel.send(harness.place, "<b>", [Button("Yes", "y")], "key")
     [sent] = harness.server.given("sendMessage")
@@ -113,7 +113,7 @@ def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:
 
 
 def test_a_user_who_blocked_the_bot_is_not_tried_again(harness: TelegramHarness) -> None:
-    """Repeating does not help."""
+    """A blocked bot's delivery ends without further attempts."""
     harness.server.fail("sendMessage", 403, description="Forbidden: bot was blocked by the user")
     with pytest.raises(Undeliverable):
         harness.channel.send(harness.place, "hello", (), "key")
@@ -125,7 +125,7 @@ def test_markup_is_escaped() -> None:
 
 
 def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarness) -> None:
-    """A crash between reading and accepting must not lose a message."""
+    """An update is acknowledged after it is accepted, so that a crash in between loses no message."""
     harness.server.updates = [dict(harness.said("one")), dict(harness.said("two"))]
     taken: list[int] = []
 
@@ -140,7 +140,7 @@ def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarn
 
 
 def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHarness) -> None:
-    """Telegram counts UTF-16 units: an emoji has two. Nothing is lost, and the buttons come with the last message."""
+    """Telegram counts UTF-16 units, two per emoji. No text is lost, and the last message has the buttons."""
     text = " ".join(["😀" * 9] * 350)
     assert len(text) <= harness.channel.most_chars
     harness.channel.send(harness.place, text, [Button("Yes", "y")], "key")
@@ -151,7 +151,7 @@ def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHa
 
 
 def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:
-    """The person sees what was decided although the progress sign cannot be ended."""
+    """An expired button's message still shows the decision, although its progress sign cannot be cleared."""
     harness.server.fail("answerCallbackQuery", 400, description="Bad Request: query is too old")
     harness.channel.mark(replace(harness.place, message="7", token="9"), "Approved: pay")
     [edited] = harness.server.given("editMessageText")

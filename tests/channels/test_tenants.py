@@ -54,7 +54,7 @@ class Tenants:
         self.runtime = runtime
 
     def ask(self, key: str, method: str, path: str, **given: Any) -> Response:
-        """The answer to a request with this key."""
+        """The response to a request with this key."""
         headers = {"Authorization": f"Bearer {key}"}
         answer: Any = self._client.request(method, path, headers=headers, **given)
         return answer  # type: ignore[no-any-return]
@@ -79,7 +79,7 @@ class Tenants:
 
 @pytest.fixture
 def tenants(runtime: Runtime) -> Iterator[Tenants]:
-    """Each ana has sent a message, got a reply, and praised it."""
+    """A gateway on which each ana has sent a message, got a reply and praised it."""
     services = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in SERVICES.items())
     admins = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in ADMINS.items())
     settings = Settings(_env_file=None, api_keys=services, admin_keys=admins)  # type: ignore[arg-type]
@@ -119,22 +119,22 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
 
 @dataclass(frozen=True)
 class ById:
-    """A route with an id in its path: 404 for the others, as for an unknown id."""
+    """A route with an id in its path: a 404 for other tenants, as for an unknown id."""
 
     path: Callable[[Ana], str]
     body: Callable[[Ana], dict[str, Any]] | None = None
-    ends: bool = False  # only the first call finds it
+    ends: bool = False  # only the first call finds its target
     missing: Callable[[], Ana] = lambda: Ana(None, "", str(uuid4()), str(uuid4()), str(uuid4()))
 
 
 @dataclass(frozen=True)
 class ByUser:
-    """A route that names a user: for the others it is another user, whose answer has none of these `words`."""
+    """A route that names a user, which for another tenant's key is a different user."""
 
     path: str
     body: dict[str, Any] | None = None
     shows: bool = True
-    """Whether the answer to the user's own key contains the secret."""
+    """Whether the response to the user's own key contains the secret."""
 
 
 class Fleet:
@@ -146,7 +146,7 @@ class Open:
 
 
 class Everyone:
-    """A route that shows nothing of a user, or whose user is not named by `user_id`: it has tests of its own."""
+    """A route that shows no user's data, or has tests of its own because `user_id` does not name its user."""
 
 
 NEAR = f"?q={QUESTION}"
@@ -226,7 +226,7 @@ def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, path: str, route: ById) -> None:
-    """404 with the same body as for an unknown id, and nothing changes; the tenant's own key acts."""
+    """Another tenant's id is a 404 with the same body as an unknown id, and nothing changes."""
     for ana in tenants.anas.values():
         before = tenants.kept(ana)
         for key in tenants.others(ana):
@@ -264,7 +264,7 @@ def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
-    """The stored key of a tenant's user is no `user_id`, and only the operator may name a tenant."""
+    """A tenant user's stored key is not a valid `user_id`, and only the operator may name a tenant."""
     smuggled = route.body and {name: "acme\x1fana" if name == "user_id" else each for name, each in route.body.items()}
     where = route.path.replace("/ana", "/acme%1Fana").replace("user_id=ana", "user_id=acme%1Fana")
     if (where, smuggled) != (route.path, route.body):
@@ -305,7 +305,7 @@ def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> Non
 
 
 def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> None:
-    """Nor can the operator put one there under another user's name."""
+    """No message can enter another tenant's session, not even the operator's under another user's name."""
     ana = tenants.anas["acme"]
     message = {"user_id": "ana", "text": "hello", "session_id": ana.session_id}
     for key in tenants.others(ana):
@@ -314,7 +314,7 @@ def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> Non
 
 
 def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
-    """An administrator of the tenant lists all of them; the operator those of all tenants, or of one."""
+    """A tenant's administrator lists the tenant's sessions; the operator lists all, or one tenant's."""
 
     def listed(key: str, query: str = "") -> dict[str, tuple[str | None, str]]:
         answer = tenants.ask(key, "GET", f"/v1/sessions{query}")
@@ -332,7 +332,7 @@ def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
 
 
 def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenants) -> None:
-    """A batch is of all tenants' sessions."""
+    """A batch consolidates sessions of all tenants, so a tenant's key cannot request one."""
     answers = {tenant: tenants.ask(key, "POST", "/v1/memory/consolidate", json={}) for tenant, key in SERVICES.items()}
     assert {tenant: answer.status_code for tenant, answer in answers.items()} == {"acme": 403, "bolt": 403, None: 202}
 
@@ -367,7 +367,7 @@ def test_a_tenants_shared_cases_are_its_own(tenants: Tenants) -> None:
 
 @pytest.mark.parametrize("owner", TENANTS)
 def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str | None) -> None:
-    """Only other users of the author's tenant see it."""
+    """A shared case is visible to users of its author's tenant only."""
     asked = f"/v1/casebank/search{NEAR}&user_id=bob"
     found = tenants.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
     [case_id] = [each["case_id"] for each in found]
@@ -379,7 +379,7 @@ def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str 
 
 
 def test_erasing_a_user_leaves_the_others_of_that_name(tenants: Tenants) -> None:
-    """With the tenant's key, and by the operator with `?tenant=`; the answer has the plain id."""
+    """An erasure, by the tenant's key or the operator's `?tenant=`, keeps users of the same name in other tenants."""
     gone = tenants.ask(SERVICES["acme"], "DELETE", "/v1/users/ana")
     assert (gone.status_code, gone.json()["user_id"]) == (200, "ana")
     assert gone.json()["rows"]["turns"] == 1

@@ -18,14 +18,14 @@ _PATIENCE_S = 30.0
 
 @contextmanager
 def pool() -> Iterator[Threads]:
-    """Threads that end after the block."""
+    """A pool of threads that is closed after the block."""
     made = Threads(MOST)
     yield made
     made.close()
 
 
 def test_each_caller_gets_its_own_result() -> None:
-    """A thousand concurrent calls on a limited number of threads, and no thread remains."""
+    """A thousand concurrent calls on a limited number of threads get their own results, and no thread remains."""
     before, names = set(threading.enumerate()), set()
 
     def work(number: int) -> int:
@@ -50,7 +50,7 @@ def test_each_caller_gets_its_own_result() -> None:
 
 
 def test_the_loop_goes_on_while_work_blocks() -> None:
-    """The others return while one waits for a lock of the database."""
+    """Other calls return while one waits for a lock of the database."""
     release = threading.Event()
 
     async def main() -> list[object]:
@@ -64,7 +64,7 @@ def test_the_loop_goes_on_while_work_blocks() -> None:
 
 
 def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
-    """Slow statements in all of the few threads hold up the others for a moment only, up to `MOST` of them."""
+    """If all usual threads are busy, up to `MOST` are started, so that slow statements do not delay other calls."""
     release = threading.Event()
 
     def extra() -> list[threading.Thread]:
@@ -73,7 +73,7 @@ def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
     async def main() -> tuple[str, int, list[bool]]:
         with pool() as threads:
             stuck = [asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S))) for _ in range(MOST - 1)]
-            await asyncio.sleep(0)  # until they are handed over
+            await asyncio.sleep(0)  # let the loop submit them
             answered = await threads.run(lambda: "answered")
             most = len(extra())
             release.set()
@@ -92,7 +92,7 @@ def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
 
 
 def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
-    """The work continues, since no thread can be stopped; its result is dropped."""
+    """A cancelled caller's work continues, because a thread cannot be stopped. Its result is dropped."""
     release, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -114,7 +114,7 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
 
 
 def test_no_error_of_the_work_stops_the_delivery() -> None:
-    """A future refuses `StopIteration`; its caller must get an error, and the next caller its own result."""
+    """A future refuses `StopIteration`, so its caller gets a `RuntimeError`. Later calls still get their results."""
 
     def work() -> None:
         raise StopIteration

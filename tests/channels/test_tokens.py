@@ -1,4 +1,4 @@
-"""User tokens: one reaches its user's things on every route, and nothing else."""
+"""User tokens: a token gives access to its user's data on every route, and to nothing else."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Installation:
         runner.close()
 
     def ask(self, key: str, method: str, path: str, **given: Any) -> Any:
-        """The answer to a request with this key or token."""
+        """The response to a request with this key or token."""
         return self._client.request(method, path, headers={"Authorization": f"Bearer {key}"}, **given)
 
     def token(self, user_id: str = "ana", ttl_s: int = 60) -> str:
-        """A new token."""
+        """A new token for the user."""
         answer = self.ask(SERVICE, "POST", "/v1/tokens", json={"user_id": user_id, "ttl_s": ttl_s})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["token"])
 
     def kept(self, user_id: str) -> Any:
-        """The user's export, but for the times of reading."""
+        """The user's export without the access times of memories, which a read changes."""
         tables = self.ask(SERVICE, "GET", f"/v1/users/{user_id}/export").json()["tables"]
         return {name: rows for name, rows in tables.items() if name != "memory_accesses"}
 
@@ -66,7 +66,7 @@ class Installation:
 
 @pytest.fixture
 def installation(runtime: Runtime, clock: MovedClock) -> Iterator[Installation]:
-    """See `Installation`."""
+    """A gateway with the service key, on a moved clock."""
     settings = Settings(_env_file=None, api_keys=SERVICE, secret_key=SECRET)  # type: ignore[arg-type]
     runtime = replace(runtime, settings=settings, clock=clock)
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
@@ -75,7 +75,7 @@ def installation(runtime: Runtime, clock: MovedClock) -> Iterator[Installation]:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ById) -> None:
-    """404 with the same body as for an unknown id, and nothing changes; the own id is found."""
+    """Another user's id is a 404 with the same body as an unknown id, and nothing changes."""
     token, before = installation.token("ana"), installation.kept("bo")
     bo, ana = installation.bo, installation.ana
     theirs, nothings, own = (
@@ -90,9 +90,9 @@ def test_an_id_of_another_user_does_not_exist(installation: Installation, method
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ByUser) -> None:
-    """404 for a user who exists and for one who does not, alike; the own user is found."""
+    """Another user is a 404 with the same body as an unknown user, and nothing changes."""
     if (method, path) in {("POST", "/v1/tokens"), ("POST", "/v1/links")}:
-        return  # a token may not; see below
+        return  # a token is refused with 403; tested below
     token, before = installation.token("bo"), installation.kept("ana")
     own = {"user_id": "bo", "text": "hello", "conversation": "of ana"}
     assert installation.ask(token, "POST", "/v1/messages", json=own).status_code == 202
@@ -110,7 +110,7 @@ def test_another_user_does_not_exist(installation: Installation, method: str, pa
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
 def test_what_concerns_the_installation_takes_an_admin_key(installation: Installation, method: str, path: str) -> None:
-    """403 before the route looks at ids."""
+    """A token is refused with 403 before the route looks at ids."""
     assert isinstance(ROUTES[method, path], Fleet)
     where = path.replace("{case_id}", "c").replace("{name}", "b").replace("{run_id}", str(installation.ana.turn_id))
     answer = installation.ask(installation.token(), method, where)
@@ -118,7 +118,7 @@ def test_what_concerns_the_installation_takes_an_admin_key(installation: Install
 
 
 def test_a_token_asks_for_no_more_than_its_user_may(installation: Installation) -> None:
-    """No token, link, reply elsewhere, priority before others, or batch of consolidation."""
+    """A token cannot make tokens or links, reply elsewhere, raise a priority or request a batch of consolidation."""
     token, says = installation.token(), {"user_id": "ana", "text": "hello"}
     for method, path, body in (
         ("POST", "/v1/tokens", {"user_id": "ana", "ttl_s": 60}),
@@ -134,13 +134,13 @@ def test_a_token_asks_for_no_more_than_its_user_may(installation: Installation) 
 
 
 def test_without_a_user_id_the_sessions_are_the_tokens_own(installation: Installation) -> None:
-    """A page need not know its user's id."""
+    """A token without a `user_id` lists its own user's sessions."""
     sessions = installation.ask(installation.token("bo"), "GET", "/v1/sessions").json()
     assert [each["session_id"] for each in sessions] == [installation.bo.session_id]
 
 
 def test_it_expires(installation: Installation) -> None:
-    """To the second, by the installation's clock; an expired one is no guess, so its address is not throttled."""
+    """A token expires to the second, by the installation's clock. An expired token does not count as a guessed key."""
     token = installation.token(ttl_s=60)
     installation.clock.advance(timedelta(seconds=58))
     assert installation.ask(token, "GET", "/v1/sessions").status_code == 200
@@ -167,27 +167,27 @@ def _forged(token: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["another user", "no signature", "another key", "no expiry", "cut", "endless"])
 def test_a_forged_token_is_refused(installation: Installation, kind: str) -> None:
-    """401, as for an unknown key; after many of them the address is throttled."""
+    """A forged token is a 401, as an unknown key is; after many of them the address is throttled."""
     forged = _forged(installation.token())[kind]
     codes = {installation.ask(forged, "GET", "/v1/sessions").json()["code"] for _ in range(50)}
     assert codes == {"UNAUTHORIZED", "RATE_LIMITED"}
 
 
 def test_another_secret_revokes_all_tokens(installation: Installation, clock: MovedClock) -> None:
-    """Rotating `PERDURE_SECRET_KEY` is the way to revoke."""
+    """A new `PERDURE_SECRET_KEY` revokes all tokens."""
     old, _ = Tokens(b"the secret before", clock).mint("ana", 60)
     assert installation.ask(old, "GET", "/v1/sessions").status_code == 401
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, LONGEST_TTL_S + 1, "60", 1.5, True, None])
 def test_a_life_is_a_number_of_seconds(installation: Installation, ttl_s: object) -> None:
-    """From one second to a month."""
+    """A token's lifetime is an integer from one second to a month; anything else is refused."""
     answer = installation.ask(SERVICE, "POST", "/v1/tokens", json={"user_id": "ana", "ttl_s": ttl_s})
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
 
 
 def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
-    """Whoever guesses it makes tokens for every user. The message does not show it."""
+    """A short secret stops the start: a caller who guesses it can make tokens. The message hides it."""
     settings = Settings(_env_file=None, secret_key="guessable")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="PERDURE_SECRET_KEY is too short") as raised:
         create_app(replace(runtime, settings=settings), lambda: True)
@@ -195,7 +195,7 @@ def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
 
 
 def test_on_loopback_without_keys_a_token_still_narrows(runtime: Runtime) -> None:
-    """The web page of such a gateway may use one; without it, any caller is the operator, as ever."""
+    """Without keys any loopback caller is the operator, but a token still restricts access to its user."""
     settings = Settings(_env_file=None, secret_key=SECRET)  # type: ignore[arg-type]
     with TestClient(
         create_app(replace(runtime, settings=settings), lambda: True), base_url="http://localhost"

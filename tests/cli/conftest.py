@@ -1,7 +1,7 @@
-"""`perdure` as a person starts it: a process of its own, in a directory of its own.
+"""`perdure` as a user starts it: a process of its own, in a directory of its own.
 
-The processes are forked from one that has imported the libraries (see `forked`); a test that
-asks for the `whole` of it has the interpreter started, as the installed command does.
+The processes are forked from one that has imported the libraries (see `forked`). With `whole`, a
+test starts the interpreter, as the installed command does.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ COMMAND = (sys.executable, "-P", "-m", "perdure.cli")
 
 
 def _environment(tmp_path: Path) -> Environment:
-    """This process's, without what would configure perdure or colour its output."""
+    """This process's environment, without variables that configure perdure or colour its output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "FLOWER_"))}
     return {**kept, "PYTHONPATH": str(ROOT), "PERDURE_DATA_DIR": str(tmp_path / "data"), "NO_COLOR": "1"}
 
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Environment:
-    """The environment of somebody who has not started anything."""
+    """The environment of a user who has started no servers."""
     return _environment(tmp_path)
 
 
 @pytest.fixture
 def environment(tmp_path: Path, database_url: str, redis_url: str) -> Environment:
-    """The environment of somebody whose servers run."""
+    """The environment of a user whose servers run."""
     return {**_environment(tmp_path), "PERDURE_DATABASE_URL": database_url, "PERDURE_REDIS_URL": redis_url}
 
 
 class Perdure:
-    """`perdure`, in a directory, with an environment unless a call has another."""
+    """Runs `perdure` in a directory, with an environment unless a call passes another."""
 
     def __init__(self, environment: Environment, directory: Path, program: str = "perdure.cli:main") -> None:
         self._environment = environment
@@ -70,7 +70,7 @@ class Perdure:
         return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
 
     def start(self, *arguments: str, env: Environment | None = None, **streams: Path) -> BaseProcess:
-        """Start one command; its `streams` are paths, `stdin`, `stdout` and `stderr`."""
+        """Start one command. The keys of `streams` are `stdin`, `stdout` and `stderr`."""
         environment = self._environment if env is None else env
         argv = ["perdure", *arguments]
         return forked.start(forked.Program(self._program, argv, environment, self._directory, **streams))
@@ -96,7 +96,7 @@ def perdure(environment: Environment, tmp_path: Path) -> Perdure:
 
 @pytest.fixture
 def working(perdure: Perdure) -> Iterator[BaseProcess]:
-    """A worker that runs; it is stopped as an operator would stop it."""
+    """A running worker. It is stopped with SIGTERM and must exit with status 0."""
     process = perdure.start("worker", "--concurrency", "4")
     yield process
     process.terminate()

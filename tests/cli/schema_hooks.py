@@ -1,4 +1,4 @@
-"""What schemathesis cannot know of a gateway: which ids exist, which names are allowed, what an agent can answer.
+"""Hooks that give schemathesis existing ids, allowed names and messages that an agent can answer.
 
 Loaded by schemathesis in its own process (see schemathesis.toml).
 """
@@ -30,14 +30,14 @@ _known: dict[str, str] = {}
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
-    """Have a valid request name what exists, so that it is not merely 404; and no request wait."""
+    """Put existing ids and names into a valid request, so that it is not merely a 404. Shorten all waits."""
     if case.query.get("wait", 1) and "wait" in {parameter.name for parameter in case.operation.query}:
         _wait_no_time(case)
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     last = case.headers.get("last-event-id") if case.headers else None
     if last is not None and re.search(EventId.PATTERN, str(last)) is None:
-        del case.headers["last-event-id"]  # the coverage phase takes "0" for a text of this pattern
+        del case.headers["last-event-id"]  # the coverage phase takes "0" for a match of this pattern
     for name in case.path_parameters.keys() & _known.keys():
         case.path_parameters[name] = _known[name]
     if isinstance(case.body, dict):
@@ -46,7 +46,7 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
 
 @schemathesis.hook
 def after_call(context: HookContext, case: Case[Any], response: Response) -> None:
-    """Remember the ids of what was made."""
+    """Remember the ids in successful responses."""
     if response.status_code in {200, 201, 202} and "json" in str(response.headers.get("content-type")):
         answer = response.json()
         if isinstance(answer, dict):
@@ -57,7 +57,7 @@ def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
     if case.operation.path == "/v1/messages":
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
         if body.get("session_id") is not None:
-            body.pop("conversation", None)  # one of the two
+            body.pop("conversation", None)  # a message names a session or a conversation
         body |= {name: allowed[name] for name in allowed if body.get(name) is not None}
     if case.operation.path == "/v1/schedules":
         _set_moment(body)
@@ -68,7 +68,7 @@ def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
 
 
 def _set_moment(body: dict[str, Any]) -> None:
-    """Have a schedule fire at a moment or by cron, not both, in a zone that exists."""
+    """Give a schedule either a time or a cron expression, and a known time zone."""
     body |= {name: value for name, value in (("timezone", "UTC"), ("agent", AGENT)) if body.get(name) is not None}
     if body.get("cron") is None:
         body["at"] = "2099-05-02T09:30"

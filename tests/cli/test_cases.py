@@ -1,4 +1,4 @@
-"""`perdure cases`: within this process, since each command is a few lines over the domain."""
+"""`perdure cases`, run within this process, because each command is only a few lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RUN_LIMITS = CasebankSettings(load_percent=100, recent_access_days=1, approval=
 
 @pytest.fixture
 def runtime(runtime: Runtime) -> Runtime:
-    """A process whose runs wait for approval."""
+    """A process whose runs need approval."""
     return replace(runtime, settings=runtime.settings.model_copy(update={"casebank": _RUN_LIMITS}))
 
 
@@ -53,7 +53,7 @@ def _json(command: Command, *arguments: str) -> Any:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, tmp_path: Path) -> None:
-    """Bad lines are reported, good ones are searchable; a second import changes nothing; an export can be imported."""
+    """Bad lines are reported, good ones are searchable, and an import can be repeated or made from an export."""
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     result = command("cases", "import", str(file), "--json")
@@ -71,7 +71,7 @@ def test_a_file_is_imported_found_and_exported(command: Command, tmp_path: Path)
 
 
 def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
-    """In the order of their ids; one of them with its history."""
+    """Cases are listed by id; one case is shown with its history."""
     for case_id in ("a", "b", "c"):
         put(runtime.database, case_id)
     assert [each["case_id"] for each in _json(command, "list", "--after", "a", "--limit", "1")] == ["b"]
@@ -81,8 +81,8 @@ def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
     assert isinstance(command("cases", "show", "nobody").exception, NotFound)
 
 
-def test_a_case_is_shared_and_given_back(command: Command, tmp_path: Path) -> None:
-    """Its history says who did it; what is shared is exported as such."""
+def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None:
+    """A shared case is found by other users and exported as shared. The history says who shared and unshared it."""
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(LINES[1] | {"user_id": "ana", "bank": "common"}) + "\n")
     assert command("cases", "import", str(file)).exit_code == 0
@@ -107,7 +107,7 @@ def test_a_case_is_shared_and_given_back(command: Command, tmp_path: Path) -> No
 
 
 def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: Runtime) -> None:
-    """Nothing changes without --apply; a person reads why, with the texts of a pair, and what came of it."""
+    """Nothing changes without `--apply`. A report shows the reasons, the texts of each pair and the outcome."""
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", query="how to do it", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "two", query="how do I do it", vector=[1.0, 0.0], usage=3)
@@ -134,8 +134,8 @@ def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: R
     assert _json(command, "reflect") == {"rated": 0, "flagged": []}
 
 
-def test_a_person_starts_it(perdure: Perdure) -> None:
-    """As a process, over the servers; JSON and nothing else on stdout."""
+def test_the_command_runs_as_a_process(perdure: Perdure) -> None:
+    """The command runs as a process of its own, with nothing but JSON on stdout."""
     done = perdure("cases", "prune", "--json")
     assert (done.returncode, json.loads(done.stdout)["removed_cases"]) == (0, 0)
     wrong = perdure("cases", "runs", "show", "it")
@@ -144,7 +144,7 @@ def test_a_person_starts_it(perdure: Perdure) -> None:
 
 
 def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, database: Database, tmp_path: Path) -> None:
-    """On a terminal's stderr, phase by phase, while the plan is applied."""
+    """A terminal's stderr shows a progress bar while a plan is applied."""
     for number in range(40):
         put(database, f"low {number:02}", usage=20, rate=10)
     slow = {"PERDURE_CASEBANK__LOAD_PERCENT": "8", "PERDURE_CASEBANK__DUPLICATE_BATCH": "2", "TERM": "xterm"}
@@ -172,8 +172,8 @@ def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, data
 
 
 @pytest.mark.long
-def test_a_run_outlives_the_gateway_that_it_was_asked_of(perdure: Perdure, database: Database) -> None:
-    """No worker runs when it is requested, and no gateway any more when a worker begins."""
+def test_a_run_outlives_the_gateway_that_requested_it(perdure: Perdure, database: Database) -> None:
+    """A run that was requested without a worker is done by a later worker, after its gateway has ended."""
     put(database, "low", usage=20, rate=10)
     with serving(perdure) as url:
         begun = httpx2.post(f"{url}/v1/consolidation/run?wait=0.2", timeout=_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""`perdure channels`: what arrives is accepted, until a signal; a missing setting is reported."""
+"""`perdure channels` accepts messages until it gets a signal, and reports missing settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.processes.faults import wait_until
 
 @pytest.fixture
 def discord() -> Iterator[DiscordServer]:
-    """Discord."""
+    """A server that imitates Discord."""
     made = DiscordServer()
     yield made
     made.close()
@@ -26,7 +26,7 @@ def discord() -> Iterator[DiscordServer]:
 def test_a_message_is_answered_by_the_processes(
     perdure: Perdure, environment: Environment, discord: DiscordServer
 ) -> None:
-    """`perdure channels` accepts it, a worker answers it; SIGTERM ends both with status 0."""
+    """`perdure channels` accepts a message and a worker answers it. SIGTERM ends both with status 0."""
     given = {"PERDURE_DISCORD__TOKEN": discord_server.TOKEN, "PERDURE_DISCORD__API_URL": discord.url}
     commands = (("channels",), ("worker", "--concurrency", "4"))
     processes = [perdure.start(*each, env={**environment, **given}) for each in commands]
@@ -48,7 +48,7 @@ def test_a_message_is_answered_by_the_processes(
 
 
 def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: Environment) -> None:
-    """Over long polling, with the real library: a message, the sign that the bot types, and the reply."""
+    """Over long polling with the real library: a message, the typing indicator and the reply."""
     telegram = TelegramServer()
     given = {"PERDURE_TELEGRAM__TOKEN": telegram_server.TOKEN, "PERDURE_TELEGRAM__API_URL": telegram.url}
     commands = (("channels",), ("worker", "--concurrency", "4"))
@@ -73,13 +73,13 @@ def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: En
 
 
 def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:
-    """Status 2: a supervisor does not start it again."""
+    """Without a channel the command ends with status 2, so that a supervisor does not restart it."""
     done = perdure("channels")
     assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
 
 
 def test_a_malformed_token_is_a_wrong_setting(perdure: Perdure, environment: Environment) -> None:
-    """The message names the variable, not its value."""
+    """The message about a malformed token names the variable, not its value."""
     done = perdure("channels", env={**environment, "PERDURE_DISCORD__TOKEN": "not-a-token"})
     assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
     assert "not-a-token" not in done.stderr

@@ -30,7 +30,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.mark.usefixtures("working")
 def test_a_message_goes_through_the_queue_and_comes_back(perdure: Perdure, database: Database) -> None:
-    """The first thing that anybody tries; then the same conversation by pipe, by chat and as JSON."""
+    """One conversation by `send`, by a pipe, by `chat` and as JSON, as a newcomer tries it."""
     sent = perdure("send", "what is 12*7+5?", "--wait", "30")
     piped = perdure("send", "-", "--wait", "30", stdin="what is 2+2?\n")
     chatted = perdure("chat", stdin="what is 3*3?\n\n/session\n/exit\nnever said\n")
@@ -43,14 +43,14 @@ def test_a_message_goes_through_the_queue_and_comes_back(perdure: Perdure, datab
     assert "9" in chatted.stdout
     assert session["session_id"] not in chatted.stdout
     assert f"Continuing a conversation of 8 messages.\n{session['session_id']}\n" == chatted.stderr
-    assert json.loads(shown.stdout)["session_id"] == later["session_id"]  # leaving the chat ended the first
+    assert json.loads(shown.stdout)["session_id"] == later["session_id"]  # leaving the chat ended the first session
     assert "25" in json.loads(shown.stdout)["reply"]["text"]
     assert (session["turn_count"], later["turn_count"]) == (3, 1)
 
 
 @pytest.mark.long
 def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Database) -> None:
-    """A script reads them; nobody has to be there to answer."""
+    """Without `--wait`, `send` prints the ids for a script and does not wait for a reply."""
     plain = perdure("send", "hello", "--message-id", "m1", whole=True)
     again = perdure("send", "hello", "--message-id", "m1", "--json")
     other = perdure("send", "something else", "--message-id", "m1")
@@ -64,8 +64,8 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
     assert [session["channels"] for session in list_sessions(database, "local")] == [["cli"]]
 
 
-def test_a_reply_that_does_not_come_in_time_is_a_failure_with_the_way_to_it(perdure: Perdure) -> None:
-    """No worker runs: the message is accepted, and the turn's id is where the reply will be."""
+def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
+    """If the reply is late, `send` fails and prints the turn's id, with which it can be read later."""
     sent = perdure("send", "hello", "--wait", "0.2", "--json")
     turn = json.loads(sent.stdout)
 
@@ -81,8 +81,8 @@ def run(runtime: Runtime) -> Iterator[Callable[[UUID], object]]:
     runner.close()
 
 
-def test_what_is_kept_can_be_looked_at(perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object]) -> None:
-    """As lines for a shell, and as one JSON document each."""
+def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object]) -> None:
+    """Sessions and turns are shown as lines for a shell, and as JSON."""
     accepted = accept.accept(runtime, Incoming(user_id="ann", text="what is\t12*7+5?", channel="http"))
     run(accepted.session_id)
     session_id, turn_id = str(accepted.session_id), str(accepted.turn_id)
@@ -99,7 +99,7 @@ def test_what_is_kept_can_be_looked_at(perdure: Perdure, runtime: Runtime, run: 
 
 
 def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
-    """And says afterwards that it was, with status 1 for whoever waits for it."""
+    """A cancelled turn is reported, with status 1, to a `send` that waits for it."""
     accepted = accept.accept(runtime, Incoming(user_id="local", text="hello", channel="cli", message_id="m1"))
 
     assert perdure("turns", "cancel", str(accepted.turn_id)).returncode == 0
@@ -131,10 +131,10 @@ MISUSED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", MISUSED)
-def test_wrong_usage_is_a_sentence_and_status_2(
+def test_wrong_usage_is_a_message_and_status_2(
     nowhere: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """Before anything is looked for or started."""
+    """Wrong usage is reported before anything is connected or started."""
     arguments, word = MISUSED[case]
     monkeypatch.setattr(os, "environ", nowhere)
     monkeypatch.setattr(sys, "argv", ["perdure", *arguments])
@@ -161,8 +161,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_done_is_a_sentence_and_a_status(perdure: Perdure, environment: Environment, case: str) -> None:
-    """No trace, nothing on stdout, no password shown, and the status that a script can tell apart."""
+def test_a_failure_is_a_message_and_a_status(perdure: Perdure, environment: Environment, case: str) -> None:
+    """A failure is one message on stderr without a traceback or password, and a status that scripts can read."""
     arguments, changed, status, word = REFUSED[case]
     ended = perdure(*arguments, env={**environment, **changed})
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_done_is_a_sentence_and_a_status(perdure: Perdure, enviro
 
 @pytest.mark.long
 def test_without_servers_it_says_how_to_start_them(perdure: Perdure, nowhere: Environment) -> None:
-    """What everybody meets who forgets `make up`."""
+    """A user who forgot `make up` reads how to start the servers."""
     for arguments in (("send", "hi"), ("worker",), ("gateway",)):
         ended = perdure(*arguments, env=nowhere, whole=arguments == ("worker",))
         assert ended.returncode == 3, arguments
@@ -184,7 +184,7 @@ def test_without_servers_it_says_how_to_start_them(perdure: Perdure, nowhere: En
 def test_a_message_is_accepted_without_a_broker(
     perdure: Perdure, environment: Environment, nowhere: Environment, database: Database
 ) -> None:
-    """PostgreSQL is enough; the sweeper finds what nobody could be woken for."""
+    """PostgreSQL alone is enough to accept a message: the sweeper finds it later."""
     alone = {**nowhere, "PERDURE_DATABASE_URL": environment["PERDURE_DATABASE_URL"]}
     ended = perdure("send", "hello", env=alone)
 
@@ -197,7 +197,7 @@ def test_a_message_is_accepted_without_a_broker(
 def test_a_database_without_tables_is_migrated_by_the_command_that_it_names(
     perdure: Perdure, database_url: str
 ) -> None:
-    """An upgrade that forgot the migration gets a sentence, not a trace."""
+    """Without the migration a command names `perdure migrate`, which then creates the tables."""
     command.downgrade(config(database_url), "base")
 
     before = perdure("sessions", "list")
@@ -212,8 +212,8 @@ def _free() -> str:
         return str(listener.getsockname()[1])
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(perdure: Perdure) -> None:
-    """With the option that chooses another."""
+def test_a_taken_port_is_reported_before_anything_starts(perdure: Perdure) -> None:
+    """A taken port is reported before anything starts, with the option that chooses another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, option in (
@@ -227,7 +227,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(perdure: Perdure) -
 
 @given(st.text())
 def test_nothing_that_is_printed_moves_a_terminals_cursor(text: str) -> None:
-    """A reply may hold escape sequences, which could rewrite what a person reads."""
+    """Printed text contains no control characters, which could rewrite what the user reads on a terminal."""
     shown = printable(text)
 
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in shown if letter not in "\n\t")
@@ -235,7 +235,7 @@ def test_nothing_that_is_printed_moves_a_terminals_cursor(text: str) -> None:
 
 
 def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environment: Environment, tmp_path: Any) -> None:
-    """`PERDURE_AGENTS` names a module that lies where the person works."""
+    """`PERDURE_AGENTS` may name a module in the working directory."""
     (tmp_path / "my_agents.py").write_text(
         "from perdure.agents import Agent\nwren = Agent('wren', instructions='Sing.')\n"
     )
@@ -248,7 +248,7 @@ def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environmen
 
 
 def test_a_role_is_granted_the_right_to_send(database: Database, perdure: Perdure) -> None:
-    """`perdure migrate --grant`; a role that does not exist is an error that names it."""
+    """`perdure migrate --grant` lets a role send messages. A missing role is an error that names it."""
     with database.engine.connect() as connection:
         connection.exec_driver_sql("DROP ROLE IF EXISTS shopkeeper")
         connection.exec_driver_sql("CREATE ROLE shopkeeper")

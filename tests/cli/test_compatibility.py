@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
     perdure: Perdure, database_url: str, tmp_path: Path
 ) -> None:
-    """A balancer keeps the old release until the schema excludes it; then `/readyz` and every start say so."""
+    """The old release stays ready until the schema excludes it; then `/readyz` and every start fail."""
     newer = next_release(database_url, tmp_path, readable_from=HEAD)
     excluding = next_release(database_url, tmp_path, readable_from="excluding", revision="excluding")
     with serving(perdure) as url:
@@ -48,7 +48,7 @@ def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
 
 
 def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> None:
-    """A worker that started without it would fail with every task."""
+    """Without the migration no program starts, because a worker would fail with every task."""
     command.downgrade(config(database_url), revisions()[-2])
     for program in PROGRAMS:
         ended = perdure(*program)

@@ -1,4 +1,4 @@
-"""`perdure completion`: the scripts complete what the commands have."""
+"""`perdure completion`: the scripts complete the commands and options that exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture(scope="module")
 def script() -> str:
-    """The script for bash, made once."""
+    """The script for bash."""
     return subprocess.run([*COMMAND, "completion", "bash"], capture_output=True, text=True, check=True).stdout
 
 
@@ -37,7 +37,7 @@ def script() -> str:
     ],
 )
 def test_bash_completes_commands_and_options(script: str, words: str, expected: list[str]) -> None:
-    """A command, a subcommand and an option, also behind an option's value."""
+    """A command, a subcommand and an option are completed, also after another option's value."""
     asked = ["bash", "--norc", "-c", _ASK.format(words=words)]
     found = subprocess.run(asked, input=script, capture_output=True, text=True, check=True).stdout
     assert found.split() == expected
@@ -45,7 +45,7 @@ def test_bash_completes_commands_and_options(script: str, words: str, expected: 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_get_the_same_names(perdure: Perdure, shell: str) -> None:
-    """A shell that is installed also parses its script."""
+    """The other shells' scripts have the same names, and an installed shell parses its script."""
     printed = perdure("completion", shell).stdout
     assert all(name in printed for name in (*COMMANDS, "wait", "prune"))
     if program := shutil.which(shell):

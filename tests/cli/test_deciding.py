@@ -1,4 +1,4 @@
-"""`perdure turns approve|deny` and `perdure breakers`: what an operator decides at a terminal."""
+"""`perdure turns approve|deny` and `perdure breakers`: an operator's decisions at a terminal."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ assistant = Agent("assistant", "You pay.", [pay])
 
 @tool(requires_approval=True)
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
 def test_calls_are_shown_and_decided(
     perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
 ) -> None:
-    """One call is approved with other arguments, one is denied; invalid arguments are refused and decide nothing."""
+    """A call is approved with other arguments and another denied; invalid arguments are refused."""
     model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
     paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [pay])]), models=lambda _name: model)
     sent = accept.accept(paying, Incoming(user_id="ann", text="pay"))
     runner = Runner(paying, "test")
     runner.run(sent.session_id)
     turn_id = str(sent.turn_id)
-    (tmp_path / "paying.py").write_text(AGENTS)  # where the command is started
+    (tmp_path / "paying.py").write_text(AGENTS)  # in the command's working directory
     env = {**environment, "PERDURE_AGENTS": "paying"}
 
     shown = perdure("turns", "show", turn_id)
@@ -73,7 +73,7 @@ def test_calls_are_shown_and_decided(
 
 
 def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> None:
-    """The tool, until when, and the progress, whose control characters do not reach the terminal."""
+    """A waiting turn shows its tool, its deadline and its progress without control characters."""
     model, broker = Scripted(calls(("shop_export", {}))), Broker()
     waiting = replace(
         runtime,
@@ -92,7 +92,7 @@ def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> N
 
 
 def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:
-    """The fleet's, from whichever process; parked turns come back. One that there is not is an error."""
+    """The fleet's breakers are listed and reset, which unparks turns. An unknown breaker is an error."""
     limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
     parking = replace(

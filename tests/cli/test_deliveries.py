@@ -1,4 +1,4 @@
-"""`perdure deliveries`: dead letters are found, and sent again by a worker."""
+"""`perdure deliveries` lists dead letters and has a worker send them again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLY_URLS = "http://127.0.0.1:*"
 
 
 class Refusing:
-    """A carrier whose receiver refuses for good."""
+    """A carrier whose receiver refuses permanently."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Refuse."""
@@ -63,7 +63,7 @@ def letters(runtime: Runtime, receiver: Receiver) -> list[str]:
 
 
 def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
-    """By status, newest first, with the reason; JSON has all members."""
+    """Deliveries are listed by status, newest first, with the error. JSON has all members."""
     dead, pending = letters
     assert [each["delivery_id"] for each in json.loads(perdure("deliveries", "list", "--json").stdout)] == [
         pending,
@@ -78,7 +78,7 @@ def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
 
 @pytest.mark.usefixtures("working")
 def test_a_dead_letter_is_sent_again(perdure: Perdure, receiver: Receiver, letters: list[str]) -> None:
-    """A worker delivers it under the same id."""
+    """A worker delivers a resent dead letter under the same id."""
     dead, _ = letters
     assert perdure("deliveries", "resend", dead).returncode == 0
     until(lambda: any(each.body["delivery_id"] == dead for each in list(receiver.came)), "the delivery")
@@ -91,7 +91,7 @@ def _statuses(perdure: Perdure) -> dict[str, str]:
 
 
 def test_an_unknown_delivery_is_reported(perdure: Perdure) -> None:
-    """Status 1 with a message; 2 where it is no id."""
+    """An unknown delivery ends with status 1 and a message, a malformed id with status 2."""
     unknown = perdure("deliveries", "resend", str(uuid4()))
     assert (unknown.returncode, "There is no such delivery." in unknown.stderr) == (1, True)
     assert perdure("deliveries", "resend", "x").returncode == 2

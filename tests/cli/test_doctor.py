@@ -1,4 +1,4 @@
-"""`perdure doctor` on servers whose settings are right, and on servers whose settings are dangerous."""
+"""`perdure doctor` finds dangerous settings of servers and applications, and none where there are none."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def server(redis_url: str) -> Iterator[Redis]:
 
 
 def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdure, server: Redis) -> None:
-    """Status 0. The append-only file of a Redis that perdure does not embed is a finding, so it is off here."""
+    """A safe server is status 0. The append-only file of a foreign Redis is a finding, so the test switches it off."""
     server.config_set("appendonly", "no")
     ended = perdure("doctor")
     assert (ended.returncode, ended.stdout) == (0, "No dangerous setting was found.\n"), ended.stderr
 
 
-def test_each_dangerous_setting_is_named_with_the_way_out(
+def test_each_dangerous_setting_is_named_with_its_fix(
     perdure: Perdure, environment: Environment, server: Redis
 ) -> None:
-    """Status 1; the same as a table and as JSON."""
+    """Dangerous settings are status 1, each with its risk and fix, in JSON and in the table."""
     server.config_set("appendonly", "yes")
     server.config_set("maxmemory-policy", "allkeys-lru")
     server.config_set("slowlog-log-slower-than", "10000")
@@ -85,7 +85,7 @@ def decay():
 def test_the_dangerous_settings_of_an_application_are_named(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """Each of them loses its tasks, runs them twice, or lets others run code."""
+    """Each of the application's settings loses tasks, runs them twice, or lets others run code."""
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
     server.config_set("maxmemory-policy", "allkeys-lru")
     ended = Perdure(environment, tmp_path)("doctor", "--app", "shop", "--json")
@@ -105,7 +105,7 @@ def test_the_dangerous_settings_of_an_application_are_named(
 def test_an_application_with_celerys_defaults_has_no_dangerous_setting(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """Status 0; and 2 for a module without one."""
+    """An application with Celery's defaults is status 0, and a module without an application is status 2."""
     (tmp_path / "shop.py").write_text(f"from celery import Celery\napp = Celery('shop', broker={redis_url!r})\n")
     run = Perdure(environment, tmp_path)
     assert run("doctor", "--app", "shop").returncode == 0

@@ -1,4 +1,4 @@
-"""A real gateway with few descriptors, and more half-sent requests than it has."""
+"""A real gateway that may open few descriptors, and more unfinished requests than that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FEW_DESCRIPTORS = (
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """What the gateway writes."""
+    """The gateway's log."""
     return tmp_path / "gateway.log"
 
 
@@ -56,8 +56,8 @@ def port(environment: Environment, tmp_path: Path, log: Path) -> Iterator[int]:
 
 
 @pytest.mark.long
-def test_half_sent_requests_keep_nobody_else_out(port: int, log: Path) -> None:
-    """1,100 of them used up the descriptors: the gateway answered nothing and wrote 170 MB of log in 90 s."""
+def test_unfinished_requests_do_not_block_others(port: int, log: Path) -> None:
+    """1,100 unfinished requests once used up the descriptors: no answers, and 170 MB of log in 90 s."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192) if hard > 0 else 8_192, hard))
     slowest_s = 0.0
@@ -75,7 +75,7 @@ def test_half_sent_requests_keep_nobody_else_out(port: int, log: Path) -> None:
 
 
 def test_a_repeated_line_is_written_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    """A fault that each connection meets must not fill the disk; how often it came is said."""
+    """A repeated log line is written once a second with its count, so that a fault cannot fill the disk."""
     logger = logging.getLogger("perdure.test_door")
     logs.repeat_sparingly(logger.name)
     records = [logger.makeRecord(logger.name, logging.ERROR, "here", 1, "no room\non %d", (n,), None) for n in range(4)]

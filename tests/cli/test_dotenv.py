@@ -1,4 +1,4 @@
-"""`.env` counts for the vendors' variables as for `PERDURE_*`, in every program, and misspelt names are reported."""
+"""`.env` also sets vendors' variables, in every program, and misspelt names are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_vendors_variables_reach_the_environment(directory: Path) -> None:
-    """The SDKs and Flower read `os.environ` themselves; other prefixes are none of perdure's business."""
+    """Vendors' variables are copied to `os.environ`, which SDKs and Flower read. Other prefixes are ignored."""
     (directory / ".env").write_text(
         "OPENAI_API_KEY=from-file\nexport ANTHROPIC_API_KEY='quoted'\nFLOWER_BASIC_AUTH=a:b\nOTHER_KEY=x\n"
     )
@@ -35,7 +35,7 @@ def test_vendors_variables_reach_the_environment(directory: Path) -> None:
 
 
 def test_the_environment_takes_precedence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does for `PERDURE_*`; an empty variable counts as unset there, and here."""
+    """The environment takes precedence over `.env`. An empty variable counts as unset in both."""
     (directory / ".env").write_text("OPENAI_API_KEY=from-file\nOPENAI_BASE_URL=http://127.0.0.1:9/v1\n")
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
     monkeypatch.setenv("OPENAI_BASE_URL", "")
@@ -48,7 +48,7 @@ def test_the_environment_takes_precedence(directory: Path, monkeypatch: pytest.M
 
 
 def test_a_misspelt_name_is_reported(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Most people set everything in `.env`: that is where names are misspelt."""
+    """Misspelt names in `.env` are reported as those of the environment are."""
     (directory / ".env").write_text("PERDURE_MODLE=openai:gpt\nPERDURE_MODEL=offline\nPERDURE_TURN__LEASE=9\n")
     with caplog.at_level(logging.WARNING):
         Settings.load()
@@ -57,22 +57,22 @@ def test_a_misspelt_name_is_reported(directory: Path, caplog: pytest.LogCaptureF
     assert told == ["PERDURE_MODLE", "PERDURE_TURN__LEASE"]
 
 
-def test_a_group_that_is_no_group_is_named(directory: Path) -> None:
-    """The message was empty for a group in the file."""
+def test_a_value_for_a_group_is_named(directory: Path) -> None:
+    """A value for a whole group of settings is reported by name; the message was empty once."""
     (directory / ".env").write_text("PERDURE_TURN=long\n")
     with pytest.raises(SettingsError, match="PERDURE_TURN is a group: set PERDURE_TURN__MAX_STEPS"):
         Settings.load()
 
 
 def test_a_file_that_is_no_text_is_named(directory: Path) -> None:
-    """Not a traceback of the library that reads it."""
+    """A file that is not text is reported with a message instead of a library's traceback."""
     (directory / ".env").write_bytes(b"PERDURE_MODEL=\xff\xfe\n")
     with pytest.raises(SettingsError, match=r"\.env cannot be read.*UTF-8"):
         Settings.load()
 
 
 def test_a_key_in_the_file_is_the_sdks(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
-    """A real process: with the key it gets past the settings, to the server that does not run."""
+    """A real process with a vendor's key in `.env` passes the settings and fails at the missing server."""
     (tmp_path / ".env").write_text("PERDURE_MODEL=openai:gpt-5\n")
     bare = {name: value for name, value in nowhere.items() if not name.startswith("OPENAI_")}
     assert "OPENAI_API_KEY is not set" in perdure("worker", env=bare).stderr

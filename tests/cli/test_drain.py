@@ -1,4 +1,4 @@
-"""`perdure drain`: the fleet lets go, stays closed, and is opened again."""
+"""`perdure drain` empties the fleet and keeps its intake closed until `--resume`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """Workers hear of a drain soon, and have little time for it."""
+    """A short sweep interval and drain, so that workers notice a drain soon and end it soon."""
     return {**environment, "PERDURE_TURN__SWEEP_S": "0.3", "PERDURE_SHUTDOWN__DRAIN_S": "1"}
 
 
@@ -25,7 +25,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
-    """What is accepted meanwhile waits, and is answered afterwards; sessions with turns to run cannot end before."""
+    """Messages accepted during a drain wait for `--resume`. Sessions with waiting turns cannot end before."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
     drained = perdure("drain", "--json")
@@ -50,14 +50,14 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
 
 
 @pytest.mark.long
-def test_a_drain_that_is_not_over_in_time_says_so(perdure: Perdure) -> None:
-    """The status tells a script, which must not go on; the intake stays closed."""
+def test_a_drain_that_is_late_is_reported(perdure: Perdure) -> None:
+    """A drain that is not complete in time exits with status 1 for scripts, and the intake stays closed."""
     drained = perdure("drain", "--within", "0", "--json")
 
     assert (drained.returncode, _report(drained)["quiet"]) == (1, False)
     assert "The intake stays closed" in drained.stderr
 
 
-def test_opening_and_ending_at_once_makes_no_sense(perdure: Perdure) -> None:
-    """Wrong usage, and nothing is changed."""
+def test_resuming_and_ending_sessions_exclude_each_other(perdure: Perdure) -> None:
+    """`--resume` with `--end-sessions` is wrong usage."""
     assert perdure("drain", "--resume", "--end-sessions").returncode == 2

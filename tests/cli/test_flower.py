@@ -1,4 +1,4 @@
-"""Flower, however it is started, asks for credentials, and listens on loopback unless they are the operator's."""
+"""Flower requires credentials however it is started, and listens on loopback unless the operator sets them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Start = Callable[..., BaseProcess]
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """A port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """What the process writes."""
+    """The process's output."""
     return tmp_path / "output"
 
 
 @pytest.fixture
 def flower(nowhere: Environment, redis_url: str, tmp_path: Path, output: Path) -> Start:
-    """Starts `perdure flower` or `celery -A perdure flower`."""
+    """A function that starts `perdure flower` or `celery -A perdure flower`."""
     addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": redis_url}
 
     def start(command: str, **variables: str) -> BaseProcess:
@@ -52,7 +52,7 @@ def flower(nowhere: Environment, redis_url: str, tmp_path: Path, output: Path) -
 
 @contextmanager
 def running(process: BaseProcess, output: Path) -> Iterator[set[str]]:
-    """The addresses that the process listens on, once it does; it is killed in the end."""
+    """The addresses on which the process listens. It is killed after the block."""
     deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
     try:
         while not (found := _listens_on(process)):
@@ -73,7 +73,7 @@ def _listens_on(process: BaseProcess) -> set[str]:
 
 
 def refused(process: BaseProcess, output: Path) -> str:
-    """What the process says when it ends with status 2."""
+    """The output of a process that ends with status 2."""
     process.join(_PATIENCE_S)
     status = process.exitcode
     process.kill()
@@ -85,20 +85,20 @@ def refused(process: BaseProcess, output: Path) -> str:
 
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
 def test_without_authentication_it_is_on_loopback(flower: Start, output: Path, command: str) -> None:
-    """Flower's own default is every address of the machine, for pages that can shut workers down."""
+    """Flower's default is every address of the machine, for pages that can shut workers down."""
     with running(flower(f"{command} --port={free_port()}"), output) as addresses:
         assert addresses <= {"127.0.0.1", "::1"}
 
 
 def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = None, page: str = "tasks") -> int:
-    """How Flower answers."""
+    """The status of Flower's response."""
     url = f"http://127.0.0.1:{port}/{page}"
     return httpx2.get(url, headers={"Host": host}, auth=auth, timeout=20).status_code
 
 
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
 def test_it_asks_for_a_password_that_it_makes_once(flower: Start, tmp_path: Path, output: Path, command: str) -> None:
-    """Nobody has to set anything, and any account of this machine, or page of a browser, reaches the port."""
+    """A password is generated once, because any account or browser page of the machine can reach the port."""
     passwords = set()
     for _ in range(2):
         port = free_port()
@@ -114,7 +114,7 @@ def test_it_asks_for_a_password_that_it_makes_once(flower: Start, tmp_path: Path
 
 
 def test_the_operators_credentials_and_names_replace_its_own(flower: Start, tmp_path: Path, output: Path) -> None:
-    """A proxy passes its own name on."""
+    """The operator's credentials and host names replace the generated ones: a proxy passes its own name on."""
     port = free_port()
     variables = {"FLOWER_BASIC_AUTH": "ann:secret", "PERDURE_FLOWER__HOSTS": "flower.example, Other.example"}
     with running(flower(f"celery -A perdure flower --port={port}", **variables), output):
@@ -125,7 +125,7 @@ def test_the_operators_credentials_and_names_replace_its_own(flower: Start, tmp_
 
 
 def test_its_password_is_switched_off_by_name(flower: Start, output: Path) -> None:
-    """On loopback only, and its API, which can shut workers down, refuses then by itself."""
+    """The password can be disabled by name, on loopback only. Flower's API, which stops workers, then refuses."""
     port = free_port()
     with running(flower(f"perdure flower --port={port}", PERDURE_FLOWER__AUTH="none"), output) as addresses:
         assert addresses == {"127.0.0.1"}
@@ -156,8 +156,8 @@ def test_its_password_is_switched_off_by_name(flower: Start, output: Path) -> No
         ("10.0.0.5", ("flower.example",), "evil.example", False),
     ],
 )
-def test_which_names_are_its_own(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
-    """Loopback's, those that are configured, and any where browsers elsewhere use names of their own."""
+def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
+    """Accepted hosts: loopback, the address, configured names; beyond loopback any, if none is configured."""
     assert serves(host, address, hosts) is expected
 
 
@@ -175,7 +175,7 @@ def test_which_names_are_its_own(address: str, hosts: tuple[str, ...], host: str
     ],
 )
 def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: str | None) -> None:
-    """`task-sent` comes from the publisher, and workers of the release before hide nothing."""
+    """Arguments in events of other publishers and older workers are hidden, except ids."""
     event = {"type": "task-sent", "name": "turns.submit", "args": sent, "kwargs": sent}
     assert without_arguments(event) == {**event, "args": kept or sent, "kwargs": kept or sent}
     other = {**event, "name": "shop.sell"}
@@ -197,14 +197,14 @@ def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: 
 def test_beyond_loopback_without_authentication_it_is_refused(
     flower: Start, output: Path, command: str, variables: dict[str, str]
 ) -> None:
-    """The message says which variable to set. A user without a password is no authentication."""
+    """Beyond loopback Flower needs authentication, and a user without a password is none."""
     process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
 
     assert "FLOWER_BASIC_AUTH" in refused(process, output)
 
 
 def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path) -> None:
-    """As compose runs it, for both ways to start it."""
+    """With authentication Flower runs on any address, as compose runs it, with both commands."""
     port = free_port()
     command = f"celery -A perdure flower --address=0.0.0.0 --port={port}"
     with running(flower(command, FLOWER_BASIC_AUTH="ann:secret"), output) as addresses:
@@ -212,14 +212,14 @@ def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path
 
 
 def test_authentication_in_its_own_configuration_counts(flower: Start, tmp_path: Path, output: Path) -> None:
-    """Flower reads `flowerconfig.py` of the current directory, after the variables."""
+    """Credentials in `flowerconfig.py` of the working directory count, because Flower reads that file, too."""
     (tmp_path / "flowerconfig.py").write_text(f"basic_auth = ['ann:secret']\naddress = '0.0.0.0'\nport = {free_port()}")
     with running(flower("celery -A perdure flower"), output) as addresses:
         assert addresses == {_ANY}
 
 
 def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -> None:
-    """Its address, its port and its credentials, as for perdure's own settings."""
+    """`.env` sets Flower's address, port and credentials."""
     (tmp_path / ".env").write_text(f"FLOWER_ADDRESS=0.0.0.0\nFLOWER_BASIC_AUTH=ann:secret\nFLOWER_PORT={free_port()}\n")
     with running(flower("perdure flower"), output) as addresses:
         assert addresses == {_ANY}
@@ -238,7 +238,7 @@ def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -
 def test_a_wrong_value_is_named(  # noqa: PLR0917 (one parameter for each axis of the matrix)
     flower: Start, output: Path, command: str, variable: str, value: str, accepted: str
 ) -> None:
-    """Flower itself shows a traceback without the variable's name, and `perdure up` would start it again for ever."""
+    """A wrong value is named. Flower alone shows a traceback, and `perdure up` would restart it for ever."""
     told = refused(flower(command, **{variable: value}), output)
 
     assert f"{variable} is {value!r}" in told
@@ -247,7 +247,7 @@ def test_a_wrong_value_is_named(  # noqa: PLR0917 (one parameter for each axis o
 
 @pytest.mark.parametrize("command", ["perdure flower --port {}", "celery -A perdure flower --port={}"])
 def test_flower_needs_the_broker_alone(flower: Start, output: Path, command: str) -> None:
-    """Neither the database nor a model's key: a container that shows pages has no password of the database."""
+    """Flower starts without the database and a model's key, so a container for it needs no such secret."""
     nothing = dict.fromkeys(("PERDURE_DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"), "")
     process = flower(
         command.format(free_port()), PERDURE_MODEL="openai:gpt", PERDURE_EMBEDDER="openai:small", **nothing

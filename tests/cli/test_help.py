@@ -47,7 +47,7 @@ def cpu_s() -> float:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_has_the_commands_own_help(name: str) -> None:
-    """A second text drifts from the first."""
+    """The table shows each command's own help text, so that the two cannot differ."""
     command = COMMANDS[name]
     found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
     own = found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found)
@@ -56,13 +56,13 @@ def test_the_table_has_the_commands_own_help(name: str) -> None:
 
 
 def test_help_takes_little_time() -> None:
-    """A user who looks up an option does not wait for the whole system to be imported."""
+    """`perdure --help` does not import the whole system."""
     assert min(_help_cpu_s() for _ in range(3)) < HELP_CPU_S
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_takes_little_time(name: str) -> None:
-    """A command's module imports the rest of perdure only when the command runs."""
+    """A command's help does not import perdure: its module does so only when the command runs."""
     assert min(_help_cpu_s(name) for _ in range(2)) < COMMAND_HELP_CPU_S
 
 
@@ -73,7 +73,7 @@ def _help_cpu_s(*command: str) -> float:
 
 
 def test_send_takes_little_time(perdure: Perdure) -> None:
-    """A script calls it once per message, and each call pays for its imports."""
+    """`perdure send` imports little, because scripts call it for each message."""
     used = []
     for _ in range(3):
         before = cpu_s()
@@ -86,8 +86,8 @@ def _values(kind: type[StrEnum]) -> list[str]:
     return [each.value for each in kind]
 
 
-def test_what_is_repeated_to_avoid_an_import_is_complete() -> None:
-    """The help lists them, and `perdure send` names the agent, without importing the module that defines them."""
+def test_values_repeated_to_avoid_an_import_are_complete() -> None:
+    """The values that the help repeats, to avoid imports, equal those of the modules that define them."""
     assert get_args(turns.Status) == TURN_STATUSES
     assert get_args(deliveries.Status) == DELIVERY_STATUSES
     assert list(get_args(cases.ActionName)) == _values(Action)
@@ -99,27 +99,27 @@ def test_what_is_repeated_to_avoid_an_import_is_complete() -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].attribute == "commands"])
 def test_the_list_of_subcommands_shows_their_first_sentences_in_full(name: str) -> None:
-    """A line that does not fit 80 columns is cut."""
+    """The first sentence of each subcommand fits 80 columns, beyond which it would be cut."""
     assert [
         line for line in run(name, "--help").stdout.splitlines() if line.startswith("  ") and line.endswith("...")
     ] == []
 
 
 def test_help_lists_every_command() -> None:
-    """In lines that fit a terminal."""
+    """The help lists every command in lines that fit a terminal."""
     printed = run("--help").stdout
     assert [name for name in COMMANDS if f"\n  {name} " not in printed] == []
     assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    """With the status of wrong usage."""
+    """Without a command the help is shown, with the status of wrong usage."""
     ended = run()
     assert (ended.returncode, ended.stdout) == (2, run("--help").stdout)
 
 
 def test_a_misspelt_command_is_answered_with_the_likeliest() -> None:
-    """On stderr, with status 2."""
+    """A misspelt command is answered with the closest one, on stderr, with status 2."""
     ended = run("sesions")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "perdure: There is no command 'sesions'. Did you mean 'sessions'?\n"

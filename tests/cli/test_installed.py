@@ -64,19 +64,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installation(wheel: Path, tmp_path: Path) -> Path:
-    """A virtual environment with the wheel; what perdure needs is taken from the tests' own environment."""
+    """A virtual environment with the wheel. perdure's dependencies come from the tests' environment."""
     venv.create(tmp_path / "env", with_pip=False)
     libraries = next((tmp_path / "env" / "lib").iterdir()) / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(libraries)
-    # A path file is read in site-packages of an interpreter only: the checkout's own one, over there, has no effect.
+    # Only an interpreter's own site-packages reads path files, so the checkout's path file has no effect here.
     (libraries / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return tmp_path / "env" / "bin" / "python"
 
 
 @pytest.fixture
 def application(tmp_path: Path) -> Path:
-    """An application whose modules have the names of perdure's: `tasks`, `workers` and `schedules`."""
+    """An application with modules named `tasks`, `workers` and `schedules`."""
     directory = tmp_path / "shop"
     directory.mkdir()
     for name, text in APPLICATION.items():
@@ -85,7 +85,7 @@ def application(tmp_path: Path) -> Path:
 
 
 def test_the_wheel_installs_one_name(wheel: Path) -> None:
-    """A second name would hide a module of an application, or be hidden by it."""
+    """A second top-level name could hide an application's module, or be hidden by it."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name.split("/")[0] for name in archive.namelist()}
         modules = set(archive.namelist())
@@ -97,7 +97,7 @@ def test_the_wheel_installs_one_name(wheel: Path) -> None:
 def test_an_installed_perdure_runs_beside_an_applications_modules(
     installation: Path, application: Path, nowhere: Environment
 ) -> None:
-    """The agent's tool calls the application's `tasks`; perdure's own run its turn."""
+    """An installed perdure runs next to such an application, whose `tasks` the agent's tool calls."""
     environment = {name: value for name, value in nowhere.items() if name != "PYTHONPATH"}
     environment |= {"PERDURE_AGENTS": "shop", "PERDURE_DATA_DIR": "data"}
     gateway, flower = free_ports(2)
@@ -139,7 +139,7 @@ def test_an_installed_perdure_runs_beside_an_applications_modules(
 
 @pytest.mark.parametrize("application_name", ["perdure", "workers"])
 def test_celery_finds_the_application_in_a_checkout(application_name: str, environment: Environment) -> None:
-    """`celery -A workers`, as releases before were started, and `celery -A perdure`."""
+    """In a checkout, Celery finds `-A workers`, as earlier releases were started, and `-A perdure`."""
     command = [sys.executable, "-m", "celery", "-A", application_name, "report"]
     ended = subprocess.run(
         command, cwd=ROOT, env={**environment, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,
@@ -153,7 +153,7 @@ def test_celery_finds_the_application_in_a_checkout(application_name: str, envir
 def test_the_applications_modules_precede_a_checkout(
     application: Path, nowhere: Environment, tmp_path: Path, *, linked: bool
 ) -> None:
-    """An editable installation has the repository's root, with a `tasks` of its own, on the path."""
+    """An application's modules take precedence over a checkout's root, which has a `tasks` of its own."""
     root = ROOT
     if linked:
         root = tmp_path / "checkout"

@@ -1,4 +1,4 @@
-"""`perdure link`: mints, lists and removes."""
+"""`perdure link` creates codes, lists links and removes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 def test_a_code_links_a_channel(command: Command, runtime: Runtime) -> None:
-    """The printed code makes a Telegram user the user `ana`; the list and the removal name the link."""
+    """The printed code links a Telegram user to `ana`; the list and the removal name the link."""
     minted = json.loads(command("link", "--user", "ana", "--json").stdout)
     assert minted.keys() == {"code", "expires_at"}
     assert redeem(runtime.database, "telegram", "77:8", minted["code"], None) == "ana"
@@ -29,7 +29,7 @@ def test_a_code_links_a_channel(command: Command, runtime: Runtime) -> None:
 
 
 def test_the_user_is_local_by_default(command: Command, runtime: Runtime) -> None:
-    """As for `send` and `chat`; the way to use the code is on stderr, the code alone on stdout."""
+    """The default user is `local`, as for `send` and `chat`. Only the code is on stdout; instructions go to stderr."""
     result = command("link")
     [code] = [line.split("\t")[1] for line in result.stdout.splitlines() if line.startswith("code\t")]
     assert f"/link {code}" in result.stderr
@@ -37,14 +37,14 @@ def test_the_user_is_local_by_default(command: Command, runtime: Runtime) -> Non
 
 
 def test_a_tenants_user_is_linked(command: Command, runtime: Runtime) -> None:
-    """`--tenant` names another user."""
+    """With `--tenant` a user of that tenant is linked."""
     code = json.loads(command("link", "--user", "ana", "--tenant", "acme", "--json").stdout)["code"]
     assert redeem(runtime.database, "telegram", "1", code, "acme") == user_key("acme", "ana")
     assert json.loads(command("link", "--user", "ana", "--list", "--json").stdout) == []
 
 
 def test_wrong_use_is_reported(command: Command) -> None:
-    """A link that is none, one that does not exist, and both options."""
+    """A malformed link, an unknown link and contradicting options are reported."""
     for options, status in (
         (("--remove", "telegram"), 2),
         (("--remove", "telegram:"), 2),
@@ -57,7 +57,7 @@ def test_wrong_use_is_reported(command: Command) -> None:
 
 
 def test_the_command_runs_by_itself(perdure: Perdure) -> None:
-    """As an operator starts it."""
+    """`perdure link` runs as a process."""
     done = perdure("link", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["code"].count("-") == 2

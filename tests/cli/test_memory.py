@@ -1,4 +1,4 @@
-"""`perdure messages` and `perdure memory`: within this process, since each of them is a few lines over the domain."""
+"""`perdure messages` and `perdure memory`, run within this process, because each is only a few lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINES = [
 
 @pytest.fixture
 def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs a command over the test's runtime."""
+    """A function that runs a command over the test's runtime."""
 
     @contextmanager
     def whole() -> Iterator[Runtime]:
@@ -72,7 +72,7 @@ def _found(command: Command, query: str, user: str = "ann") -> list[str]:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, file: Path, runtime: Runtime, tmp_path: Path) -> None:
-    """It arrives ended, by words and vectors; twice changes nothing; what comes out can go in again."""
+    """Imported sessions are ended and searchable; an import can be repeated, and an export imported."""
     done = json.loads(command("messages", "import", str(file), "--json").stdout)
     assert done == {"added": 6, "known": 0, "refused": 0, "sessions": 2, "bad": []}
     assert {each["state"] for each in list_sessions(runtime.database)} == {"ended"}
@@ -90,8 +90,8 @@ def test_a_file_is_imported_found_and_exported(command: Command, file: Path, run
     assert len(command("messages", "export").stdout.splitlines()) == 6
 
 
-def test_bad_lines_are_told_and_the_good_ones_kept(command: Command, runtime: Runtime) -> None:
-    """By number and reason; the status says that something was left out."""
+def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime: Runtime) -> None:
+    """Bad lines are reported by number and reason and make the status nonzero; good ones are imported."""
     text = "\n".join(["{", json.dumps(LINES[0]), json.dumps({**LINES[1], "role": "system"})])
     result = command("messages", "import", "-", "--json", stdin=text)
     assert isinstance(result.exception, Failure)
@@ -103,7 +103,7 @@ def test_bad_lines_are_told_and_the_good_ones_kept(command: Command, runtime: Ru
 
 
 def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path: Path) -> None:
-    """Only who is named, and only with --all; the others stay."""
+    """`forget --all` erases only the named user, and only with both options."""
     command("messages", "import", str(file))
     out = tmp_path / "ann.json"
     assert command("memory", "export", "--user", "ann", str(out)).exit_code == 0
@@ -119,8 +119,8 @@ def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path
     assert len(_found(command, "Lyon", "bob")) == 3
 
 
-def test_memories_are_drawn_fade_and_are_forgotten_one_by_one(command: Command, runtime: Runtime) -> None:
-    """A batch here and now, with its counts; then a memory goes by its id."""
+def test_memories_are_consolidated_decayed_and_forgotten(command: Command, runtime: Runtime) -> None:
+    """A batch is consolidated and decayed with its counts; then each memory is forgotten by its id."""
     said = [
         {**LINES[0], "session": "long", "message_id": str(n), "role": role, "content": content}
         for n, (role, content) in enumerate(
@@ -148,7 +148,7 @@ def test_memories_are_drawn_fade_and_are_forgotten_one_by_one(command: Command, 
 
 
 def _given_up(runtime: Runtime, session: str, user: str = "ann") -> None:
-    """Let the session look as one of which each run failed."""
+    """Make the session look like one whose consolidation was abandoned."""
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(
             "UPDATE sessions SET consolidation_attempts = 5, consolidation_given_up_at = perdure_now(),"
@@ -157,8 +157,8 @@ def _given_up(runtime: Runtime, session: str, user: str = "ann") -> None:
         )
 
 
-def test_sessions_that_were_given_up_are_shown_and_tried_again(command: Command, file: Path, runtime: Runtime) -> None:
-    """`sessions list` counts them and lists them; `memory consolidate` tries one again, or all."""
+def test_abandoned_consolidations_are_shown_and_retried(command: Command, file: Path, runtime: Runtime) -> None:
+    """`sessions list` shows abandoned consolidations, and `memory consolidate` retries one or all."""
     command("messages", "import", str(file))
     for user in ("ann", "bob"):
         _given_up(runtime, "holiday", user)
@@ -182,8 +182,8 @@ def test_sessions_that_were_given_up_are_shown_and_tried_again(command: Command,
 
 
 @pytest.mark.long
-def test_a_process_of_its_own_does_the_same(perdure: Perdure, file: Path) -> None:
-    """With its own database, Redis and embedder; nothing but the document on stdout."""
+def test_the_commands_run_as_processes(perdure: Perdure, file: Path) -> None:
+    """The commands work as processes with their own connections, with nothing but JSON on stdout."""
     assert perdure("messages", "import", str(file)).returncode == 0
     found = json.loads(perdure("memory", "search", "quenelles", "--user", "ann", "--json").stdout)
     assert found["results"][0]["id"] == "ann 3"

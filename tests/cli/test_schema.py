@@ -1,4 +1,4 @@
-"""A gateway with keys under requests that schemathesis makes from its OpenAPI document, valid and invalid ones."""
+"""A gateway with keys gets valid and invalid requests that schemathesis makes from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 100.0
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """With keys, and with the task that the hooks name."""
+    """An environment with keys, and with the reply task that the hooks name."""
     return {
         **environment,
         "PERDURE_ADMIN_KEYS": ADMIN,
@@ -34,7 +34,7 @@ def environment(environment: Environment) -> Environment:
 
 @contextmanager
 def working(perdure: Perdure) -> Iterator[None]:
-    """A worker: streams and completions end with their turns."""
+    """A running worker, because streams and completions end with their turns."""
     process = perdure.start("worker", "--concurrency", "8")
     try:
         yield
@@ -47,7 +47,7 @@ def working(perdure: Perdure) -> Iterator[None]:
 
 @pytest.mark.long
 def test_the_gateway_keeps_to_its_document(environment: Environment, tmp_path: Path) -> None:
-    """Of six departures, each was a client's surprise: wrong types accepted, `12.0` and blank texts refused."""
+    """The gateway follows its document. schemathesis once found six departures, such as a refused `12.0`."""
     perdure = Perdure(environment, tmp_path, "tests.cli.unthrottled:main")
     with serving(perdure) as url, working(perdure):
         accepted = httpx2.post(

@@ -1,4 +1,4 @@
-"""The gateway on a real socket: waits that end with the server, or with the client."""
+"""The gateway on a real socket: waits, shutdowns, slow clients, malformed requests and limits."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class Served:
-    """A gateway that runs in a thread."""
+    """A gateway running in a thread."""
 
     app: FastAPI
     server: Server
     address: tuple[str, int]
 
     def interrupt(self) -> None:
-        """A signal comes."""
+        """Send the server a SIGTERM."""
         self.server.handle_exit(signal.SIGTERM, None)
 
     def waiting(self) -> int:
-        """Turns for which a request waits."""
+        """The number of turns for which a request waits."""
         return len(self.app.state.gateway._settlements._waiting)
 
     def until(self, waiting: int) -> None:
-        """Return when so many turns are waited for."""
+        """Wait until `waiting` turns are waited for."""
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while self.waiting() != waiting:
             assert time.monotonic() < deadline, f"{self.waiting()} turns are waited for"
             pause.wait(0.01)
 
     def until_refused(self) -> None:
-        """Return when the gateway says, on a connection of its own, that it takes nothing in."""
+        """Wait until the gateway reports, to a new connection, that it is not ready."""
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while httpx2.get("http://{}:{}/readyz".format(*self.address)).status_code != 503:
             assert time.monotonic() < deadline, "the gateway goes on"
@@ -67,7 +67,7 @@ class Served:
 
 @pytest.fixture
 def served(runtime: Runtime) -> Iterator[Served]:
-    """A gateway on a port of the system's choice."""
+    """A gateway on a free port."""
     app = create_app(runtime, lambda: True)
     listener = bind("127.0.0.1", 0, "--port")
     server = Server(app, lambda: None, Door(most=MOST, most_per_address=MOST_PER_ADDRESS, limits_s=LIMITS_S))
@@ -81,12 +81,12 @@ def served(runtime: Runtime) -> Iterator[Served]:
 
 @pytest.fixture
 def path(runtime: Runtime) -> str:
-    """Where a turn that nobody runs is waited for."""
+    """The path that waits for a turn which no worker runs."""
     return f"/v1/turns/{accept.accept(runtime, Incoming(user_id='ann', text='hello')).turn_id}?wait=60"
 
 
-def test_a_shutdown_answers_whoever_waits(served: Served, path: str) -> None:
-    """A second signal has them answered at once, with the turn's present status: callers are not cut off."""
+def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:
+    """A second signal answers waiting requests at once with the turn's current status."""
     host, port = served.address
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(httpx2.get(f"http://{host}:{port}{path}", timeout=60)))
@@ -100,8 +100,8 @@ def test_a_shutdown_answers_whoever_waits(served: Served, path: str) -> None:
     assert (answers[0].status_code, answers[0].json()["status"]) == (200, "accepted")
 
 
-def test_a_client_that_hangs_up_is_waited_for_no_more(served: Served, path: str) -> None:
-    """Else the turns that nobody asks about any more would be looked up for ever."""
+def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
+    """A client's disconnect ends its wait, or the turn would be looked up until its timeout."""
     with socket.create_connection(served.address) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         served.until(waiting=1)
@@ -110,7 +110,7 @@ def test_a_client_that_hangs_up_is_waited_for_no_more(served: Served, path: str)
 
 
 def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
-    """A client that sends all before it reads must find the answer, not a connection that was reset."""
+    """A client that sends its whole body first gets the 413, not a reset connection."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     client.request("POST", "/v1/messages", b" " * (20 * 2**20))
     answer = client.getresponse()
@@ -121,7 +121,7 @@ def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 def test_a_probe_may_ask_without_a_body(served: Served, path: str) -> None:
-    """Load balancers ask with HEAD."""
+    """Load balancers probe with HEAD."""
     host, port = served.address
     assert (
         httpx2.head(f"http://{host}:{port}{path}").status_code == httpx2.get(f"http://{host}:{port}{path}").status_code
@@ -134,11 +134,11 @@ gc.freeze = lambda: os.kill(os.getpid(), signal.SIGTERM)
 from perdure.cli import main
 main()
 """
-"""A gateway that gets SIGTERM when its socket accepts connections, and its server does not run yet."""
+"""A gateway that gets SIGTERM after its socket accepts connections, but before its server runs."""
 
 
 def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment) -> None:
-    """A supervisor that sees the port open may stop it at once; a signal that is lost would need a SIGKILL."""
+    """A supervisor may stop a gateway as soon as its port is open; losing that signal would require a SIGKILL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-P", "-c", _STOPPED_EARLY, "gateway", "--port", str(port)]
@@ -148,7 +148,7 @@ def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environme
 
 
 def test_a_host_that_does_not_resolve_is_reported() -> None:
-    """Another port would not help."""
+    """An unresolvable host is reported as such: another port would not help."""
     with pytest.raises(Failure, match="is not an address"):
         bind("a..b", 0, "--port")
 
@@ -160,7 +160,7 @@ def _connect(served: Served, sent: bytes = b"", source: str = "127.0.0.1") -> so
 
 
 def _rest(client: socket.socket) -> bytes:
-    """What the server sends until it closes."""
+    """Everything that the server sends until it closes the connection."""
     received = b""
     with client:
         while True:
@@ -182,7 +182,7 @@ def _rest(client: socket.socket) -> bytes:
     ],
 )
 def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, sent: bytes, missing: bytes) -> None:
-    """Else a client keeps a connection open for ever by never finishing what it sends."""
+    """An unfinished request is answered with 408 and closed, so that it does not hold a connection for ever."""
     received = _rest(_connect(served, sent))
 
     assert b" 408 " in received
@@ -203,7 +203,7 @@ def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, s
     ],
 )
 def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
-    """The server's own refusal is text, without a code and without the headers of every other answer."""
+    """A request that is not HTTP is a problem with a code and the usual headers, not the server's plain text."""
     head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -213,7 +213,7 @@ def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: 
 
 
 def test_an_upgrade_to_a_websocket_elsewhere_is_refused(served: Served) -> None:
-    """Only one route is a socket; an upgrade with a malformed key is refused there, too."""
+    """An upgrade on another route, or with a malformed key, is refused."""
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     for path, key, status in (("/v1/turns", "dGhlIHNhbXBsZSBub25jZQ==", 403), ("/v1/ws", "AAAA", 400)):
         head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{upgrade}Sec-WebSocket-Key: {key}\r\n\r\n"
@@ -222,12 +222,12 @@ def test_an_upgrade_to_a_websocket_elsewhere_is_refused(served: Served) -> None:
 
 
 def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
-    """Browsers open connections ahead; the server answers no request that was not begun."""
+    """A connection that sends nothing, as browsers open them in advance, is closed without an answer."""
     assert _rest(_connect(served)) == b""
 
 
 def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
-    """The time runs from the first byte to the last."""
+    """The time limit of a header runs from its first byte to its last, even if bytes keep arriving."""
     with _connect(served, b"GET /healthz HTTP/1.1\r\n") as client:
         client.settimeout(0.02)
         deadline, received = time.monotonic() + _PATIENCE_S, b""
@@ -241,8 +241,8 @@ def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
     assert b" 408 " in received
 
 
-def test_an_address_has_so_many_unfinished_headers_and_no_more(served: Served) -> None:
-    """The oldest goes first; a complete request of the same address is answered, however many are half sent."""
+def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
+    """At an address's limit of unfinished headers the oldest is closed, and complete requests are answered."""
     half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
     waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 " in waiting.recv(65_536)
@@ -253,7 +253,7 @@ def test_an_address_has_so_many_unfinished_headers_and_no_more(served: Served) -
 
 
 def test_connections_beyond_the_limit_push_out_the_oldest_half_sent_one(served: Served, path: str) -> None:
-    """Those that wait for an answer keep their place."""
+    """At the limit of connections the oldest unfinished one is closed; those waiting for a response stay."""
     host, port = served.address
     waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     served.until(waiting=1)
@@ -284,5 +284,5 @@ def test_a_kept_connection_answers_at_once(served: Served) -> None:
 
 @pytest.mark.parametrize(("descriptors", "connections"), [(65_536, 10_000), (1_024, 768), (256, 128)])
 def test_descriptors_are_left_for_everything_else(descriptors: int, connections: int) -> None:
-    """The database and Redis need theirs when every connection is taken."""
+    """The limit of connections leaves descriptors for the database and Redis."""
     assert connection_limit(descriptors) == connections

@@ -1,4 +1,4 @@
-"""Sessions that end, and what runs when, from the command line and through a worker."""
+"""Sessions and schedules from the command line, some through a worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.turns.harness import until
 
 @pytest.mark.usefixtures("working")
 def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
-    """A worker summarises the conversation that was left; the next message begins another one."""
+    """A worker summarises the conversation after the chat ends, and the next message begins another one."""
     assert perdure("chat", stdin="what is 12*7+5?\n").stdout.strip().endswith("89.")
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
     ended = list_sessions(database)[0]
@@ -36,7 +36,7 @@ def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> None:
-    """Status 0 until it has ended, 1 afterwards and for one that there is not."""
+    """`sessions end` is status 0, then 1 once the session has ended, and 1 for an unknown session."""
     assert perdure("send", "hello", "--wait", "30").returncode == 0
     session_id = list_sessions(database)[0]["session_id"]
     assert perdure("sessions", "end", session_id).returncode == 0
@@ -47,7 +47,7 @@ def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> N
 
 
 def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
-    """In the table and in JSON; a dash for a session without one."""
+    """A session's conversation is listed in the table and in JSON, with a dash if it has none."""
     assert perdure("send", "hello", "--conversation", "trip").returncode == 0
     assert perdure("send", "hello").returncode == 0
     lines = perdure("sessions", "list").stdout.splitlines()
@@ -56,8 +56,8 @@ def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
     assert [each["conversation"] for each in listed] == [None, "trip"]
 
 
-def test_what_runs_when_is_listed(perdure: Perdure) -> None:
-    """The entries whose tasks there are."""
+def test_schedules_are_listed(perdure: Perdure) -> None:
+    """`schedules list` shows the entries whose tasks are registered."""
     listed = json.loads(perdure("schedules", "list", "--json").stdout)
     six_hourly = "daily at 00:00, 06:00, 12:00 and 18:00 UTC"
     assert {(each["entry"], each["task"], each["schedule"]) for each in listed} == {
@@ -87,7 +87,7 @@ def talked(runtime: Runtime) -> str:
 
 @pytest.mark.long
 def test_a_session_is_forked_and_the_fork_spoken_to(perdure: Perdure, database: Database, talked: str) -> None:
-    """The id that is printed is where `send --session` goes; a wrong tick or id is a sentence and a status."""
+    """`send --session` reaches a fork by its printed id. A wrong tick or id is a message and a status."""
     forked = json.loads(perdure("sessions", "fork", talked, "--tick", "1", "--json").stdout)
     plain = perdure("sessions", "fork", talked)
     assert [each["content"] for each in read_messages(database, UUID(forked["session_id"]))][:1] == ["hello"]
@@ -107,10 +107,10 @@ def test_a_session_is_forked_and_the_fork_spoken_to(perdure: Perdure, database: 
     assert len(list_sessions(database)) == before
 
 
-def test_a_snapshot_goes_out_to_a_file_and_comes_back(
+def test_a_snapshot_is_exported_edited_and_imported(
     perdure: Perdure, database: Database, talked: str, tmp_path: Path
 ) -> None:
-    """What an operator changed in it is what the session goes on with; `show` says so."""
+    """A snapshot is exported and imported with an operator's changes, which `show` displays."""
     file = tmp_path / "kept" / "snapshot.json"
     file.parent.mkdir()
     file.write_text("what was there")
@@ -132,7 +132,7 @@ def test_a_snapshot_goes_out_to_a_file_and_comes_back(
 
 @pytest.mark.long
 def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, database: Database, talked: str) -> None:
-    """Cut off, of a schema to come, of another session, of another tick: a sentence each."""
+    """A truncated snapshot, or one of another version, session or tick, is refused and changes nothing."""
     text = perdure("sessions", "snapshot", "export", talked).stdout
     good: dict[str, Any] = json.loads(text)
     before = read(database, UUID(talked))
@@ -150,7 +150,7 @@ def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, data
 
 
 def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure, talked: str, tmp_path: Path) -> None:
-    """A directory instead of a file; a session that is not there."""
+    """An export that fails, for a directory or an unknown session, leaves no file."""
     kept = tmp_path / "kept"
     kept.mkdir()
     refused = perdure("sessions", "snapshot", "export", talked, str(kept))
@@ -164,7 +164,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure
 def test_queued_messages_move_to_another_installation(
     perdure: Perdure, environment: Environment, databases: Databases, database: Database, tmp_path: Path
 ) -> None:
-    """Exported where nothing runs, imported twice where a worker does: it answers each once."""
+    """Queued messages that are exported and imported twice are each answered once."""
     file = tmp_path / "snapshot.json"
     with databases.one(warm=False) as (elsewhere, _):
         source = {**environment, "PERDURE_DATABASE_URL": elsewhere.render_as_string(hide_password=False)}

@@ -1,4 +1,4 @@
-"""Commands with `--tenant`, and the task `turns.submit`: what is one tenant's user's is not another's."""
+"""Commands with `--tenant` keep the users of different tenants apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES = {"acme": "Lyon", "bolt": "Oslo", None: "Turin"}
 
 @pytest.fixture
 def anas(runtime: Runtime) -> dict[str | None, str]:
-    """Each tenant's user `ana` has said where she was; the ids of their sessions by tenant."""
+    """Each tenant's user `ana` has sent a message. Returns the session ids by tenant."""
     runner = Runner(runtime, owner="test")
     sessions: dict[str | None, str] = {}
     for tenant, place in PLACES.items():
@@ -48,7 +48,7 @@ def _of(tenant: str | None) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("group", ["sessions", "turns"])
 def test_lists_are_narrowed_to_a_tenant(command: Command, anas: dict[str | None, str], group: str) -> None:
-    """Without `--tenant`, `--user` names a user without one; without either everybody is listed, with the tenant."""
+    """`--tenant` and `--user` narrow a list. Without both, all users are listed with their tenants."""
 
     def listed(*options: str) -> set[tuple[str | None, str, str]]:
         found = _json(command, group, "list", *options)
@@ -68,7 +68,7 @@ def test_lists_are_narrowed_to_a_tenant(command: Command, anas: dict[str | None,
 def test_sessions_given_up_are_narrowed_to_a_tenant(
     command: Command, runtime: Runtime, anas: dict[str | None, str]
 ) -> None:
-    """Like the others."""
+    """`sessions list --given-up` is narrowed by `--tenant`, too."""
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql("UPDATE sessions SET consolidation_given_up_at = now()")
     found = _json(command, "sessions", "list", "--given-up", "--tenant", "bolt")
@@ -77,7 +77,7 @@ def test_sessions_given_up_are_narrowed_to_a_tenant(
 
 @pytest.mark.usefixtures("anas")
 def test_memory_is_a_tenants_users(command: Command) -> None:
-    """Searched, exported and forgotten by tenant and user; nothing shows the stored key."""
+    """Memories are searched, exported and erased by tenant and user, and no output shows the stored key."""
     for tenant, place in PLACES.items():
         found = command("memory", "search", "where was my holiday", "--user", "ana", *_of(tenant), "--json").stdout
         whole = command("memory", "export", "--user", "ana", *_of(tenant)).stdout
@@ -94,7 +94,7 @@ def test_memory_is_a_tenants_users(command: Command) -> None:
 
 @pytest.mark.usefixtures("anas")
 def test_messages_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> None:
-    """A line names its tenant; one that names none is the file's; twice changes nothing."""
+    """Exported lines name their tenant; others get the file's tenant. Importing again changes nothing."""
 
     def exported(*options: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in command("messages", "export", *options).stdout.splitlines()]
@@ -120,7 +120,7 @@ def test_messages_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> N
 
 
 def test_cases_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> None:
-    """Also those without an author; an id that another tenant's case has is a bad line."""
+    """Cases keep their tenant in exports and imports; an id that another tenant has is refused."""
     file = tmp_path / "cases.jsonl"
     lines = [
         {"case_id": "shared", "query": "reset the router", "response_text": "hold it"},
@@ -153,7 +153,7 @@ def test_cases_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> None
 
 
 def test_a_message_is_sent_for_a_tenants_user(command: Command, runtime: Runtime) -> None:
-    """The same id and user under two tenants are two messages."""
+    """The same user and message id in two tenants are two messages."""
     sent = [_json(command, "send", "hi", "--user", "ana", "--message-id", "m", *_of(tenant)) for tenant in PLACES]
     assert [each["duplicate"] for each in sent] == [False] * 3
     again = _json(command, "send", "hi", "--user", "ana", "--message-id", "m", "--tenant", "acme")

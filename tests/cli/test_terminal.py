@@ -1,4 +1,4 @@
-"""`perdure chat` on a terminal, a pseudo one: what a person sees, and what Ctrl-C does."""
+"""`perdure chat` on a pseudo-terminal: what the user sees, and what Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.turns.harness import until
 
 _PATIENCE_S = 60.0
 _PROMPT = ">"
-_TERM = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}  # this terminal does not answer where its cursor is
+_TERM = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}  # this terminal does not report its cursor's position
 _PRESSES = 4
 _LOOKS = 10
 
 
 class Terminal:
-    """A chat with somebody at the keys."""
+    """A chat whose keys the test types."""
 
     def __init__(self, perdure: Perdure, environment: Environment) -> None:
         self._master, self._slave = pty.openpty()
@@ -59,9 +59,9 @@ class Terminal:
         return before + text
 
     def interrupt(self) -> None:
-        """Have the process get what Ctrl-C sends."""
+        """Send what Ctrl-C sends to the process."""
         assert self._process.pid is not None
-        with contextlib.suppress(ProcessLookupError):  # pressed once more while it leaves
+        with contextlib.suppress(ProcessLookupError):  # the process may have ended already
             os.kill(self._process.pid, signal.SIGINT)
 
     def terminate(self) -> None:
@@ -69,23 +69,23 @@ class Terminal:
         self._process.terminate()
 
     def ends(self) -> int | None:
-        """Wait for the end of the chat; its exit status."""
+        """Wait for the end of the chat. Returns its exit status."""
         self._process.join(_PATIENCE_S)
         return self._process.exitcode
 
     def _wait_asleep(self) -> None:
-        """Wait until the process has slept for a while."""
+        """Wait until the process has slept for several samples."""
         deadline, asleep = time.monotonic() + _PATIENCE_S, 0
-        with contextlib.suppress(psutil.NoSuchProcess):  # it leaves already
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended already
             while asleep < _LOOKS and time.monotonic() < deadline:
                 asleep = asleep + 1 if psutil.Process(self._process.pid).status() == psutil.STATUS_SLEEPING else 0
                 time.sleep(0.01)
 
     def interrupt_until(self, text: str) -> None:
-        """Press Ctrl-C until `text` is shown, as a person does.
+        """Press Ctrl-C until `text` is shown.
 
-        Python's line editing loses a signal that arrives just before it begins to wait for keys: it has begun
-        when it has shown one and sleeps again.
+        Python's line editing loses a signal that arrives just before it waits for keys. It waits once it has
+        shown a key and sleeps again.
         """
         for _ in range(_PRESSES):
             self.type("x")
@@ -107,7 +107,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
-    """A chat that has just begun."""
+    """A chat that has just started."""
     made = Terminal(perdure, environment)
     yield made
     made.close()
@@ -115,7 +115,7 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 @pytest.mark.usefixtures("working")
 def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database: Database) -> None:
-    """The call comes before the reply, both committed; `/end` closes the conversation; Ctrl-D leaves with status 0."""
+    """A tool call is shown before the reply, both after their commit. `/end` ends the session, and Ctrl-D the chat."""
     terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")
@@ -136,7 +136,7 @@ def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database:
 
 @pytest.mark.usefixtures("working")
 def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database: Database) -> None:
-    """Alt-Enter begins a line, pasted lines stay together, and the arrow key brings an earlier message back."""
+    """Alt-Enter begins a line, pasted lines stay together, and the arrow key recalls an earlier message."""
     terminal.see(_PROMPT)
     terminal.type("first\x1b\rsecond\n")
     terminal.see("thinking")
@@ -155,7 +155,7 @@ def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database
 
 
 def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:
-    """No worker runs, so the turn is settled at once, and the person is asked for the next line."""
+    """Ctrl-C cancels the turn that is waited for; the chat then asks for the next line."""
     terminal.see(_PROMPT)
     terminal.type("hello\n")
     terminal.see("thinking")
@@ -169,7 +169,7 @@ def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Dat
 
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
-    """Once is a slip."""
+    """Ctrl-C must be pressed twice to leave, in case the first was a slip."""
     terminal.see(_PROMPT)
     terminal.interrupt_until("again leaves")
     terminal.interrupt_until("Goodbye")
@@ -178,14 +178,14 @@ def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
 
 
 def _asked_to_end(database: Database) -> list[tuple[bool, int]]:
-    """Of each session whether its end was requested, and its unsettled turns."""
+    """For each session, whether its end was requested, and its number of unsettled turns."""
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT end_requested_at IS NOT NULL, unsettled FROM sessions").all()
     return [(bool(row[0]), int(row[1])) for row in rows]
 
 
-def test_sigterm_leaves_like_the_person_does(terminal: Terminal, database: Database) -> None:
-    """What was sent is accepted, and answered before the session ends; the chat says where the reply will be."""
+def test_sigterm_ends_the_chat_like_exit(terminal: Terminal, database: Database) -> None:
+    """After SIGTERM the accepted message is answered before the session ends, and the chat prints where."""
     terminal.see(_PROMPT)
     terminal.type("hello\n")
     terminal.see("thinking")
@@ -202,14 +202,14 @@ _LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 @pytest.fixture
 def window(environment: Environment, tmp_path: Path) -> Iterator[Window]:
-    """A terminal of its own that a chat controls, as in a window that somebody closes."""
+    """A chat on its controlling terminal, which a test can close like a window."""
     made = Window({**environment, **_TERM}, tmp_path)
     yield made
     made.close()
 
 
 class Window:
-    """A chat as the leader of its session, on its controlling terminal: closing that sends SIGHUP."""
+    """A chat that leads its session on its controlling terminal: closing the terminal sends SIGHUP."""
 
     def __init__(self, environment: Environment, directory: Path) -> None:
         self._master, slave = pty.openpty()
@@ -232,13 +232,13 @@ class Window:
             shown += os.read(self._master, 65_536).decode(errors="replace")
 
     def hang_up(self) -> None:
-        """Close the window; wait for the end of the process."""
+        """Close the terminal and wait for the end of the process."""
         os.close(self._master)
         self._open = False
         self._process.wait(_PATIENCE_S)
 
     def close(self) -> None:
-        """End what is left."""
+        """Kill the process if it still runs."""
         self._process.kill()
         self._process.wait()
         if self._open:
@@ -246,7 +246,7 @@ class Window:
 
 
 def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, database: Database) -> None:
-    """SIGHUP; the terminal takes no more output. The message is accepted, the end requested."""
+    """After SIGHUP during a wait, the message is accepted and the end of the session requested."""
     window.see(_PROMPT)
     window.type("hello\n")
     window.see("thinking")
@@ -256,7 +256,7 @@ def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, 
 
 @pytest.mark.usefixtures("working")
 def test_closing_the_terminal_between_two_lines_leaves(window: Window, database: Database) -> None:
-    """The session ends, summarised, as after `/exit`."""
+    """After SIGHUP between two lines, the session ends with a summary, as after `/exit`."""
     window.see(_PROMPT)
     window.type("hello\n")
     window.see(_PROMPT)

@@ -18,7 +18,7 @@ from tests.cli.conftest import Perdure
 
 @pytest.fixture
 def turns(runtime: Runtime) -> dict[str, Any]:
-    """Ann's first turn is done, her second one cancelled, her third one waits, and so does Bob's; in this order."""
+    """Ann's turns are done, cancelled and waiting, and Bob's is waiting, accepted in this order."""
     runner = Runner(runtime, owner="test")
     made = {"done": accept(runtime, Incoming(user_id="ann", text="hello"))}
     runner.run(made["done"].session_id)
@@ -51,7 +51,7 @@ def turns(runtime: Runtime) -> dict[str, Any]:
 def test_turns_are_listed_newest_first(
     perdure: Perdure, turns: dict[str, Any], options: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    """Each option narrows the list; all that are given hold."""
+    """Each option narrows the list; several options all apply."""
     given = [str(turns[each].session_id) if before == "--session" else each for before, each in _pairs(options)]
     listed = perdure("turns", "list", *given, "--json")
     assert listed.returncode == 0, listed.stderr
@@ -63,7 +63,7 @@ def _pairs(options: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str, Any]) -> None:
-    """The ids for the next command, whose it is, how it ended and when."""
+    """A line shows the ids, the user, the outcome and the time."""
     document = json.loads(perdure("turns", "list", "--status", "cancelled", "--json").stdout)[0]
     assert document == {
         "turn_id": str(turns["cancelled"].turn_id),
@@ -85,7 +85,7 @@ def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str
 
 
 def test_a_wrong_option_names_what_is_accepted(perdure: Perdure) -> None:
-    """Status 2: wrong usage."""
+    """A wrong option is status 2 and lists the accepted values."""
     for options, named in ((("--status", "lost"), TURN_STATUSES), (("--session", "here"), ("UUID",))):
         ended = perdure("turns", "list", *options)
         assert ended.returncode == 2

@@ -37,10 +37,10 @@ def free_ports(count: int) -> list[int]:
 def up(
     environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
 ) -> Iterator[list[str]]:
-    """Runs `perdure up` within the block and yields what it printed once all processes run; then ends it by SIGINT."""
+    """Run `perdure up` for the block. Yields its output once all processes run, then stops it with a signal."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
-        env={**environment, "PERDURE_DATA_DIR": "data"},  # relative: it means the same to every process
+        env={**environment, "PERDURE_DATA_DIR": "data"},  # a relative path, which must mean the same to every process
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -50,9 +50,9 @@ def up(
     try:
         yield _until_up(process.stdout)
         process.send_signal(number)
-        rest = process.stdout.read()  # to its end: every process that holds the pipe has ended
+        rest = process.stdout.read()  # at EOF every process that holds the pipe has ended
         assert process.wait(timeout=60) == 0, rest
-        # The gateway's phases first, then those of two workers, and beat's line.
+        # The gateway's shutdown phases come first, then those of two workers, and beat's line.
         told = re.findall(r"^(\w+) +\| .*shutdown(?:, (\d) of 4)?: (?!\d)", rest, re.MULTILINE)
         assert told[:4] == [("gateway", each) for each in "1234"], rest
         assert sorted(told[4:]) == [("beat", ""), *((f"worker{at}", each) for at in "12" for each in "1234")], rest
@@ -63,7 +63,7 @@ def up(
 
 
 STARTED = ("perdure chat", "worker1@", "worker2@", "beat: Starting")
-"""What the welcome and each process say once they have started. A process that is stopped earlier logs no phases."""
+"""Lines that the welcome and each process print after they start. A process stopped earlier logs no phases."""
 
 
 def _until_up(output: Any) -> list[str]:
@@ -78,7 +78,7 @@ def _until_up(output: Any) -> list[str]:
 
 
 def test_the_commands_to_try_are_typed_as_they_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Most people run `make up` and have no `perdure` on their PATH."""
+    """The welcome shows the path of the command, because `make up` puts no `perdure` on the PATH."""
     program = tmp_path / ".venv" / "bin" / "perdure"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
@@ -102,7 +102,7 @@ QUERY = {
 
 
 def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> set[str]:
-    """The names of the tasks that Flower shows. It begins to listen a moment after it answers, so more are sent."""
+    """The names of the tasks that Flower shows. Flower listens for events late, so tasks are sent until one appears."""
     deadline, pause = time.monotonic() + 60, threading.Event()
     while time.monotonic() < deadline:
         httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()
@@ -114,7 +114,7 @@ def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> 
 
 
 def submitted(printed: list[str]) -> dict[str, Any]:
-    """What `turns.submit` answers a Celery client that has the broker's URL from what `perdure up` printed."""
+    """The result of `turns.submit` for a Celery client that uses the broker's URL printed by `perdure up`."""
     (url,) = {found[1] for line in printed if (found := re.match(r"  broker +(\S+)$", line))}
     client = Celery(broker=url, backend=url, set_as_current=False)
     asked = {"user_id": "ann", "text": "hello from a service"}
@@ -124,7 +124,7 @@ def submitted(printed: list[str]) -> dict[str, Any]:
 
 
 def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    """It goes to a terminal, and from there into screenshots."""
+    """The welcome hides the broker's password, because terminals are shown in screenshots."""
     welcome(Path("data"), "127.0.0.1", 8080, None, ("amqp://ann:secret@rabbit//", "redis://:secret@redis:6379/0"))
     shown = capsys.readouterr().out
 
@@ -137,7 +137,7 @@ def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.Captur
 
 @pytest.mark.long
 def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
-    """`make up` in one terminal, `perdure send` in another, Flower in a browser; then all of it again."""
+    """`make up`, `perdure send` and Flower work together, and again, with the same data, after a restart."""
     port, flower = free_ports(2)
     options = ("--port", str(port), "--flower-port", str(flower))
     gateway = f"http://127.0.0.1:{port}"

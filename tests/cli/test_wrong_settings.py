@@ -23,7 +23,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def run(nowhere: Environment, tmp_path: Path) -> Run:
-    """Runs a program to its end in an installation whose servers do not answer; its output is in `stdout`."""
+    """Run a program to its end, in an installation whose servers are unreachable. `stdout` has all its output."""
     addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": "redis://127.0.0.1:1/0"}
     base = {**nowhere, **addresses, "PYTHONPATH": f"{nowhere['PYTHONPATH']}:{tmp_path}"}
 
@@ -78,7 +78,7 @@ OTHERS = [
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize(("name", "value", "accepted"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
 def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value: str, accepted: str) -> None:
-    """An operator sees the one line to change, when the program starts and not when a turn runs."""
+    """A wrong value stops the program at its start, with a message that names the variable."""
     ended = run(program, **{name: value})
 
     assert ended.returncode == 2, ended.stdout
@@ -90,7 +90,7 @@ def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value:
 
 @pytest.mark.parametrize("program", OTHERS)
 def test_every_other_program_refuses_it_too(run: Run, program: str) -> None:
-    """All processes of an installation have the same settings; none of them starts with a wrong one."""
+    """Each of the other programs refuses a wrong setting, too."""
     ended = run(program, PERDURE_EMBEDDER="nope:1")
 
     assert ended.returncode == 2, ended.stdout
@@ -111,7 +111,7 @@ def test_every_other_program_refuses_it_too(run: Run, program: str) -> None:
     ],
 )
 def test_a_wrong_agent_stops_the_start(run: Run, tmp_path: Path, limits: str, message: str) -> None:
-    """An agent's own settings are checked like the environment's, not when its first turn runs."""
+    """An agent's own limits are checked at the start, not when its first turn runs."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits=limits))
     ended = run("perdure up --port 1 --no-flower", PERDURE_AGENTS="shop", OPENAI_API_KEY="")
 
@@ -122,7 +122,7 @@ def test_a_wrong_agent_stops_the_start(run: Run, tmp_path: Path, limits: str, me
 
 @pytest.mark.parametrize("variable", ["PERDURE_SUMMARY_MODEL", "PERDURE_FALLBACK_MODELS", "PERDURE_EMBEDDER"])
 def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variable: str) -> None:
-    """`PERDURE_MODEL` is right here; to name it would send the operator to the wrong line."""
+    """A missing vendor key is reported by its own variable, not by `PERDURE_MODEL`, which is right."""
     ended = run("perdure worker", OPENAI_API_KEY="", OPENAI_BASE_URL="", **{variable: "openai:small"})
 
     assert ended.returncode == 2, ended.stdout
@@ -140,8 +140,8 @@ def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variabl
         ("celery -A perdure beat", "PERDURE_EMBEDDER"),
     ],
 )
-def test_what_asks_no_model_needs_no_key_to_it(run: Run, tmp_path: Path, program: str, variable: str) -> None:
-    """So that a key need not be where it is not used. Without a database the start ends behind the check, with 3."""
+def test_programs_without_a_model_need_no_key(run: Run, tmp_path: Path, program: str, variable: str) -> None:
+    """Programs that call no model start without its key; here they end later, with status 3, without a database."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits="model='anthropic:claude'"))
     keyless = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "PERDURE_DATABASE_URL"), "")
     ended = run(program, PERDURE_AGENTS="shop", **{**keyless, variable: "openai:small"})
@@ -151,7 +151,7 @@ def test_what_asks_no_model_needs_no_key_to_it(run: Run, tmp_path: Path, program
 
 
 def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
-    """What is searched for is embedded there."""
+    """The gateway needs the embedder's key, because it embeds searches."""
     ended = run("perdure gateway --port 1", OPENAI_API_KEY="", OPENAI_BASE_URL="", PERDURE_EMBEDDER="openai:small")
 
     assert ended.returncode == 2, ended.stdout
@@ -172,7 +172,7 @@ def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
 def test_a_key_file_that_cannot_be_used_stops_who_reads_it(
     run: Run, tmp_path: Path, program: str, content: bytes | None, message: str
 ) -> None:
-    """The gateway reads the file; `perdure up` would restart that gateway for ever."""
+    """An unreadable key file stops the gateway, and `perdure up`, which would restart the gateway for ever."""
     path = tmp_path / "keys"
     if content is not None:
         path.write_bytes(content)
@@ -184,7 +184,7 @@ def test_a_key_file_that_cannot_be_used_stops_who_reads_it(
 
 
 def test_a_missing_server_is_not_taken_for_a_wrong_setting(run: Run) -> None:
-    """Status 3 is worth another try; a supervisor that sees 2 stops for good."""
+    """A missing server is status 3, which supervisors retry, and not status 2, at which they stop."""
     ended = run("celery -A perdure beat", PERDURE_DATABASE_URL="")
 
     assert ended.returncode == 3, ended.stdout

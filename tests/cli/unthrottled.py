@@ -1,4 +1,4 @@
-"""`perdure` without a limit of wrong keys: schemathesis expects 401 for each of the many that it tries."""
+"""`perdure` without the limit on wrong keys, because schemathesis tries many and expects 401 for each."""
 
 from __future__ import annotations
 

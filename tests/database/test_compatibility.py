@@ -24,14 +24,14 @@ HEAD = revisions()[-1]
 
 @pytest.fixture
 def empty(databases: Databases) -> Iterator[URL]:
-    """A database with nothing in it."""
+    """An empty database."""
     with databases.empty() as url:
         yield url
 
 
 @pytest.fixture
 def engine(empty: URL) -> Iterator[Engine]:
-    """An administrator's connections to it."""
+    """An administrator's connections to the empty database."""
     made = engine_of(empty, isolation_level="AUTOCOMMIT")
     yield made
     made.dispose()
@@ -39,7 +39,7 @@ def engine(empty: URL) -> Iterator[Engine]:
 
 @pytest.fixture
 def release(empty: URL) -> Iterator[Database]:
-    """The database as a process of this release has it open."""
+    """The empty database, opened as a process of this release does."""
     made = Database(empty)
     yield made
     made.close()
@@ -52,7 +52,7 @@ def _declared(engine: Engine) -> list[str]:
 
 @pytest.mark.long
 def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
-    """Without tables, one migration behind, and after a rollback, the message says what to run."""
+    """Without tables, one migration behind or rolled back, a release refuses the database and says what to run."""
     with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
         require(release)
     migrate(empty, revisions()[-2])
@@ -94,7 +94,7 @@ def test_a_release_does_not_use_a_schema_that_excludes_it(
     assert _declared(engine) == ["next"]
     with pytest.raises(IncompatibleDatabase, match=f"revision next, which releases .*before revision next .*at {HEAD}"):
         require(release)
-    migrate(empty)  # leaves it, without an error
+    migrate(empty)  # leaves the newer schema, without an error
     command.downgrade(newer, HEAD)
     assert _declared(engine) == own
     require(release)
@@ -113,7 +113,7 @@ def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, 
 
 
 def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the version found, the version needed, the setting and what to do. Nothing is migrated."""
+    """The message names the versions found and needed, the setting and the fix. Nothing is migrated."""
     monkeypatch.setattr(compatibility, "OLDEST_POSTGRESQL", 99)
     said = r"PERDURE_DATABASE_URL is PostgreSQL \d\d\.\d.*; perdure needs 99 or newer. Upgrade it, or set PERDURE_D"
     with pytest.raises(IncompatibleDatabase, match=said):
@@ -127,7 +127,7 @@ def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monk
 
 @pytest.mark.parametrize("installed", ["0.8.3", "0.7.4", "0.5"])
 def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, release: Database, installed: str) -> None:
-    """A database keeps its extension's version until somebody updates it, whatever the server has installed."""
+    """A database keeps its extension's version until an administrator updates it, whatever the server has installed."""
     migrate(empty)
     with engine.connect() as connection:
         connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})
@@ -140,7 +140,7 @@ def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, relea
 
 @pytest.mark.parametrize("installed", ["0.8.4", "0.8.10", "0.9", "1.0.0"])
 def test_a_newer_pgvector_is_used(empty: URL, engine: Engine, release: Database, installed: str) -> None:
-    """Versions are compared by number, not as text."""
+    """Versions of pgvector are compared by number, not as text."""
     migrate(empty)
     with engine.connect() as connection:
         connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})
@@ -148,7 +148,7 @@ def test_a_newer_pgvector_is_used(empty: URL, engine: Engine, release: Database,
 
 
 def test_a_server_that_cannot_be_reached_is_not_incompatible() -> None:
-    """Such an error passes: a program that starts meanwhile waits instead of exiting."""
+    """An unreachable server is not reported as incompatible, so that a starting program waits instead of exiting."""
     with pytest.raises(Unavailable) as raised:
         require(Database("postgresql://ana@127.0.0.1:1/perdure"))
     assert not isinstance(raised.value, IncompatibleDatabase)

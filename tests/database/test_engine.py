@@ -1,4 +1,4 @@
-"""The engine: one statement one commit, errors mapped once, every wait bounded."""
+"""The engine: each statement commits by itself, driver errors are mapped once, and every wait is bounded."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ CONNECTIONS = 5
 
 @pytest.fixture
 def other(database_url: str) -> Iterator[Database]:
-    """Another process's pool on the same database."""
+    """A second process's pool on the same database."""
     made = Database(database_url)
     yield made
     made.close()
 
 
 def test_a_statement_commits_by_itself(database: Database, other: Database) -> None:
-    """Others see it at once; nothing is left open that could lock or be lost."""
+    """Other connections see a statement's effect at once, and no transaction stays open."""
     assert database.run(INSERT, {"user_id": "ana"})[0].user_id == "ana"
     assert other.run(COUNT, {})[0].users == 1
 
 
 def test_a_transaction_commits_together_or_not_at_all(database: Database, other: Database) -> None:
-    """An error in the middle takes back what was written before it."""
+    """An error in a transaction rolls back its earlier statements."""
     with database.transaction("both") as transaction:
         transaction.run(INSERT, {"user_id": "ana"})
         assert other.run(COUNT, {})[0].users == 0
@@ -70,7 +70,7 @@ def test_a_transaction_commits_together_or_not_at_all(database: Database, other:
 
 
 def test_a_statement_first_met_in_a_transaction_that_failed_can_be_run_again(database: Database) -> None:
-    """What is prepared on a connection outlives the rollback, or is prepared again."""
+    """A statement that was prepared in a failed transaction can be run again."""
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), database.transaction("fails") as transaction:  # noqa: PT012 (the transaction is the block)
             transaction.run(INSERT, {"user_id": "ana"})
@@ -81,8 +81,8 @@ def test_a_statement_first_met_in_a_transaction_that_failed_can_be_run_again(dat
     assert database.run(INSERT, {"user_id": "bob"})
 
 
-def test_it_tells_of_each_commit_before_and_after(database: Database) -> None:
-    """Tests kill the process at these points."""
+def test_each_commit_is_observed_before_and_after(database: Database) -> None:
+    """Each commit is reported before and after, so that tests can kill the process there."""
     seen: list[tuple[str, str]] = []
     database.observe = lambda moment, name: seen.append((moment, name))
     database.run(INSERT, {"user_id": "ana"})
@@ -92,8 +92,8 @@ def test_it_tells_of_each_commit_before_and_after(database: Database) -> None:
     assert seen == [("before", "test.insert"), ("after", "test.insert"), ("before", "several"), ("after", "several")]
 
 
-def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
-    """The sentence may be shown to anybody: no host, no user, no password."""
+def test_an_unreachable_server_is_reported_without_secrets() -> None:
+    """The error's message contains no host, user or password, because it may be shown to anyone."""
     nowhere = Database("postgresql://ana:s3cret@127.0.0.1:1/perdure")
     with pytest.raises(Unavailable) as away:
         nowhere.run(COUNT, {})
@@ -106,16 +106,16 @@ def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2", "postgresql+psycopg"])
-def test_any_spelling_of_the_url_means_our_driver(database_url: str, scheme: str) -> None:
-    """SQLAlchemy takes `postgresql://`, as people write it, to mean a driver that is not installed."""
+def test_any_scheme_of_the_url_selects_psycopg2(database_url: str, scheme: str) -> None:
+    """`postgresql://` selects psycopg2, also where SQLAlchemy would choose a driver that is not installed."""
     made = Database(make_url(database_url).set(drivername=scheme))
     assert made.engine.dialect.driver == "psycopg2"
     assert made.run(COUNT, {})[0].users == 0
     made.close()
 
 
-def test_it_recovers_from_killed_connections_by_itself(database: Database, other: Database) -> None:
-    """A restart of the server costs each pool one error, and then it works again."""
+def test_killed_connections_are_replaced(database: Database, other: Database) -> None:
+    """A restart of the server costs each pool one error."""
     database.run(COUNT, {})
     for _ in range(3):
         other.run(KILL, {})
@@ -125,7 +125,7 @@ def test_it_recovers_from_killed_connections_by_itself(database: Database, other
 
 
 def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database, other: Database) -> None:
-    """A connection that has had a transaction is told of the next before its first statement, and fails there."""
+    """A transaction on a killed connection fails before its first statement."""
     for _ in range(3):
         with database.transaction("alive") as transaction:
             assert transaction.run(COUNT, {})[0].users == 0
@@ -135,7 +135,7 @@ def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database,
 
 
 def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
-    """The same error as for a statement, and nothing was written."""
+    """A transaction killed in the middle raises `Unavailable`, like a statement, and writes nothing."""
     with pytest.raises(Unavailable), database.transaction("dies") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(INSERT, {"user_id": "ana"})
         other.run(KILL, {})
@@ -154,7 +154,7 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
 def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
     database: Database, monkeypatch: pytest.MonkeyPatch, error: psycopg2.Error, raised: type[Exception]
 ) -> None:
-    """SQLAlchemy resets the connection then, and lets the driver's own error through."""
+    """When SQLAlchemy resets a connection after a transaction, it passes on the driver's own error."""
     dialect = database.engine.dialect
     set_level = dialect.set_isolation_level
     levels: list[Any] = []
@@ -172,7 +172,7 @@ def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
 
 
 def test_every_wait_has_a_bound(database: Database) -> None:
-    """A paused client frees its locks within a third of the lease; nobody waits for a lock for ever."""
+    """A paused client loses its transaction after ten seconds, and no statement waits longer for a lock than 2 s."""
     assert database.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
     assert database.run(SETTING, {"name": "lock_timeout"})[0].value == "2s"
     assert database.run(SETTING, {"name": "application_name"})[0].value == "perdure"
@@ -180,22 +180,22 @@ def test_every_wait_has_a_bound(database: Database) -> None:
 
 @pytest.mark.parametrize(("lease_s", "bound"), [(3, "1s"), (30, "10s"), (600, "10s"), (1.5, "500ms")])
 def test_the_bound_follows_the_lease(database_url: str, lease_s: float, bound: str) -> None:
-    """A third of it, and ten seconds at the most."""
+    """The idle timeout of a transaction is a third of the lease, at most ten seconds."""
     made = Database(database_url, lease_s=lease_s)
     assert made.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == bound
     made.close()
 
 
 def test_options_of_the_url_are_kept(database_url: str) -> None:
-    """An operator's own `options` are added to ours, and win."""
+    """An operator's `options` in the URL are added to perdure's and take precedence."""
     made = Database(database_url + ("&" if "?" in database_url else "?") + "options=-c%20lock_timeout%3D1234")
     assert made.run(SETTING, {"name": "lock_timeout"})[0].value == "1234ms"
     assert made.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
     made.close()
 
 
-def test_a_lock_that_is_not_given_is_unavailable(database_url: str, database: Database) -> None:
-    """Whoever waits too long for a row is told to come again, and holds up nobody."""
+def test_a_lock_that_is_not_free_in_time_is_unavailable(database_url: str, database: Database) -> None:
+    """A statement that waits too long for a lock fails, so that its caller can retry."""
     database.run(INSERT, {"user_id": "ana"})
     hasty = Database(database_url + ("&" if "?" in database_url else "?") + "options=-c%20lock_timeout%3D50")
     with database.transaction("holds") as transaction:
@@ -206,19 +206,19 @@ def test_a_lock_that_is_not_given_is_unavailable(database_url: str, database: Da
     hasty.close()
 
 
-def test_an_idle_transaction_is_ended_and_its_client_told(database_url: str, database: Database) -> None:
-    """The client that was paused learns on waking up that its transaction is gone."""
+def test_an_idle_transaction_is_ended_and_its_client_gets_an_error(database_url: str, database: Database) -> None:
+    """The server ends an idle transaction; the paused client gets an error when it continues."""
     database.run(INSERT, {"user_id": "ana"})
     paused = Database(database_url, lease_s=3)
     with pytest.raises(Unavailable), paused.transaction("paused") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(TOUCH, {"user_id": "ana"})
-        database.run(TOUCH, {"user_id": "ana"})  # waits for the server to end the other
+        database.run(TOUCH, {"user_id": "ana"})  # waits until the server ends the other transaction
         transaction.run(TOUCH, {"user_id": "ana"})
     paused.close()
 
 
-def test_many_threads_share_it(database: Database) -> None:
-    """More threads than connections: each gets its turn, each statement its own rows."""
+def test_many_threads_share_a_pool(database: Database) -> None:
+    """With more threads than connections each thread waits its turn and gets its own rows."""
     found: list[str] = []
     begin = threading.Barrier(48)
 
@@ -236,14 +236,14 @@ def test_many_threads_share_it(database: Database) -> None:
 
 
 def _on_each_connection(database: Database, statement: str) -> None:
-    """Run it on `CONNECTIONS` connections of the pool, without the engine's knowledge."""
+    """Run a statement on `CONNECTIONS` connections of the pool, without the engine's knowledge."""
     with ExitStack() as stack:
         for each in [stack.enter_context(database.engine.connect()) for _ in range(CONNECTIONS)]:
             each.execute(text(statement))
 
 
 def _known_to_each_connection(database: Database, *statements: tuple[Statement, Mapping[str, Any]]) -> None:
-    """Have as many connections in the pool, on each of which the statements ran before."""
+    """Open `CONNECTIONS` connections in the pool and run the statements on each."""
     with ExitStack() as stack:
         for each in [stack.enter_context(database.transaction("known")) for _ in range(CONNECTIONS)]:
             for statement, given in statements:
@@ -251,7 +251,7 @@ def _known_to_each_connection(database: Database, *statements: tuple[Statement, 
 
 
 def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) -> None:
-    """A pooler that discards a session's state, or a person, must not break the connection for good."""
+    """If a pooler or an administrator deallocates a prepared statement, it is prepared again."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     for _ in range(CONNECTIONS):
@@ -259,7 +259,7 @@ def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) 
 
 
 def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(database: Database, other: Database) -> None:
-    """It cannot be repeated here, for what it read may be used already; the caller's next one succeeds."""
+    """The engine cannot repeat a transaction, whose results may be in use already; the caller's next one succeeds."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     with pytest.raises(Unavailable), database.transaction("broken") as transaction:  # noqa: PT012 (the transaction is the block)
@@ -273,7 +273,7 @@ def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(datab
 
 @pytest.mark.parametrize("changed", ["bigint", "text"])
 def test_a_column_whose_type_changes_breaks_no_connection(database: Database, changed: str) -> None:
-    """A migration of the next release runs under live connections, whose plans and parameters have the old type."""
+    """A newer release's migration may change a column's type under open connections that prepared the old one."""
     _on_one(database, MAKE)
     given = {"size": 2}
     _known_to_each_connection(database, (SIZES, {}), (OF_SIZE, given))
@@ -289,7 +289,7 @@ def test_a_column_whose_type_changes_breaks_no_connection(database: Database, ch
 
 
 def test_a_write_that_is_tried_again_is_written_and_observed_once(database: Database) -> None:
-    """The server refuses a statement whose plan no longer fits before it runs it."""
+    """The server refuses a statement with an outdated plan before it runs, so that the retry writes once."""
     _on_one(database, MAKE)
     database.run(ADD, {"thing_id": 10})
     _on_one(database, "ALTER TABLE things ALTER COLUMN size TYPE bigint")
@@ -301,7 +301,7 @@ def test_a_write_that_is_tried_again_is_written_and_observed_once(database: Data
 
 
 def test_a_statement_that_never_fitted_is_an_error_and_keeps_its_connection(database: Database) -> None:
-    """Reconnecting would not help: a mistake in a statement, or a migration that has not run, stays an error."""
+    """An error that reconnecting does not cure, such as a missing table, stays an error and keeps the connection."""
     pid = database.run(PID, {})[0].pid
     for _ in range(2):
         with pytest.raises(ProgrammingError):
@@ -319,7 +319,7 @@ def test_a_statement_that_never_fitted_is_an_error_and_keeps_its_connection(data
 
 
 def test_connections_to_a_demoted_server_are_replaced(database: Database) -> None:
-    """After a failover the address leads to the new primary, while pooled connections still reach the old one."""
+    """After a failover the address leads to the new primary, and pooled connections to the old one are replaced."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "SET default_transaction_read_only = on")
     assert database.run(INSERT, {"user_id": "ana"})
@@ -331,7 +331,7 @@ def test_connections_to_a_demoted_server_are_replaced(database: Database) -> Non
 
 
 def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Database) -> None:
-    """The other connections are replaced before they are used."""
+    """After a transaction failed on a demoted server, the pool's other connections are replaced before use."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "SET default_transaction_read_only = on")
     with pytest.raises(Unavailable, match="accepts no writes"), database.transaction("writes") as transaction:
@@ -342,7 +342,7 @@ def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Databas
 
 
 def test_a_database_that_stays_read_only_is_unavailable_until_it_is_not(database: Database) -> None:
-    """No process needs a restart when the database accepts writes again."""
+    """When a read-only database accepts writes again, processes use it without a restart."""
     name = database.engine.url.database
     database.run(COUNT, {})
     _on_one(database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -356,7 +356,7 @@ def test_a_database_that_stays_read_only_is_unavailable_until_it_is_not(database
 
 
 def _on_one(database: Database, *statements: str) -> None:
-    """Run them on a connection of their own, which the pool never sees."""
+    """Run statements on a connection outside the pool."""
     made = Database(database.url)
     with made.engine.connect() as connection:
         for each in statements:
@@ -365,7 +365,7 @@ def _on_one(database: Database, *statements: str) -> None:
 
 
 def test_json_for_the_database_is_strict() -> None:
-    """NaN is refused here, where the value is known, and not by the server."""
+    """NaN is refused before it is sent, where the value is still known."""
     assert as_json({"ü": [1, None]}) == '{"ü":[1,null]}'
     with pytest.raises(ValueError, match="JSON"):
         as_json({"n": float("nan")})

@@ -1,4 +1,4 @@
-"""Migrations go up and down, once and at once, and agree with the tables that the code knows."""
+"""Migrations go up and down, once and concurrently, and agree with the tables that the code declares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.databases import Databases, engine_of
 
 @pytest.fixture
 def empty(databases: Databases) -> Iterator[URL]:
-    """A database with nothing in it."""
+    """An empty database."""
     with databases.empty() as url:
         yield url
 
@@ -71,7 +71,7 @@ def _downgrade(empty: URL, revision: str) -> None:
 
 @pytest.mark.long
 def test_up_and_down_and_up_again(empty: URL, engine: Engine) -> None:
-    """Each step back leaves just what was there before it, and the second way up what the first did."""
+    """Each downgrade restores the former tables, and a second upgrade gives the same tables as the first."""
     before = _catalogue(engine)
     assert [row for row in before if row[0] != "function"] == []
     stages = []
@@ -89,15 +89,15 @@ def test_up_and_down_and_up_again(empty: URL, engine: Engine) -> None:
 
 
 def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
-    """What the code believes of the tables is what the migrations make, defaults and comments included."""
+    """The tables declared in the code equal the migrated ones, including defaults and comments."""
     migrate(empty)
     with engine.connect() as connection:
         options = {"compare_type": True, "compare_server_default": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
 
 
-def test_what_autogeneration_does_not_compare_agrees_too(empty: URL, engine: Engine) -> None:
-    """Check constraints, partial indexes and storage options: the tables made from the models have the same."""
+def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) -> None:
+    """Constraints, partial indexes and storage options, which Alembic does not compare, agree as well."""
     migrate(empty)
     migrated = [row for row in _catalogue(engine) if row[0] not in {"function", "trigger"}]
     with engine.begin() as connection:
@@ -108,7 +108,7 @@ def test_what_autogeneration_does_not_compare_agrees_too(empty: URL, engine: Eng
 
 
 def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
-    """Every start migrates; a database that is current is left alone."""
+    """Migrating a current database changes nothing, because every start migrates."""
     migrate(empty)
     before = _catalogue(engine)
     migrate(empty)
@@ -116,8 +116,8 @@ def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
 
 
 @pytest.mark.long
-def test_four_that_migrate_at_once(empty: URL) -> None:
-    """Processes that start together migrate one after another, and all of them succeed."""
+def test_four_concurrent_migrations_succeed(empty: URL) -> None:
+    """Processes that migrate concurrently take turns, and all succeed."""
     begin = threading.Barrier(4)
     failed: list[BaseException] = []
 
@@ -125,7 +125,7 @@ def test_four_that_migrate_at_once(empty: URL) -> None:
         begin.wait(20)
         try:
             migrate(empty)
-        except BaseException as error:  # noqa: BLE001 (whatever it is, the test fails with it)
+        except BaseException as error:  # noqa: BLE001 (any error fails the test)
             failed.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -139,8 +139,8 @@ def test_four_that_migrate_at_once(empty: URL) -> None:
     database.close()
 
 
-def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
-    """Whoever starts perdure is told where it looked, without the password."""
+def test_an_unreachable_server_is_reported_without_its_password() -> None:
+    """The error of an unreachable server names the address, without the password."""
     with pytest.raises(Unavailable) as away:
         migrate("postgresql://ana:s3cret@127.0.0.1:1/perdure")
     assert "127.0.0.1" in away.value.message
@@ -150,7 +150,7 @@ def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
 
 
 def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> None:
-    """`perdure_now()` is the one clock that SQL reads; only a connection that says so sees another time."""
+    """SQL reads the time only from `perdure_now()`, which a connection can shift for itself."""
     migrate(empty)
     with engine.begin() as connection:
         assert connection.scalar(text("SELECT perdure_now() = now()"))
@@ -158,8 +158,8 @@ def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> N
         assert connection.scalar(text("SELECT extract(epoch FROM perdure_now() - now())::float")) == 90.5
 
 
-def test_a_large_table_is_indexed_beside_its_writers(empty: URL, engine: Engine) -> None:
-    """What finds endings is built while sessions are written, and again where building it was broken off."""
+def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: Engine) -> None:
+    """An index on `sessions` is built while rows are written, and rebuilt after an interruption."""
     migrate(empty, "0003")
     reader = engine.connect()
     reader.execution_options(isolation_level="REPEATABLE READ").execute(text("SELECT count(*) FROM users"))
@@ -185,7 +185,7 @@ def test_a_large_table_is_indexed_beside_its_writers(empty: URL, engine: Engine)
 
 
 def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
-    """Its first statements commit by themselves, so a second run finds them done."""
+    """The migration's first statements commit by themselves, so that a second run skips what they did."""
     migrate(empty, "0023")
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))

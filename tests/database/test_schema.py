@@ -1,4 +1,4 @@
-"""A schema of perdure's own: beside another application's tables, moved there and back, whatever it is called."""
+"""perdure's own schema: next to another application's tables, moved between schemas, and with any name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.errors import IncompatibleDatabase
 from tests.databases import Databases, engine_of
 
 ODD = 'The "agents" of \\ café; '
-"""A name that must be quoted, in SQL and among the startup options."""
+"""A name that must be quoted in SQL and in startup options."""
 
 THEIRS = """
     CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);
@@ -46,14 +46,14 @@ USERS = Statement("test.users", "SELECT user_id FROM users ORDER BY 1", writes=F
 
 @pytest.fixture
 def url(databases: Databases) -> Iterator[URL]:
-    """A database with nothing in it."""
+    """An empty database."""
     with databases.empty() as made:
         yield made
 
 
 @pytest.fixture
 def engine(url: URL) -> Iterator[Engine]:
-    """Connections of its owner."""
+    """Connections of the database's owner."""
     made = engine_of(url, "public", isolation_level="AUTOCOMMIT")
     yield made
     made.dispose()
@@ -61,7 +61,7 @@ def engine(url: URL) -> Iterator[Engine]:
 
 @pytest.fixture
 def opened() -> Iterator[Any]:
-    """Opens databases, which are closed in the end."""
+    """A function that opens databases, which are closed after the test."""
     made: list[Database] = []
 
     def open_one(url: URL, **options: Any) -> Database:
@@ -74,20 +74,20 @@ def opened() -> Iterator[Any]:
 
 
 def run(engine: Engine, sql: str, **parameters: Any) -> Any:
-    """The rows of a statement of the owner's."""
+    """The rows of a statement that the owner runs."""
     with engine.connect() as connection:
         result = connection.execute(text(sql), parameters)
         return [tuple(row) for row in result] if result.returns_rows else []
 
 
 def shape(engine: Engine, schema: str) -> Any:
-    """Tables, constraints and functions of a schema, without its name."""
+    """Columns, constraints and functions of a schema, without the schema's name."""
     found = run(engine, SHAPE, schema=f'"{schema}"')
     return [(row[0], row[1].removeprefix(f"{schema}."), *row[2:]) for row in found]
 
 
 def test_another_applications_tables_are_left_alone(url: URL, engine: Engine, opened: Any) -> None:
-    """Its `users`, `sessions`, `messages`, and an `alembic_version` at one of perdure's revisions, stay."""
+    """An application's own `users`, `sessions`, `messages` and `alembic_version` are not changed."""
     run(engine, THEIRS)
     before = shape(engine, "public")
     migrate(url)
@@ -114,7 +114,7 @@ def test_statements_do_not_depend_on_the_roles_search_path(
 
 @pytest.mark.parametrize("prepare", [True, False])
 def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
-    """Quotation marks, spaces, backslashes and capitals reach the server as they are."""
+    """A schema name with quotation marks, spaces, backslashes and capitals reaches the server unchanged."""
     migrate(url, schema=ODD)
     database = opened(url, schema=ODD, prepare=prepare)
     require(database)
@@ -126,7 +126,7 @@ def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, pre
 
 @pytest.mark.parametrize("prepare", [True, False])
 def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
-    """Types, operators and operator classes are named with it, so vectors are stored, compared and indexed."""
+    """With pgvector in a schema of its own, vectors are stored, compared and indexed."""
     run(engine, 'CREATE SCHEMA "Shared extensions"')
     run(engine, 'CREATE EXTENSION vector SCHEMA "Shared extensions"')
     migrate(url)
@@ -144,7 +144,7 @@ def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: 
 
 @pytest.mark.long
 def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Engine, opened: Any) -> None:
-    """Rows, constraints and functions arrive unchanged, and the way down leads to what there was."""
+    """A move between schemas keeps rows, constraints and functions, and moving back restores the former state."""
     migrate(url, schema="public")
     opened(url, schema="public").run(ADD_USER, {"user_id": "ana"})
     before = shape(engine, "public")
@@ -165,7 +165,7 @@ def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Eng
 
 @pytest.mark.long
 def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, opened: Any) -> None:
-    """A table that a later revision would create, and that the application has in `public`, is the application's."""
+    """A table of the application's is not moved, even if a later revision of perdure's creates one of that name."""
     migrate(url, "0022", schema="public")
     run(engine, "CREATE TABLE public.conversations (id int)")
     migrate(url)
@@ -175,7 +175,7 @@ def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, open
 
 
 def test_a_move_waits_for_the_leases_of_workers(url: URL, engine: Engine, opened: Any) -> None:
-    """A worker of the earlier release would lose its tables in the middle of a turn."""
+    """A move waits for leases: a worker of the earlier release would lose its tables during a turn."""
     migrate(url, schema="public")
     run(engine, "INSERT INTO schedule_entries (entry, since, lease_until) VALUES ('x', now(), now() + interval '9 s')")
     before = shape(engine, "public")
@@ -187,7 +187,7 @@ def test_a_move_waits_for_the_leases_of_workers(url: URL, engine: Engine, opened
 
 
 def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
-    """The error has the statement that an administrator runs; after that the role migrates."""
+    """Without the right to create a schema, the error shows the statement that an administrator must run."""
     run(engine, "CREATE EXTENSION vector")
     run(engine, "DROP ROLE IF EXISTS plain_migrator")
     run(engine, "CREATE ROLE plain_migrator LOGIN")
@@ -208,7 +208,7 @@ def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
 
 
 def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: Engine) -> None:
-    """Before a table is created, the error names the table and the setting."""
+    """A schema with another application's tables is refused before any table is created, naming table and setting."""
     run(engine, "CREATE TABLE public.users (id int)")
     with pytest.raises(IncompatibleDatabase, match=r"'public' .* has a table 'users' that is not perdure's: set PERD"):
         migrate(url, schema="public")
@@ -218,7 +218,7 @@ def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: 
 
 @pytest.mark.long
 def test_each_revisions_tables_are_known(url: URL, engine: Engine) -> None:
-    """A migration that creates a table adds it to the tables that a move takes along."""
+    """The list of tables that a move takes must include each table that a migration creates."""
     for revision in revisions():
         migrate(url, revision)
         there = {row[0] for row in run(engine, "SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'")}

@@ -1,4 +1,4 @@
-"""A program says at its start whether the server's log quotes users, which depends on the server's settings."""
+"""A program reports at its start whether the settings of the server's log let it quote users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.workers.assembly import require_database
 
 
 def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is started so: neither statements nor DETAIL lines are in it."""
+    """The embedded server is started with settings that keep statements and DETAIL lines out of its log."""
     with caplog.at_level(logging.WARNING):
         require_database(Settings(_env_file=None), database_url)
     assert caplog.text == ""
@@ -31,7 +31,7 @@ def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pyte
 def test_another_servers_log_is_reported(
     database_url: str, setting: str, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By PostgreSQL's defaults, a statement that fails is written with its values."""
+    """With PostgreSQL's defaults a failed statement is logged with its values."""
     server = Database(database_url)
     with server.engine.connect() as connection:
         connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")

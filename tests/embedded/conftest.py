@@ -1,4 +1,4 @@
-"""Programs of the tests' own, run as real processes, and server directories to run them on."""
+"""Python programs run as real processes, and server directories for them."""
 
 import os
 import pwd
@@ -44,7 +44,7 @@ class Program:
         self._reader.start()
 
     def until(self, text: str) -> str:
-        """The next line that contains `text`; fails when the program ends, or takes too long, without it."""
+        """The next line that contains `text`. Fails at the end of the output or after a deadline."""
         while True:
             try:
                 line = self._queue.get(timeout=_DEADLINE_S)
@@ -57,7 +57,7 @@ class Program:
                 return line
 
     def tell(self) -> None:
-        """Let a program that waits for a line of input go on."""
+        """Send a line of input to a program that waits for it."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -72,7 +72,7 @@ class Program:
         return status
 
     def close(self) -> None:
-        """Kill it if it still runs."""
+        """Kill the program if it still runs."""
         self.process.kill()
         self.process.wait()
         self._reader.join(_DEADLINE_S)
@@ -88,7 +88,7 @@ class Program:
 
 @pytest.fixture
 def program() -> Iterator[Callable[..., Program]]:
-    """Start a Python program; it is killed at the end of the test."""
+    """A function that starts a Python program, which is killed after the test."""
     started: list[Program] = []
 
     def start(source: str, *arguments: str | Path, user: account.Account | None = None) -> Program:
@@ -102,7 +102,7 @@ def program() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def made_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PostgreSQL directory that was started once and stopped; to copy, never to use."""
+    """A PostgreSQL directory, initialised once; tests copy it and never use it itself."""
     directory = tmp_path_factory.mktemp("made") / "postgres"
     postgres.start(directory).stop()
     return directory
@@ -110,14 +110,14 @@ def made_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(made_cluster: Path, tmp_path: Path) -> Path:
-    """A stopped PostgreSQL directory of this test's own, without the seconds that making one takes."""
+    """A copy of a stopped PostgreSQL directory, which takes less time than a new one."""
     subprocess.run(["cp", "-a", made_cluster, tmp_path / "postgres"], check=True)
     return tmp_path / "postgres"
 
 
 @pytest.fixture
 def nobody() -> account.Account:
-    """An ordinary account to be. Only root can be somebody else."""
+    """An unprivileged account. Skips the test unless it runs as root."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become an ordinary user; as an ordinary user every other test covers it")
     entry = pwd.getpwnam("nobody")
@@ -126,7 +126,7 @@ def nobody() -> account.Account:
 
 @pytest.fixture
 def public_path() -> Iterator[Path]:
-    """A directory under the temporary one that every account may enter, which pytest's own are not."""
+    """A temporary directory that every account may enter, unlike pytest's own."""
     directory = Path(tempfile.mkdtemp(prefix="perdure-test-"))
     directory.chmod(0o755)
     yield directory
@@ -135,7 +135,7 @@ def public_path() -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB: too small for a cluster."""
+    """A file system of 24 MiB, too small for a cluster."""
     mount = tmp_path / "disk"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=755", "tmpfs", str(mount)]

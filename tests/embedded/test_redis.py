@@ -1,4 +1,4 @@
-"""Redis alone: its file, and an address that all of its clients parse."""
+"""The embedded Redis: its file, its programs, and a URL that all of its clients parse."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ PROGRAM = redis._program()
 
 
 def test_it_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
-    """Wake-ups should outlive a restart, and no other account should read them."""
+    """Redis keeps wake-ups over a restart and listens on its socket only."""
     with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
         config: dict[Any, Any] = client.config_get("*")
         shown = {name: config[name] for name in ("appendonly", "appendfsync", "maxmemory-policy", "save", "port")}
@@ -34,7 +34,7 @@ def test_it_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
 
 
 def test_what_it_holds_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
-    """A restart of Redis alone should cost nothing."""
+    """Keys survive a stop and a kill of Redis."""
     running = redis.start(tmp_path / "redis")
     with redis_py.from_url(redis.client_url(running.url), decode_responses=True) as client:
         client.set("stopped", "kept")
@@ -51,7 +51,7 @@ def test_what_it_holds_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's own call
 def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
-    """One URL goes to all of them, and each takes it apart by itself."""
+    """kombu, Celery and Flower each parse the same URL correctly."""
     with redis.start(tmp_path / "redis") as running:
         options = {"socket_timeout": 5, "socket_connect_timeout": 5, "socket_keepalive": True}
         with Connection(running.url, transport_options=options) as connection, connection.SimpleQueue("q") as queue:
@@ -68,7 +68,7 @@ def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A platform without a wheel, and the only directory of its PATH, which is empty."""
+    """A platform without the wheel, and an empty directory as its PATH."""
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
@@ -83,7 +83,7 @@ def _script(path: Path, said: str) -> None:
 
 @pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
 def test_without_a_wheel_the_program_on_path_is_used(tmp_path: Path, on_path: Path, name: str) -> None:
-    """On macOS and ARM a package manager brings Redis or Valkey; a server is started, found, joined and stopped."""
+    """Without a wheel, Redis or Valkey from a package manager is started, found, joined and stopped."""
     (on_path / name).symlink_to(PROGRAM)
     with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
         assert client.ping()
@@ -96,8 +96,8 @@ def test_without_a_wheel_the_program_on_path_is_used(tmp_path: Path, on_path: Pa
     assert redis.find(tmp_path / "redis") is None
 
 
-def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, on_path: Path) -> None:
-    """The other one may be newer."""
+def test_a_program_that_is_too_old_is_skipped(tmp_path: Path, on_path: Path) -> None:
+    """A program on PATH that is too old is skipped in favour of a newer one."""
     _script(on_path / "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
     (on_path / "valkey-server").symlink_to(PROGRAM)
     with redis.start(tmp_path / "redis") as running:
@@ -111,7 +111,7 @@ def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, on_path: Path)
 def test_without_a_program_the_message_says_what_to_install(
     tmp_path: Path, on_path: Path, said: str, shown: str
 ) -> None:
-    """With the version that was found, where one was."""
+    """The error says what to install, and which version was found."""
     missing = r"PATH has no redis-server or valkey-server 6\.2 or newer\. Install one .*apt install.*PERDURE_REDIS_URL"
     with pytest.raises(EmbeddedServerError, match=missing):
         redis.start(tmp_path / "redis")
@@ -121,7 +121,7 @@ def test_without_a_program_the_message_says_what_to_install(
 
 
 def test_a_file_that_cannot_be_read_may_be_moved_away(tmp_path: Path) -> None:
-    """Nothing in it is the truth, and the message says so, or people would fear for their data."""
+    """A damaged file stops the start. The error says that it may be moved away, because Redis is not authoritative."""
     redis.start(tmp_path / "redis").stop()
     file = tmp_path / "redis" / "data" / "appendonly.aof"
     file.write_bytes(b"this is not a list of commands\n")

@@ -1,4 +1,4 @@
-"""What is deleted in the embedded Redis is gone from its file, too, once that was rewritten."""
+"""A rewrite of the embedded Redis' append-only file removes deleted data from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = b"zyxomma"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
-    """A Redis of the test's own."""
+    """A Redis for this test."""
     with redis.start(tmp_path) as running:
         yield running
 
@@ -46,7 +46,7 @@ def _written_and_deleted(client: Any, directory: Path) -> None:
 
 
 def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_path: Path) -> None:
-    """Begun at once, and not again within seconds: many erasures share it."""
+    """A rewrite starts at once, and not again within seconds, so that erasures share one."""
     _written_and_deleted(client, tmp_path)
     file = AppendOnlyFile(server.url)
     file.rewrite()
@@ -57,7 +57,7 @@ def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_pa
 
 
 def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Running, client: Any, tmp_path: Path) -> None:
-    """One that failed, or that began before, does not count."""
+    """An erasure is complete after a successful rewrite that began after it."""
     file, first, second = AppendOnlyFile(server.url), uuid4(), uuid4()
     _written_and_deleted(client, tmp_path)
     assert file.rewritten({first}) == {first}
@@ -70,7 +70,7 @@ def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Runnin
 def test_a_rewrite_that_fails_is_begun_again(
     server: Running, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, for example; the sweeper asks again after a lease."""
+    """A rewrite that fails, for example on a full disk, is started again at the sweeper's next check."""
     _written_and_deleted(client, tmp_path)
     file, erasure = AppendOnlyFile(server.url), uuid4()
     states = iter([True, None, False])
@@ -84,8 +84,8 @@ def test_a_rewrite_that_fails_is_begun_again(
     assert not _holds(tmp_path)
 
 
-def test_a_redis_that_is_away_is_said(tmp_path: Path) -> None:
-    """The erasure goes on later."""
+def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
+    """If Redis is unavailable, the rewrite raises `Unavailable`, and the erasure is completed later."""
     server = redis.start(tmp_path)
     file = AppendOnlyFile(server.url)
     server.stop()
@@ -95,8 +95,8 @@ def test_a_redis_that_is_away_is_said(tmp_path: Path) -> None:
         file.rewritten({uuid4()})
 
 
-def test_only_the_redis_of_the_directory_is_its_own(server: Running, tmp_path: Path) -> None:
-    """Another server's file is its operator's."""
+def test_only_the_directorys_redis_is_embedded(server: Running, tmp_path: Path) -> None:
+    """Only the directory's own Redis is rewritten; another server's file is its operator's."""
     assert redis.is_of(tmp_path, server.url)
     assert not redis.is_of(tmp_path, "redis://127.0.0.1:6379/0")
     assert not redis.is_of(tmp_path / "elsewhere", server.url)

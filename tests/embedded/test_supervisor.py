@@ -1,4 +1,4 @@
-"""The supervisor, by real processes and real signals."""
+"""The supervisor, with real processes and real signals."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ sys.exit(run(processes, on_ready=ready, backoff=Backoff(first_s=0.01)))
 
 
 def gone(pid: int) -> bool:
-    """Wait for the end of a process that is not ours; whether it came."""
+    """Wait for the end of another's child process. Returns whether it ended."""
     try:
         psutil.Process(pid).wait(20)
     except psutil.NoSuchProcess:
@@ -74,7 +74,7 @@ def gone(pid: int) -> bool:
 
 @given(deaths=st.integers(1, 10**6), first=st.floats(0.001, 60), cap=st.floats(0.001, 3600))
 def test_a_delay_doubles_up_to_its_cap(deaths: int, first: float, cap: float) -> None:
-    """A process that dies at once for ever must neither spin nor be forgotten."""
+    """A process that dies at once every time is restarted with growing delays, up to a cap."""
     backoff = Backoff(first_s=first, cap_s=cap)
     delay = backoff.delay_s(deaths)
     assert 0 < delay <= cap
@@ -84,19 +84,19 @@ def test_a_delay_doubles_up_to_its_cap(deaths: int, first: float, cap: float) ->
 
 @given(before=st.integers(0, 10**6), lived=st.floats(0, 10**6))
 def test_a_long_life_is_forgiven_a_short_one_counted(before: int, lived: float) -> None:
-    """A worker that dies once a day is started again at once each time."""
+    """A process that ran for long enough is restarted with the first delay."""
     backoff = Backoff(reset_after_s=60)
     assert backoff.deaths(before, lived) == (1 if lived >= 60 else before + 1)
 
 
 def test_the_documented_delays() -> None:
-    """The numbers that the documents give."""
+    """The delays equal those in the documentation."""
     assert [Backoff().delay_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
 @pytest.mark.long
-def test_what_dies_is_started_again(program: Start) -> None:
-    """`perdure up` is left alone for weeks."""
+def test_a_killed_process_is_restarted(program: Start) -> None:
+    """A process that was killed is started again."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
     first = int(supervisor.until("is").split()[-1])
     os.kill(first, signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_what_dies_is_started_again(program: Start) -> None:
 
 
 def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
-    """A restart changes no setting: the status and the message reach the person who can."""
+    """A process that refuses its settings stops all, with its status, because a restart does not change settings."""
     refuses = "print('perdure: PERDURE_X is wrong', flush=True); raise SystemExit(2)"
     supervisor = program(
         SUPERVISE, f"[python('worker', POLITE, final_status=2), python('beat', {refuses!r}, final_status=2)]"
@@ -118,8 +118,8 @@ def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
     assert not [line for line in supervisor.lines if "restarting it" in line]
 
 
-def test_another_status_is_a_death_like_any_other(program: Start) -> None:
-    """A server that is missing at the start (status 3) may come back."""
+def test_another_status_is_followed_by_a_restart(program: Start) -> None:
+    """Status 3, a missing server, is followed by a restart, because the server may return."""
     supervisor = program(SUPERVISE, "[python('beat', 'raise SystemExit(3)', final_status=2)]")
     supervisor.until("ended with status 3; restarting it in 0.01 s")
     supervisor.process.terminate()
@@ -128,7 +128,7 @@ def test_another_status_is_a_death_like_any_other(program: Start) -> None:
 
 @pytest.mark.long
 def test_children_are_stopped_rank_by_rank(program: Start) -> None:
-    """Beat and gateway must be gone before the workers drain, or they hand out new work meanwhile."""
+    """Beat and the gateway stop before the workers, to which they would otherwise hand new work."""
     supervisor = program(
         SUPERVISE,
         "[python('last', POLITE, stop_rank=2), python('first', POLITE), python('middle', POLITE, stop_rank=1)]",
@@ -141,8 +141,8 @@ def test_children_are_stopped_rank_by_rank(program: Start) -> None:
 
 
 @pytest.mark.long
-def test_what_will_not_end_is_killed_with_all_that_it_started(program: Start) -> None:
-    """A hung worker must not hold the shutdown up, nor leave children behind that hold its port."""
+def test_a_process_that_does_not_end_is_killed_with_its_children(program: Start) -> None:
+    """A process that does not end in time is killed with its children, which would keep its port."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_within_s=0.1), python('polite', POLITE, stop_rank=1)]")
     deaf = next(line for line in (supervisor.until(" is "), supervisor.until(" is ")) if line.startswith("deaf"))
     pids = [int(word) for word in deaf.split()[-2:]]
@@ -154,7 +154,7 @@ def test_what_will_not_end_is_killed_with_all_that_it_started(program: Start) ->
 
 @pytest.mark.long
 def test_a_second_signal_hastens(program: Start) -> None:
-    """Whoever presses Ctrl-C twice is in a hurry: each child is told, by a signal that is not the first one's."""
+    """A second Ctrl-C sends each process SIGINT, which hastens it, instead of SIGTERM."""
     supervisor = program(SUPERVISE, "[python('slow', SLOW, stop_within_s=600), python('later', POLITE, stop_rank=1)]")
     for _ in range(2):
         supervisor.until(" is ")
@@ -167,7 +167,7 @@ def test_a_second_signal_hastens(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_third_signal_kills(program: Start) -> None:
-    """Whoever presses Ctrl-C three times means it."""
+    """A third Ctrl-C kills all processes at once."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_rank=1, stop_within_s=600), python('polite', POLITE)]")
     said = [supervisor.until(" is "), supervisor.until(" is ")]
     supervisor.process.send_signal(signal.SIGINT)
@@ -181,8 +181,8 @@ def test_a_third_signal_kills(program: Start) -> None:
 
 
 @pytest.mark.long
-def test_what_a_dead_child_started_dies_with_it(program: Start) -> None:
-    """Else the next worker would find the last one's children at its work."""
+def test_the_children_of_a_dead_process_are_killed(program: Start) -> None:
+    """The children of a dead process are killed, or they would work next to its successor."""
     orphaning = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print('is', p.pid); os._exit(7)"
     supervisor = program(SUPERVISE, f"[python('worker', {orphaning!r})]")
     grandchild = int(supervisor.until(" is ").split()[-1])
@@ -194,7 +194,7 @@ def test_what_a_dead_child_started_dies_with_it(program: Start) -> None:
 
 @pytest.mark.long
 def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: Path) -> None:
-    """Workers that nobody supervises would go on taking turns beside the next `perdure up`."""
+    """If the supervisor is killed, its processes end, or they would work next to the next `perdure up`."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
     pid = int(supervisor.until(" is ").split()[-1])
     assert os.getsid(pid) == pid
@@ -202,8 +202,8 @@ def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: P
     assert gone(pid)
 
 
-def test_readiness_is_told_once_when_all_are_ready(program: Start, tmp_path: Path) -> None:
-    """`perdure up` prints its addresses when they can be used, and not again after a restart."""
+def test_readiness_is_reported_once_when_all_are_ready(program: Start, tmp_path: Path) -> None:
+    """`perdure up` prints its addresses once, when all processes are ready, and not after a restart."""
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
     probe = "lambda: asyncio.to_thread(Path(sys.argv[2]).read_bytes)"
@@ -222,7 +222,7 @@ def test_readiness_is_told_once_when_all_are_ready(program: Start, tmp_path: Pat
 
 @pytest.mark.long
 def test_any_output_passes_through_line_by_line(program: Start) -> None:
-    """Half lines, bytes that are no text and lines without end are printed, and block nobody."""
+    """Partial lines, invalid UTF-8 and very long lines are printed and block no process."""
     noisy = (
         r"import os, signal; os.write(1, b'a\xffb\n' + b'x' * 200_000 + b'\n');"
         r"os.write(1, b'done\nhalf'); signal.pause()"
@@ -238,7 +238,7 @@ def test_any_output_passes_through_line_by_line(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_program_that_is_not_there_is_named(program: Start) -> None:
-    """A typing mistake in a command should read as one."""
+    """A program that cannot be found is reported by its name."""
     supervisor = program(SUPERVISE, "[Process('typo', ['perdure-no-such-program'])]")
     assert (
         supervisor.until("cannot be started")
@@ -249,8 +249,8 @@ def test_a_program_that_is_not_there_is_named(program: Start) -> None:
 
 
 @pytest.mark.long
-def test_a_reader_that_goes_away_ends_it(program: Start, tmp_path: Path) -> None:
-    """`perdure up | head` must not run on unseen."""
+def test_a_closed_output_ends_the_supervisor(program: Start, tmp_path: Path) -> None:
+    """The supervisor ends when its reader does, as in `perdure up | head`."""
     reading, writing = os.pipe()
     to_pipe = f"import sys; sys.stdout = open('/proc/{os.getpid()}/fd/{writing}', 'w');"
     supervisor = program(to_pipe + SUPERVISE, "[python('chatty', 'while True: print(1, flush=True)')]")

@@ -38,7 +38,7 @@ class Example:
         self._programs: list[BaseProcess] = []
 
     def start(self, main: str, *argv: str) -> Path:
-        """Start a program; the file that it writes to."""
+        """Start a program. Returns the path of its output."""
         log = self._scratch / f"{len(self._programs)}.log"
         program = forked.Program(main, argv, self.environment, self.directory, stdout=log, stderr=log)
         self._programs.append(forked.start(program))
@@ -52,14 +52,14 @@ class Example:
         assert program.exitcode == 0, log.read_text()
 
     def worker(self, application: str, queues: str) -> Path:
-        """Start a worker with threads, and wait until it is ready; the file that it writes to."""
+        """Start a worker with threads and wait until it is ready. Returns the path of its output."""
         options = ("-P", "threads", "-c", "8", "-Q", queues, "-l", "info")
         log = self.start("celery.__main__:main", "celery", "-A", application, "worker", *options)
         wait_until(lambda: " ready." in log.read_text() if log.exists() else None, f"{application} is ready")
         return log
 
     def serve(self, application: str) -> str:
-        """Serve an ASGI application; its address."""
+        """Serve an ASGI application. Returns its address."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -68,7 +68,7 @@ class Example:
         return f"http://127.0.0.1:{port}"
 
     def stop(self) -> None:
-        """End the programs as their supervisor does; each must end with status 0."""
+        """Send the programs SIGTERM; each must exit with status 0 or by that signal."""
         for program in self._programs:
             if program.is_alive() and program.pid is not None:
                 os.kill(program.pid, signal.SIGTERM)

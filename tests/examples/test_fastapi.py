@@ -13,7 +13,7 @@ ANA, BEN = ({"Authorization": f"Bearer token-of-{name}"} for name in ("ana", "be
 
 @pytest.mark.long
 def test_a_customer_of_the_shop_talks_to_the_agent(example: Example) -> None:
-    """A message, its reply, and an order of the shop's own, whose message the agent answers; all of them only Ana's."""
+    """The agent answers a customer's message and order, and another customer cannot read the turn."""
     address = example.serve("app:app")
     example.worker("app:worker", QUEUES)
     messages = f"{address}/agents/v1/messages"

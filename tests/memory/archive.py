@@ -59,7 +59,7 @@ KNOWN = """
 
 
 class Grouped:
-    """An embedder with nearly equal vectors for the texts of one group, and orthogonal ones otherwise."""
+    """An embedder that gives nearly equal vectors to texts of one group, and orthogonal ones to all others."""
 
     name = "grouped:64"
     dimensions = 64

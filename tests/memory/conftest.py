@@ -44,14 +44,14 @@ def unreachable(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[Any]:
-    """A client of the same Redis."""
+    """A client of the suite's Redis."""
     with redis_py.Redis.from_url(redis.client_url(redis_url), decode_responses=True) as made:
         yield made
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[Running]:
-    """A Redis that a test may stop."""
+    """A Redis that a test can stop."""
     running = redis.start(tmp_path / "redis")
     yield running
     if redis.find(tmp_path / "redis") is not None:

@@ -1,8 +1,8 @@
-"""A worker that a SIGKILL ends while it consolidates.
+"""A process that consolidates and kills itself with SIGKILL on the way.
 
     python -m tests.memory.killing DATABASE_URL NUMBER
 
-The signal comes at the boundary of a commit of that number, counted from 0, before and after each.
+NUMBER counts the boundaries of commits from 0: each commit has one before and one after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A set of conversations in LoCoMo's layout, with the oddities that its file has, of any size.
+"""Generates conversations in LoCoMo's layout, of any size and with the irregularities of its file.
 
 python -m tests.memory.locomo FILE [SAMPLES] [SESSIONS] [LINES]
 """
@@ -25,7 +25,7 @@ _MONTHS = ("January", "February", "March", "April", "May", "June")
 
 
 def locomo(samples: int, sessions: int, lines: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Samples of sessions of lines, each with questions whose evidence is known."""
+    """Samples of sessions with lines, and questions with known evidence."""
     chance = random.Random(seed)  # noqa: S311 (no secret)
     return [_sample(number, sessions, lines, chance) for number in range(samples)]
 
@@ -48,7 +48,7 @@ def _sample(number: int, sessions: int, lines: int, chance: random.Random) -> di
                 facts.append((speaker, what, dia_id))
         said[0] |= {"img_url": ["http://127.0.0.1/a.jpg"], "blip_caption": "a dog on a beach", "query": "dog"}
         said[0]["text"] = ""
-    conversation[f"session_{sessions + 1}_date_time"] = "1:56 pm on 8 May, 2023"  # of a session that is not there
+    conversation[f"session_{sessions + 1}_date_time"] = "1:56 pm on 8 May, 2023"  # a session without lines
     return {
         "sample_id": f"conv-{number}",
         "conversation": conversation,
@@ -60,7 +60,7 @@ def _sample(number: int, sessions: int, lines: int, chance: random.Random) -> di
 
 
 def _questions(facts: list[tuple[str, str, str]], chance: random.Random) -> list[dict[str, Any]]:
-    """Each kind of evidence that the file has: one line, several in a list or in one entry, and what names none."""
+    """Questions with each form of evidence in the file: one line, several in a list or one entry, and invalid ones."""
     asked: list[dict[str, Any]] = []
     for speaker, what, dia_id in facts:
         asked.append({"question": f"When was it that {speaker} {what}?", "evidence": [dia_id], "category": 4})

@@ -1,6 +1,7 @@
 """Hand-written pairs of memories: contradictions and paraphrases.
 
-`(kind, said earlier, said later)`. The later one of a contradiction supersedes; that of a paraphrase reinforces.
+`(kind, said earlier, said later)`. The later text of a contradiction supersedes the earlier one, and that of a
+paraphrase reinforces it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def _count(runtime: Runtime, sql: str) -> int:
         return int(connection.exec_driver_sql(sql).scalar_one())
 
 
-def test_what_was_said_gets_its_vectors(harness: Harness) -> None:
+def test_messages_get_their_vectors(harness: Harness) -> None:
     """A question and its answer get vectors."""
     harness.run(harness.send("I have a cat").session_id)
     runtime = replace(harness.runtime, embedder=HashEmbedder(64))
@@ -35,7 +35,7 @@ def test_what_was_said_gets_its_vectors(harness: Harness) -> None:
 
 
 class _Hanging(HashEmbedder):
-    """Blocks until its call is aborted."""
+    """An embedder that blocks until its call is aborted."""
 
     def __init__(self) -> None:
         super().__init__(64)
@@ -43,7 +43,7 @@ class _Hanging(HashEmbedder):
         self.ended = threading.Event()
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """Hang."""
+        """Block until the abort."""
         assert call is not None
         with call.aborting(self.ended.set):
             self.entered.set()
@@ -51,8 +51,8 @@ class _Hanging(HashEmbedder):
         raise CallAborted("The call was ended.")
 
 
-def test_a_process_that_leaves_waits_for_no_embedder(harness: Harness) -> None:
-    """The call is aborted; another worker embeds its texts."""
+def test_a_shutdown_does_not_wait_for_the_embedder(harness: Harness) -> None:
+    """A worker's shutdown aborts the embedder's call; another worker embeds the texts."""
     harness.run(harness.send("I have a cat").session_id)
     hanging = _Hanging()
     embedding = Embedding(replace(harness.runtime, embedder=hanging))

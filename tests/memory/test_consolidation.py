@@ -50,7 +50,7 @@ def archive(harness: Harness, settings: Settings) -> Archive:
     return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
-def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> None:
+def test_a_statement_becomes_a_memory_with_its_sources(archive: Archive) -> None:
     """With the built-in model, the user's statements become memories with their sources."""
     session_id = archive.ended("Hello!", ("assistant", "I live in a computer."), LYON, "And you?", "Thanks.")
     assert archive.consolidator(OfflineModel()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -65,7 +65,7 @@ def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> No
 
 
 def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
-    """It is marked and counted without a call of the model."""
+    """A short session is marked and counted without a model call."""
     session_id = archive.ended(LYON, turns=4)
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, skipped=1)
     assert archive.session(session_id).consolidation == {"skipped": True}
@@ -73,7 +73,7 @@ def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
     assert archive.consolidator().batch() == ConsolidationCounts()
 
 
-def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
+def test_a_live_session_is_not_consolidated(archive: Archive) -> None:
     """Only ended sessions are consolidated."""
     alive = archive.harness.send().session_id
     assert archive.consolidator().consolidate(alive) == NotDue()
@@ -81,7 +81,7 @@ def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
 
 
 def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
-    """The oldest sessions come first, and each one is reported."""
+    """A batch takes the oldest sessions first and reports each one."""
     archive.limit(batch_size=2)
     sessions = [archive.ended(f"I own {number} cats and nothing else.", turns=5) for number in (3, 4, 5)]
     reported: list[Progress] = []
@@ -93,7 +93,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
 
 
 def test_the_same_said_again_reinforces(archive: Archive) -> None:
-    """Importance grows by the boost, one access counts, the channel and the sources are added."""
+    """A repeated statement raises the importance, counts one access and adds its channel and sources."""
     archive.embedder = Grouped([LYON, HOME])
     first = archive.ended(LYON)
     second = archive.ended("Hm.", HOME, channel="telegram")
@@ -108,7 +108,7 @@ def test_the_same_said_again_reinforces(archive: Archive) -> None:
 
 
 def test_importance_never_exceeds_one(archive: Archive) -> None:
-    """However often it is repeated."""
+    """The importance never exceeds one, however often a statement is repeated."""
     for _ in range(3):
         archive.ended(LYON)
     archive.harness.script(*[answer(memory(LYON, 0.95))] * 3)
@@ -116,8 +116,8 @@ def test_importance_never_exceeds_one(archive: Archive) -> None:
     assert [(row.importance, row.access_count) for row in archive.known()] == [(1.0, 2)]
 
 
-def test_what_contradicts_replaces_what_was_said_before(archive: Archive) -> None:
-    """The earlier memory stays as history with its validity interval."""
+def test_a_contradiction_supersedes_the_earlier_memory(archive: Archive) -> None:
+    """A contradicted memory stays as history with its validity interval."""
     archive.embedder = Grouped([LYON, PARIS])
     archive.ended(LYON)
     archive.ended(PARIS)
@@ -127,8 +127,8 @@ def test_what_contradicts_replaces_what_was_said_before(archive: Archive) -> Non
     assert (new.content, new.superseded_by, new.valid_to, old.archived_at) == (PARIS, None, None, None)
 
 
-def test_what_was_said_later_wins_though_it_was_consolidated_first(archive: Archive) -> None:
-    """Sessions are consolidated in any order."""
+def test_the_later_statement_wins_in_any_order(archive: Archive) -> None:
+    """The later statement wins, in whatever order the sessions are consolidated."""
     archive.embedder = Grouped([LYON, PARIS])
     earlier, later = archive.ended(LYON), archive.ended(PARIS)
     worker = archive.consolidator(Echo())
@@ -150,7 +150,7 @@ def test_moving_there_and_back_again_is_kept_apart(archive: Archive) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_history_gains_from_what_was_said_then(archive: Archive) -> None:
+def test_a_late_session_reinforces_the_memory_of_its_time(archive: Archive) -> None:
     """A session consolidated late reinforces the memory that was valid at its time."""
     archive.embedder = Grouped([LYON, HOME, PARIS])
     late, first, second = archive.ended(HOME), archive.ended(LYON), archive.ended(PARIS)
@@ -162,7 +162,7 @@ def test_what_is_history_gains_from_what_was_said_then(archive: Archive) -> None
 
 
 def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -> None:
-    """The hand-written pairs, through the whole consolidation, above the similarity threshold."""
+    """Of the hand-written pairs no contradiction and most paraphrases reinforce a memory."""
     archive.embedder = Grouped(*({a, b} for _, a, b in CONTRADICTIONS[:20]))
     for number, (_, earlier, later) in enumerate(CONTRADICTIONS[:20]):
         for line in (earlier, later):
@@ -185,7 +185,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
 
 
 def test_entities_and_relations_are_stored(archive: Archive) -> None:
-    """One entity for all its spellings, and one relation for each memory with it."""
+    """All spellings of an entity are one entity, and each memory with a relation has one."""
     said = memory(
         "My sister Nora lives in Lyon.",
         entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
@@ -210,8 +210,8 @@ def test_entities_and_relations_are_stored(archive: Archive) -> None:
     assert archive.harness.sql("SELECT count(*) FROM entity_mentions")[0][0] == 4
 
 
-def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -> None:
-    """The model sees its reply and the fault."""
+def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -> None:
+    """After an invalid reply the model is asked again, with its reply and the error."""
     session_id = archive.ended(LYON)
     archive.harness.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -220,8 +220,8 @@ def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -
     assert "not valid JSON" in last[-1].content
 
 
-def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
-    """It keeps its error, each run retries it, it is never marked as consolidated, and the sweeper's pause doubles."""
+def test_a_failing_session_is_abandoned_in_the_end(archive: Archive) -> None:
+    """A failed session keeps its error, is retried by the next batch, and is abandoned after its last run."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
     archive.harness.script(*[says("I would rather not.")] * 6)
@@ -239,8 +239,8 @@ def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
     assert archive.known() == []
 
 
-def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive) -> None:
-    """With all its runs, for one session or for all."""
+def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> None:
+    """An abandoned session is listed and can be retried with all its runs, alone or with all others."""
     archive.limit(max_runs=1)
     database, limits = archive.harness.database, archive.limits
     first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
@@ -267,8 +267,8 @@ def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive
     assert list_sessions(database, given_up=True) == []
 
 
-def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archive) -> None:
-    """No run is left to mark it: the sweeper does, and no longer wakes it."""
+def test_the_sweeper_abandons_a_session_whose_last_run_died(archive: Archive) -> None:
+    """If the last run dies, the sweeper abandons the session and no longer wakes it."""
     archive.limit(max_runs=1)
     database = archive.harness.database
     session_id = archive.ended(LYON)
@@ -282,7 +282,7 @@ def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archi
 
 
 @pytest.mark.parametrize("error", [ProviderError("it is down"), CircuitBreakerOpen()])
-def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
+def test_an_outage_uses_up_no_run(archive: Archive, error: Exception) -> None:
     """A provider outage does not use up the session's runs."""
     archive.limit(max_runs=1)
     session_id = archive.ended(LYON)
@@ -295,7 +295,7 @@ def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
 
 
 def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive) -> None:
-    """Without vectors, duplicates cannot be found."""
+    """If the embedder fails, the session waits, because duplicates cannot be found without vectors."""
     embedder = Grouped()
     embedder.down = ProviderError("it is down")
     archive.embedder = embedder
@@ -306,8 +306,8 @@ def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive)
     assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
 
-def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> None:
-    """At once and without using up a run: another worker continues."""
+def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
+    """A shutdown returns the session at once and uses up no run, so that another worker continues."""
     session_id = archive.ended(LYON)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -325,7 +325,7 @@ def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> No
 
 @pytest.mark.long
 def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
-    """Before and after every commit; the result equals that of an undisturbed run."""
+    """A crash before or after any commit, followed by another run, gives the memories of an undisturbed run."""
     boundaries: list[tuple[Moment, str]] = []
     story(archive)
     with archive.harness.hooked(lambda moment, name: boundaries.append((moment, name))):
@@ -354,7 +354,7 @@ def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive)
 @pytest.mark.long
 @pytest.mark.parametrize("boundary", [1, 2, 4, 5, 7])
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, database_url: str, boundary: int) -> None:
-    """By SIGKILL, in a real process: after a claim, and before and after a commit."""
+    """A SIGKILL after a claim, or before or after a commit, neither loses nor doubles a memory."""
     story(archive)
     archive.consolidator(Echo()).batch()
     story(archive, "bo")
@@ -374,7 +374,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, dat
 
 
 def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
-    """Its model call returns after another worker has consolidated the session."""
+    """A paused worker's result is dropped if another worker consolidated the session in the meantime."""
     session_id = archive.ended(LYON)
 
     def overtaken() -> None:
@@ -386,7 +386,7 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
 
 
 def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
-    """The user is erased during the model's call."""
+    """A user who is erased during the model's call gets no memory."""
     session_id = archive.ended(LYON)
     worker = archive.consolidator(Echo(lambda: archive.harness.sql("TRUNCATE users CASCADE")))
     assert worker.consolidate(session_id) == NotDue()
@@ -394,7 +394,7 @@ def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
 
 
 def test_a_claim_is_one_workers(archive: Archive) -> None:
-    """While one worker consolidates a session, others take the next."""
+    """A session that one worker consolidates is not due for another."""
     session_id = archive.ended(LYON)
     met: list[object] = []
 
@@ -409,7 +409,7 @@ def test_a_claim_is_one_workers(archive: Archive) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_four_workers_share_a_batch(archive: Archive) -> None:
-    """Two hundred sessions of forty users: each is consolidated once, no fact is stored twice."""
+    """Four workers consolidate 200 sessions of 40 users: each session once, and no fact twice."""
     archive.limit(batch_size=200)
     for number in range(200):
         archive.ended("I collect old maps.", f"I own a house numbered {number}00.", user_id=f"user {number % 40}")
@@ -426,7 +426,7 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
 
 
 def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> None:
-    """Both workers extract the fact before either stores it."""
+    """Two workers that extract the same fact before either stores it store one memory."""
     first, second = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []
     worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
@@ -435,8 +435,8 @@ def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> No
     assert [row.access_count for row in archive.known()] == [1]
 
 
-def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
-    """Neither a tool's result, nor the assistant's text from it, nor a quotation."""
+def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
+    """A tool's result, the assistant's text from it and a quotation give no memory."""
     session_id = archive.ended(
         "What do you know of me?",
         ("assistant", ""),
@@ -452,7 +452,7 @@ def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """By the sweeper, after a pause that doubles with each wake-up."""
+    """The sweeper issues a lost wake-up again, after a pause that doubles each time."""
     session_id = archive.ended(LYON)
 
     def forgotten() -> list[object]:
@@ -472,7 +472,7 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
 
 
 def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:
-    """Only the fork's own turns count and are read."""
+    """Of a fork only its own turns are counted and read, not the copied ones."""
     source = archive.ended(LYON)
     fork = archive.ended(LYON, "I have a dog called Rex.", turns=6)
     archive.harness.sql(

@@ -1,4 +1,4 @@
-"""Budgets of a prompt hold to the token, the newest turn is complete, quotations stay closed."""
+"""A prompt's token budgets are kept, its newest turn is complete, and its quotations are closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pieces = st.lists(texts, max_size=12)
 @given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
 @example(["x" * 100], 10, MEMORY, False)
 def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
-    """To the token, for any text in any language, hostile ones too."""
+    """A section stays within its budget of tokens, for any text in any language, hostile ones included."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
     assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]
@@ -32,7 +32,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
-def test_the_least_relevant_goes_first(given_: list[str], budget: int) -> None:
+def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> None:
     """The first pieces are kept; if none fits, the beginning of the first."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
     made = render(Section(MEMORY, "Known", numbered, budget))
@@ -46,15 +46,15 @@ def test_the_least_relevant_goes_first(given_: list[str], budget: int) -> None:
         assert lines[0].endswith("[…]")
 
 
-def test_what_is_newest_may_stand_last() -> None:
-    """As in a conversation; the oldest pieces are still the first to be left out."""
+def test_the_newest_may_be_last() -> None:
+    """`backwards` renders the newest piece last, as in a conversation; the oldest are still dropped first."""
     section = Section(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
     assert render(section).splitlines()[2:-1] == ["older", "newest"]
 
 
 @given(texts, budgets)
-def test_a_text_that_is_cut_says_so(text: str, budget: int) -> None:
-    """Within its budget, with its beginning unchanged."""
+def test_a_cut_text_is_marked(text: str, budget: int) -> None:
+    """A cut text ends with a mark, keeps its beginning and stays within its budget."""
     made = cut_to(text, budget)
     assert estimate_tokens(made) <= budget
     assert made in {text, ""} or (made.endswith(" […]") and text.startswith(made[: -len(" […]")]))
@@ -62,7 +62,7 @@ def test_a_text_that_is_cut_says_so(text: str, budget: int) -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30), budgets)
 def test_the_newest_turn_is_never_cut(costs: list[int], budget: int) -> None:
-    """Whole turns from the newest back; only the newest itself may exceed the budget."""
+    """Whole turns are kept from the newest back, and only the newest may exceed the budget."""
     kept = latest(list(enumerate(costs)), lambda turn: turn[1], budget)
     assert kept == list(enumerate(costs))[-len(kept) :]
     spent = sum(cost for _, cost in kept)

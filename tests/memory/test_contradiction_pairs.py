@@ -11,7 +11,7 @@ AT_LEAST = 0.8
 
 
 def test_the_set_is_large_enough() -> None:
-    """Sixty pairs and more, of both kinds, in both languages."""
+    """The set has at least thirty contradictions and thirty paraphrases, all kinds of differences and no pair twice."""
     assert len(CONTRADICTIONS) + len(PARAPHRASES) >= 60
     assert {kind for kind, _, _ in CONTRADICTIONS} == {"number", "negation", "name", "opposite"}
     assert min(len(CONTRADICTIONS), len(PARAPHRASES)) >= 30
@@ -20,13 +20,13 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
 def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
-    """In both orders: an undetected contradiction would reinforce a wrong memory."""
+    """No contradiction is missed, in either order, because it would reinforce a wrong memory."""
     assert difference(earlier, later) is not None, kind
     assert difference(later, earlier) is not None, kind
 
 
 def test_most_paraphrases_pass() -> None:
-    """A paraphrase taken for a difference costs a row."""
+    """Most paraphrases pass. One that is taken for a difference only costs a row."""
     passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
     assert len(passed) >= AT_LEAST * len(PARAPHRASES)
     assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

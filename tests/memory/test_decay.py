@@ -72,7 +72,7 @@ def form(harness: Harness, kind: str = "fact", importance: float = 0.5, **more: 
 def test_a_value_lies_between_the_floor_and_what_it_was(
     kind: str, counts: tuple[int, int, int], importance: float, hours: float
 ) -> None:
-    """And never grows with age."""
+    """A value stays between the floor and the importance, and never grows with age."""
     rate = decay_rate(kind, *counts)
     value = decayed(importance, rate, hours)
     assert FLOOR * importance <= value <= importance
@@ -81,7 +81,7 @@ def test_a_value_lies_between_the_floor_and_what_it_was(
 
 
 @given(KINDS, COUNTS, COUNTS, COUNTS)
-def test_what_is_met_read_and_connected_more_fades_slower(
+def test_channels_accesses_and_connections_slow_decay(
     kind: str, channels: int, accesses: int, connections: int
 ) -> None:
     """Each factor alone slows decay; with ten connections there is none."""
@@ -93,8 +93,8 @@ def test_what_is_met_read_and_connected_more_fades_slower(
     assert decay_rate("fact", channels, accesses, 0) < decay_rate("conversation", channels, accesses, 0)
 
 
-def test_the_formula_gives_what_was_reckoned_by_hand() -> None:
-    """A fact on two channels, read three times, with two connections, a thousand hours old."""
+def test_the_formula_agrees_with_a_manual_calculation() -> None:
+    """The value of a fact on two channels, with three accesses and two connections, after a thousand hours."""
     rate = decay_rate("fact", 2, 3, 2)
     assert rate == pytest.approx(0.0001210, rel=1e-3)
     assert decayed(0.8, rate, 1000) == pytest.approx(0.7088, rel=1e-3)
@@ -103,13 +103,13 @@ def test_the_formula_gives_what_was_reckoned_by_hand() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 100), st.floats(0, 100))
-def test_only_what_is_old_unread_and_worth_little_goes(value: float, age: float, unread: float) -> None:
-    """All three conditions are needed."""
+def test_only_old_unread_memories_of_low_value_are_archived(value: float, age: float, unread: float) -> None:
+    """A memory is archived only if it is old, unread and of low value."""
     assert is_faded(value, age, unread) == (value < ARCHIVE_BELOW and min(age, unread) > ARCHIVE_AFTER_DAYS)
 
 
-def test_sql_reckons_as_python_does(harness: Harness) -> None:
-    """For every kind, age and count."""
+def test_sql_and_python_agree(harness: Harness) -> None:
+    """SQL and Python compute the same value for each kind, age and count."""
     formed = {}
     for kind in KIND_RATES:
         for counts in ((1, 0, 0), (3, 7, 2), (0, 0, 9), (2, 1000, 10), (1, 0, 12)):
@@ -126,7 +126,7 @@ def test_sql_reckons_as_python_does(harness: Harness) -> None:
             assert math.isclose(row.value, decayed(0.9, formed[row.memory_id], row.hours), rel_tol=1e-9)
 
 
-def test_a_hundred_runs_are_one(harness: Harness) -> None:
+def test_a_hundred_runs_decay_like_one(harness: Harness) -> None:
     """Runs do not compound: each computes the value from importance and age."""
     for kind in KIND_RATES:
         form(harness, kind, 0.7, connections=3)
@@ -137,11 +137,11 @@ def test_a_hundred_runs_are_one(harness: Harness) -> None:
     often = [row.value for row in harness.sql(values)]
     harness.sql("UPDATE memories SET value = importance, decayed_at = NULL")
     decay(harness.database)
-    assert often == pytest.approx([row.value for row in harness.sql(values)], rel=1e-6)  # the clock went on in between
+    assert often == pytest.approx([row.value for row in harness.sql(values)], rel=1e-6)  # the clock advanced in between
     assert max(often) < 0.7
 
 
-def test_what_does_not_fade_is_not_written(harness: Harness) -> None:
+def test_unchanged_memories_are_not_written(harness: Harness) -> None:
     """A memory at its floor, or with ten connections, is not written."""
     form(harness, connections=10)
     form(harness, importance=0.4)
@@ -151,7 +151,7 @@ def test_what_does_not_fade_is_not_written(harness: Harness) -> None:
 
 
 def test_faded_memories_are_archived(harness: Harness) -> None:
-    """Below 0.03, older than thirty days, and unread for thirty days: each alone is not enough."""
+    """A memory is archived below 0.03, after thirty days of age and without access; each alone is not enough."""
     faded = form(harness, "conversation", 0.05)
     form(harness, "conversation", 0.2)
     harness.move(20 * DAY_S)

@@ -114,7 +114,7 @@ def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database
 def test_a_refused_text_does_not_block_others(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """It is marked and not sent again; a wrong key marks no text."""
+    """A refused text is marked and not sent again. A wrong key marks no text."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("Wrong key.", transient=False)
@@ -130,10 +130,10 @@ def test_a_refused_text_does_not_block_others(
     assert len(found) == 3
 
 
-def test_what_was_taken_by_a_process_that_died_is_taken_again(
+def test_texts_of_a_dead_process_are_embedded_by_another(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Not before its lease expires."""
+    """Texts that a dead process had taken are embedded after its lease."""
     import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
@@ -147,8 +147,8 @@ def test_what_was_taken_by_a_process_that_died_is_taken_again(
     assert embed_missing(database, Fickle()).embedded == 3
 
 
-def test_two_at_once_share_the_work(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """Neither embeds the other's texts."""
+def test_two_processes_share_the_work(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """Two concurrent processes embed different texts."""
     import_conversation(database, clock, [f"Line {number}." for number in range(40)])
     embedders = Fickle(), Fickle()
     done = side_by_side(*(lambda each=each: embed_missing(database, each, batch=20) for each in embedders))
@@ -157,7 +157,7 @@ def test_two_at_once_share_the_work(database: Database, clock: MovedClock, conne
 
 
 def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """All texts get a second vector, search works meanwhile by words, and the first vectors stay."""
+    """With a new embedder all texts get a second vector. Until then words are searched, and the first vectors stay."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
@@ -171,10 +171,8 @@ def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedC
     assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
 
 
-def test_what_was_missed_is_found_by_the_daily_walk(
-    database: Database, clock: MovedClock, connection: Connection
-) -> None:
-    """The daily walk finds rows that lost their vectors."""
+def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """The daily walk embeds rows without a vector again."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     for _ in range(6):
@@ -203,7 +201,7 @@ def test_a_text_erased_during_embedding_gets_no_vector(
 
 
 def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """One for each embedder and size, once there are enough vectors; an interrupted build is repeated."""
+    """An index is built per embedder and size once there are enough vectors. An existing one is not built again."""
     done = import_conversation(database, clock, [f"Line {number}." for number in range(20)])
     embedder = Fickle()
     assert embed_sessions(database, embedder, done.sessions).embedded == 20

@@ -38,7 +38,7 @@ from tests.turns.scripted import calls, says
 DAY_S = 86_400.0
 
 MARKER = "zyxomma"
-"""In every text of the erased user, including the id."""
+"""A word in every text of the erased user, including the id."""
 
 OTHER = "quokka"
 
@@ -104,7 +104,7 @@ def _stream(session_id: UUID, turn_id: UUID, word: str, client: Any) -> None:
 
 @pytest.fixture
 def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
-    """Counts the rows of every table, and the keys of Redis, with a word."""
+    """Counts the rows of every table and the keys of Redis that contain a word."""
 
     def count(word: str) -> dict[str, int]:
         found = {}
@@ -122,7 +122,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
-    """Two sessions of the user with that word, one ended, with rows in every table."""
+    """Two sessions of the user with that word, one of them ended, and rows in every table."""
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -215,7 +215,7 @@ def test_every_table_is_personal_or_not() -> None:
                 assert named.index(table.name) < named.index(referred), (table.name, referred)
 
 
-def test_nothing_is_left_of_a_user_and_everything_of_the_others(
+def test_a_user_is_erased_and_others_are_not(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """No table and no key of Redis contains the user's word."""
@@ -238,7 +238,7 @@ def test_nothing_is_left_of_a_user_and_everything_of_the_others(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisMemory, alone: bool) -> None:
-    """`pg_stats` has samples of each column until a fifth of the table has changed, and for ever if it is empty."""
+    """`pg_stats` keeps column samples until a fifth of the table has changed, and for ever if the table is empty."""
     if alone:
         _eraser(lived, redis_memory).erase(f"user {OTHER}")
     sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
@@ -274,9 +274,7 @@ class _File:
         return erasures if self.done else ()
 
 
-def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(
-    lived: Harness, redis_memory: RedisMemory
-) -> None:
+def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, redis_memory: RedisMemory) -> None:
     """The rewrite starts at once, and the sweeper waits for its end."""
     file = _File()
     eraser = replace(_eraser(lived, redis_memory), file=file)
@@ -289,7 +287,7 @@ def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(
     assert not eraser.erase(f"user {OTHER}").everywhere
 
 
-def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
+def test_writes_of_a_paused_process_are_erased_later(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """The second pass deletes what a paused process wrote to Redis; later events stay."""
@@ -321,7 +319,7 @@ def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness
 def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """The erasure succeeds and is reported as incomplete."""
+    """Without Redis the erasure deletes the rows, reports that it is incomplete, and completes later."""
     assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, unreachable).finish_due() == 0
@@ -357,7 +355,7 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """Before each statement of one, the other starts and runs as far as locks allow: no data stays, neither fails."""
+    """At any statement of one, the other may start and run up to a lock: no data stays, and neither fails."""
     harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     harness.redis_memory = redis_memory
     archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))
@@ -374,7 +372,7 @@ def test_erased_while_consolidated_at_every_statement(
         if not intruder.thread.ident:
             break
         intruder.finish()
-        erase()  # what was consolidated before is theirs, too
+        erase()  # the user's newly consolidated data
         assert everything(MARKER).keys() == {"erasures"}, number
         assert archive.consolidator(Echo()).batch() == ConsolidationCounts()
         harness.move(harness.settings.turn.lease_s + 1)
@@ -384,7 +382,7 @@ def test_erased_while_consolidated_at_every_statement(
 
 
 class _Intruder:
-    """Runs work in a thread of its own, started before a statement of the erasure."""
+    """Runs work in a thread, started before one of the caller's statements."""
 
     def __init__(self, database: Database, work: Callable[[], object]) -> None:
         self._database = database
@@ -393,7 +391,7 @@ class _Intruder:
         self.thread = threading.Thread(target=self._go, daemon=True)
 
     def before(self, number: int) -> Callable[..., Any]:
-        """Runs statements as the engine does, and starts the work before the caller's statement of this number."""
+        """A replacement for the engine's `_rows` that starts the work before the caller's statement of this number."""
         rows, caller, counted = engine._rows, threading.get_ident(), itertools.count()
 
         def run(*given: Any, **named: Any) -> Any:
@@ -405,7 +403,7 @@ class _Intruder:
         return run
 
     def finish(self) -> None:
-        """Wait for the end of the work, which must not fail."""
+        """Wait for the work, which must not fail."""
         self.thread.join(60)
         assert not self.thread.is_alive()
         assert not self._raised, self._raised
@@ -427,7 +425,7 @@ class _Intruder:
 
 
 def test_an_export_has_all_data_of_one_user_only(lived: Harness, redis_memory: RedisMemory) -> None:
-    """Each row once, with its texts."""
+    """An export has each row of the user once, with its texts, and nothing of another user."""
     made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert OTHER not in str(made)
     counted = lived.sql("SELECT count(*) FROM messages")[0][0]

@@ -57,7 +57,7 @@ class Session:
 
     @property
     def token(self) -> int:
-        """The current one."""
+        """The session's current token."""
         token: int = self.harness.session(self.id).token
         return token
 
@@ -77,7 +77,7 @@ class Session:
 
     @property
     def fence(self) -> Fence:
-        """The current one."""
+        """The session's current fence."""
         row = self.harness.session(self.id)
         return Fence(row.token, row.nonce)
 
@@ -92,7 +92,7 @@ class Session:
 
     @property
     def said(self) -> list[str]:
-        """The transcript in PostgreSQL."""
+        """The texts of the transcript in PostgreSQL."""
         return [content for _, content in self.harness.lines(self.id)]
 
 
@@ -102,7 +102,7 @@ def session(harness: Harness, redis_memory: RedisMemory) -> Session:
     return Session(harness, redis_memory)
 
 
-def test_what_postgresql_lacks_is_written_once(harness: Harness, session: Session, remembered: Remembered) -> None:
+def test_missing_turns_are_written_once(harness: Harness, session: Session, remembered: Remembered) -> None:
     """Two turns are appended as settled turns; a second flush has nothing to write."""
     first, second = remembered(session.token), remembered(session.token, channel="web")
     session.keep(first, second)
@@ -119,10 +119,8 @@ def test_what_postgresql_lacks_is_written_once(harness: Harness, session: Sessio
     assert shown["usage"] == {"input_tokens": 9, "output_tokens": 3}
 
 
-def test_the_conversation_goes_on_from_what_was_written(
-    harness: Harness, session: Session, remembered: Remembered
-) -> None:
-    """The next turn's prompt contains it, and a provider accepts it (the harness checks)."""
+def test_the_conversation_continues_after_a_flush(harness: Harness, session: Session, remembered: Remembered) -> None:
+    """The next turn's prompt contains the flushed messages and is valid for a provider (the harness checks)."""
     session.keep(remembered(session.token))
     assert session.flush() == Flushed(1)
     harness.send("and now?")
@@ -132,7 +130,7 @@ def test_the_conversation_goes_on_from_what_was_written(
 
 
 def test_under_a_stale_token_nothing_is_written(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Another process has claimed the session."""
+    """Nothing is written if another process has claimed the session."""
     session.keep(remembered(session.token))
     before = (harness.counts(), harness.session(session.id))
     fence = session.fence
@@ -147,10 +145,8 @@ def test_under_a_stale_token_nothing_is_written(harness: Harness, session: Sessi
     assert flush(harness.database, session.redis_memory.working, UUID(int=7), fence) == Flushed(0)
 
 
-def test_a_token_that_moves_on_during_the_flush_stops_it(
-    harness: Harness, session: Session, remembered: Remembered
-) -> None:
-    """Another worker claims the session between the comparison and the write, which is fenced."""
+def test_a_claim_during_the_flush_stops_it(harness: Harness, session: Session, remembered: Remembered) -> None:
+    """The write is fenced, so it fails if another worker claims the session after the comparison."""
     session.keep(remembered(session.token))
     before = harness.counts()
 
@@ -192,10 +188,10 @@ def test_flushes_side_by_side_write_once(harness: Harness, session: Session, rem
     assert len(session.said) == 6
 
 
-def test_an_entry_that_was_overtaken_is_refused(
+def test_an_outdated_entry_is_refused(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A paused runner wrote it under a lower token than that of a later turn in PostgreSQL."""
+    """An entry of a paused worker, with a lower token than a later turn in PostgreSQL, is refused."""
     (known,) = harness.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)
@@ -207,7 +203,7 @@ def test_an_entry_that_was_overtaken_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """The sender repeated the message after the failover, so it has an answer: the first one is refused."""
+    """If the sender repeated a message after the failover, its first answer is refused."""
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
     session.keep(remembered(session.token))
@@ -215,7 +211,7 @@ def test_a_message_that_was_sent_again_is_not_answered_twice(
     assert session.said == ["hello", "ok", "question 1", "ok"]
 
 
-def test_a_message_whose_answer_was_written_is_known_when_it_comes_again(
+def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
     """Accept is idempotent for flushed turns as well."""
@@ -226,10 +222,8 @@ def test_a_message_whose_answer_was_written_is_known_when_it_comes_again(
     assert (again.duplicate, again.turn_id) == (True, turn.turn_id)
 
 
-def test_nothing_is_written_into_a_session_that_is_over(
-    harness: Harness, session: Session, remembered: Remembered
-) -> None:
-    """Its summary is made and it waits for consolidation."""
+def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Session, remembered: Remembered) -> None:
+    """Nothing is written to an ended session, which is summarised and waits for consolidation."""
     session.keep(remembered(session.token))
     harness.sql(
         "UPDATE sessions SET state = 'ended', ended_at = now(), routable = false WHERE session_id = %(id)s",
@@ -242,7 +236,7 @@ def test_nothing_is_written_into_a_session_that_is_over(
 def test_damaged_entries_keep_no_other_from_being_written(
     harness: Harness, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One invalid entry, one that a provider would refuse, one valid turn."""
+    """A malformed entry and one that a provider would refuse do not stop a valid one."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
     session.keep(
         remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED]))),
@@ -254,10 +248,10 @@ def test_damaged_entries_keep_no_other_from_being_written(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_in_the_flush_is_gone_on_from(
+def test_a_flush_continues_after_a_crash(
     moment: str, harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """The write happened or not; the next flush finds out."""
+    """After a crash before or after the write, the next flush continues correctly."""
     session.keep(remembered(session.token))
     with harness.crashing("before" if moment == "before" else "after", "memory.flush"):
         session.flush()
@@ -265,7 +259,7 @@ def test_a_crash_in_the_flush_is_gone_on_from(
     assert len(session.said) == 4
 
 
-def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(harness: Harness, session: Session) -> None:
+def test_turns_lost_in_a_failover_are_written_back(harness: Harness, session: Session) -> None:
     """After a failover the lost turns and messages are written back unchanged."""
     harness.equip(read)
     harness.script(calls(("read", {})), says("it says 42"), says("good bye"))
@@ -306,7 +300,7 @@ def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(harness: Harnes
         ([line(Role.USER, "?"), ASKING, RESULT], "reply"),
     ],
 )
-def test_what_a_provider_would_refuse_is_not_written(messages: list[RememberedMessage], why: str) -> None:
+def test_turns_that_a_provider_would_refuse_are_not_written(messages: list[RememberedMessage], why: str) -> None:
     """Such a turn would make every later prompt of the session invalid."""
     found = transcript_fault(messages, replied=True)
     assert found is not None
@@ -322,13 +316,13 @@ def test_what_a_provider_would_refuse_is_not_written(messages: list[RememberedMe
         ([line(Role.USER, "?"), ASKING, RESULT], False),
     ],
 )
-def test_what_a_provider_accepts_is_written(messages: list[RememberedMessage], *, replied: bool) -> None:
-    """A cancelled turn has no reply."""
+def test_turns_that_a_provider_accepts_are_written(messages: list[RememberedMessage], *, replied: bool) -> None:
+    """A transcript that a provider accepts is valid for a flush; a cancelled turn has no reply."""
     assert transcript_fault(messages, replied=replied) is None
 
 
 def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory) -> None:
-    """The caller must know that nothing was flushed."""
+    """Without Redis a flush raises, so that its caller knows that nothing was flushed."""
     sent = harness.send()
     harness.run(sent.session_id)
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
@@ -338,7 +332,7 @@ def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory
 def test_a_shutdown_flush_returns_the_number_of_turns(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing under a stale token, nothing while a turn is parked (that is reported), then the missing turns."""
+    """A shutdown flushes nothing under a stale token or with a parked turn, which is logged, and then all turns."""
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
     harness.send("parked")

@@ -41,7 +41,7 @@ def hot(harness: Harness, user_id: str = "ana") -> list[UUID]:
 
 
 def test_what_is_recalled_most_is_hottest(harness: Harness) -> None:
-    """Per user; refreshing again changes nothing."""
+    """A user's hot memories are ordered by recent recalls, and refreshing again changes nothing."""
     seldom, often = recalled(harness, 1), recalled(harness, 3)
     recalled(harness, 0)
     other = recalled(harness, 2, "bo")
@@ -63,15 +63,15 @@ def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> N
 
 
 @pytest.mark.parametrize("change", ["archived_at = perdure_now()", "valid_to = perdure_now()"])
-def test_what_holds_no_more_is_not_hot(harness: Harness, change: str) -> None:
-    """However often it was recalled."""
+def test_an_invalid_memory_is_not_hot(harness: Harness, change: str) -> None:
+    """An archived or superseded memory is not hot, however often it was recalled."""
     recalled(harness, 5)
     harness.sql(f"UPDATE memories SET {change}")  # noqa: S608 (a constant of this test)
     assert refresh_hot(harness.database) == 0
 
 
 def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
-    """Other memories are found by search only."""
+    """The number of hot memories is limited; others are found by search."""
     harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
     harness.sql(
         "INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at, "
@@ -86,7 +86,7 @@ def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
 
 
 def test_every_user_is_reached(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users are processed in pages."""
+    """All users are refreshed, in pages."""
     monkeypatch.setattr("perdure.memory.hot_memories._USERS_PER_COMMIT", 2)
     for number in range(5):
         recalled(harness, 1, f"user {number}")

@@ -40,7 +40,7 @@ def _counts(result: ImportResult) -> tuple[int, int, int]:
 
 
 def test_a_session_arrives_ended_and_searchable(database: Database, clock: MovedClock) -> None:
-    """It is found by words at once, is not consolidated, and has turns with the original times."""
+    """An imported session is ended, not yet consolidated, searchable by words, and keeps its times."""
     result = import_conversation(database, clock, _TALK, author="Bea", channel="letters")
     assert _counts(result) == (4, 0, 0)
     (session,) = _rows(database, "SELECT * FROM sessions")
@@ -68,14 +68,14 @@ def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) 
 
 
 def test_two_imports_at_once_import_once(database: Database, clock: MovedClock) -> None:
-    """Two concurrent imports of one file."""
+    """Two concurrent imports of one file add each line once."""
     done = side_by_side(*[lambda: import_conversation(database, clock, _TALK)] * 2)
     assert sorted(_counts(each) for each in done) == [(0, 4, 0), (4, 0, 0)]
     assert len(_rows(database, "SELECT * FROM messages")) == 4
 
 
 def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
-    """Each is reported with number and reason; valid lines around it are imported."""
+    """A bad line is reported by number and reason, and valid lines around it are imported."""
     lines = [
         line(1, "good"),
         "no json",
@@ -105,7 +105,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
     assert [row.content for row in _rows(database, "SELECT content FROM messages ORDER BY seq")] == ["good", "good too"]
 
 
-def test_what_was_said_at_the_ends_of_the_calendar_is_refused(database: Database, clock: MovedClock) -> None:
+def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock: MovedClock) -> None:
     """Python could not read such a time in PostgreSQL's time zone, so no message could be listed or exported."""
     ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
     result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
@@ -122,7 +122,7 @@ def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock
 
 
 def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) -> None:
-    """Any text can be stored, and its beginning is found."""
+    """Any text of any size and language can be stored, and its beginning is found."""
     said = ["Ключ лежит под ковром.", "鍵はマットの下です。", "열쇠는 매트 아래에 있어요.", "La clé est sous le tapis."]
     said.append("The key is hidden. " + "lorem ipsum 밥을 먹다 " * 60_000)
     import_conversation(database, clock, said, HashEmbedder(64))
@@ -132,7 +132,7 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
 
 
 def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
-    """An export is known here and new elsewhere; an import cannot add to a session of this installation."""
+    """An export is a duplicate here and new for another user. An import adds nothing to a session of turns."""
     harness.script(says("I will look after them."))
     turn = harness.ask("Mind my bees.")
     import_conversation(database, clock, _TALK, author="Bea")
@@ -150,7 +150,7 @@ def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock,
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
     database: Database, clock: MovedClock, harness: Harness
 ) -> None:
-    """Messages of user and agent are found after their commit; tool results are not recalled."""
+    """A turn's messages, without tool results, are searchable after their commit. A fork does not repeat them."""
     harness.script(says("Your hives are safe."))
     turn = harness.ask("Mind my bees, please.", message_id="mine")
     fork(database, clock, UUID(str(turn["session_id"])))
@@ -163,6 +163,6 @@ def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
 
 @pytest.mark.parametrize("name", ["", "not a uuid", "0" * 32])
 def test_any_name_of_a_session(name: str, database: Database, clock: MovedClock) -> None:
-    """Any text but an empty one names a session; it need not be a session's id."""
+    """Any nonempty text names a session."""
     result = imported(database, clock, [line(1, "hello", session=name)])
     assert _counts(result) == ((1, 0, 0) if name else (0, 0, 1))

@@ -1,4 +1,4 @@
-"""The recall benchmark reads LoCoMo's layout with the oddities of its file."""
+"""The recall benchmark reads LoCoMo's layout with the irregularities of its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.memory.locomo import locomo
 
 
 def test_a_set_with_oddities_is_asked(database: Database) -> None:
-    """Evidence in any of its spellings is counted; questions whose evidence names no line are not."""
+    """Evidence counts in each of its spellings; questions whose evidence names no line are left out."""
     samples = locomo(samples=2, sessions=3, lines=10)
     section = recall.evaluate(database.url, samples, "hash:64", [1, 5, 20], "made.json")
     numbers = {row[0]: int(row[1]) for row in section.rows}
@@ -41,10 +41,10 @@ def test_lines_carry_what_was_said_shown_and_when() -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"sample_id": "a"}]', '[{"conversation": {"session_1": []}}]', "7"])
-def test_what_is_no_such_set_is_said_in_a_sentence(
+def test_a_malformed_file_is_reported(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before any server is started."""
+    """A malformed file is reported before any server starts."""
     path = tmp_path / "set.json"
     path.write_text(content)
     monkeypatch.setattr("sys.argv", ["recall", str(path)])
@@ -53,7 +53,7 @@ def test_what_is_no_such_set_is_said_in_a_sentence(
 
 
 def test_the_shipped_set_is_one() -> None:
-    """Every question names existing lines."""
+    """Every question of the bundled set names existing lines."""
     for sample in json.loads(recall.SHIPPED.read_text(encoding="utf-8")):
         there = {line["message_id"] for line in recall.lines_of(sample)}
         assert all(recall.evidence_of(question) & there for question in sample["qa"])

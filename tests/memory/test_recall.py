@@ -97,8 +97,8 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
     return memory_id
 
 
-def test_what_was_said_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The answering line comes first, with its own id; its neighbour ranks high."""
+def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """The line that answers a question ranks first, under its own id, and its neighbour ranks high."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
@@ -175,7 +175,7 @@ def test_other_users_are_not_found(database: Database, clock: MovedClock, recall
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A memory names its sources by the senders' message ids."""
+    """Both layers are searched together or separately, and a memory names its source messages by the senders' ids."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
@@ -222,16 +222,16 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
     assert recall.search("ana", "what was there last month", 1)[0].id == "m2"
 
 
-def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Neither as a match nor as a neighbour."""
+def test_messages_in_the_prompt_are_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """A message in the prompt is recalled neither as a match nor as a neighbour."""
     (session_id,) = import_conversation(database, clock, _TALK, _EMBEDDER).sessions
     found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
     assert found[0].id == "m3"
 
 
-def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock) -> None:
-    """Without an available embedder, words are searched."""
+def test_without_the_embedder_words_are_searched(database: Database, clock: MovedClock) -> None:
+    """If the embedder is unavailable, words alone are searched."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     for embedder in (UnavailableEmbedder(), None):
         recall = Recall(database, embedder, MemorySettings(), clock)

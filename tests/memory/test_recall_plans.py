@@ -82,7 +82,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_plans(filled: Connection, mode: str) -> None:
-    """By words, exactly and by the index, with custom and generic plans: no sequential scan."""
+    """Searches by words, by exact distance and by the index scan no table, with custom and generic plans."""
     by_index = (
         (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
         (queries.MEMORIES_BY_WORDS, "memories_words_idx"),

@@ -20,7 +20,7 @@ from tests.turns.harness import Harness
 def _settled(
     harness: Harness, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
 ) -> TurnRef:
-    """Remember a turn with a committed question and this verdict; returns the turn."""
+    """Remember a turn with a committed question and this verdict. Returns the turn."""
     ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
@@ -50,7 +50,7 @@ def _settled(
 def test_a_turn_is_remembered_as_it_was_settled(
     verdict: dict[str, Any], lines: list[str], harness: Harness, redis_memory: RedisMemory
 ) -> None:
-    """It equals the turn in PostgreSQL, with the token of its commit."""
+    """The remembered turn equals the one in PostgreSQL, with the token of its commit."""
     ref = _settled(harness, redis_memory, **verdict)
     (turn,) = redis_memory.working.read(ref.turn_id)
     assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
@@ -61,17 +61,17 @@ def test_a_turn_is_remembered_as_it_was_settled(
 
 
 def test_a_switch_of_the_channel_is_on_the_stream(harness: Harness, redis_memory: RedisMemory) -> None:
-    """Once, if the turn's channel differs from that of the turn before."""
+    """A switch is recorded once, if the channel differs from that of the previous turn."""
     _settled(harness, redis_memory, before=Before(channel="web"))
     _settled(harness, redis_memory, before=Before(channel="cli"))
     (event,) = redis_memory.stream.recent("ana", 5)
     assert (event.kind, event.channel) == ("channel_switch", "web")
 
 
-def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
+def test_nothing_to_remember_and_no_redis_are_no_errors(
     harness: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, client: Any
 ) -> None:
-    """A turn never fails because of Redis."""
+    """A turn does not fail if it has nothing to remember or Redis is missing."""
     _settled(harness, None)
     _settled(harness, unreachable)
     ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None)

@@ -21,7 +21,7 @@ from perdure.settings import MemorySettings
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WITHIN_S = 3.0
-"""Two seconds by design; the third is for a loaded machine."""
+"""Two seconds are expected; the third allows for a loaded machine."""
 
 
 def happened(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
@@ -56,13 +56,13 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
 
 
 def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
-    """Its user may begin no further session, whose end would trim it."""
+    """A stream expires by itself, because its user may begin no further session whose end would trim it."""
     redis_memory.stream.append("ana", happened(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
 
-def test_the_end_of_a_session_takes_what_it_saw(redis_memory: RedisMemory, client: Any) -> None:
-    """Later events belong to the next session, which may have begun already."""
+def test_the_end_of_a_session_removes_its_events(redis_memory: RedisMemory, client: Any) -> None:
+    """The end of a session removes events up to its time; later ones belong to the next session."""
     for second in (1, 2, 3):
         redis_memory.stream.append("ana", happened(second))
     redis_memory.stream.append("ben", happened(1))
@@ -84,7 +84,7 @@ def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMem
 def test_damaged_entries_are_passed_over_and_reported(
     redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another program or release wrote them; other entries are read, and a session's end deletes all."""
+    """Malformed entries of another program or release are skipped and logged; a session's end deletes them, too."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
@@ -96,7 +96,7 @@ def test_damaged_entries_are_passed_over_and_reported(
 
 
 def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memory: RedisMemory, client: Any) -> None:
-    """The key belongs to the stream, so that its end may delete any value."""
+    """A key with a wrong type does not stop the end of a session, which deletes it."""
     client.set("perdure:stream:ana", "no stream")
     assert not redis_memory.stream.append("ana", happened(1))
     redis_memory.stream.trim_session("ana", None, happened(1).at)
@@ -135,7 +135,7 @@ def test_a_redis_that_falls_silent_costs_a_bounded_wait(own_redis: Running, cloc
 
 
 def test_a_redis_that_was_restarted_is_used_again(own_redis: Running, tmp_path: Path, clock: MovedClock) -> None:
-    """No worker is restarted for it."""
+    """Redis is used again after a restart, without a restart of workers."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", happened(1))
     assert own_redis.stop()

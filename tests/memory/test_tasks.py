@@ -1,4 +1,4 @@
-"""The tasks of memory: their results, their wake-ups, and lost wake-ups."""
+"""The memory tasks: their results, and their wake-ups, lost ones included."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def archive(harness: Harness, settings: Settings) -> Archive:
-    """A harness whose sessions are over."""
+    """A harness with ended sessions."""
     harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
@@ -44,7 +44,7 @@ def process(runtime: Runtime) -> Process:
 
 @pytest.fixture
 def call(process: Process) -> Call:
-    """Calls a task here and now, and returns its result."""
+    """A function that calls a task directly and returns its result."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.perdure = lambda: process
 
@@ -57,7 +57,7 @@ def call(process: Process) -> Call:
 
 
 def test_a_batch_returns_its_counts(archive: Archive, call: Call) -> None:
-    """As the contract names them."""
+    """A batch returns the documented counts."""
     archive.ended(LYON)
     archive.ended("Hi.", turns=1)
     assert call("memory.consolidate") == {
@@ -71,7 +71,7 @@ def test_a_batch_returns_its_counts(archive: Archive, call: Call) -> None:
 
 
 def test_one_session_is_consolidated_by_its_id(archive: Archive, call: Call, process: Process) -> None:
-    """If there is room; twice is once, and no id is refused by name."""
+    """A session is consolidated by its id once, and only if the process has a free slot."""
     session_id = archive.ended(LYON)
     for _ in range(8):
         process.consolidations.acquire()
@@ -84,7 +84,7 @@ def test_one_session_is_consolidated_by_its_id(archive: Archive, call: Call, pro
 
 
 def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
-    """Each says how many it changed."""
+    """Each task returns the number of memories that it changed."""
     archive.ended(LYON)
     call("memory.consolidate")
     archive.harness.move(86_400)
@@ -93,7 +93,7 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
 
 
 def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Call, waker: RecordingWaker) -> None:
-    """At once; and if that is lost, the sweeper does."""
+    """The end of a session wakes its consolidation, and the sweeper does again if that wake-up is lost."""
     session_id = harness.send().session_id
     harness.run(session_id)
     call("sessions.end", session_id=str(session_id), reason="enough")
@@ -103,8 +103,8 @@ def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Ca
     assert _swept(harness) == [session_id, session_id]
 
 
-def test_what_the_broker_did_not_take_is_swept_again(archive: Archive, waker: RecordingWaker) -> None:
-    """The row says that it is due."""
+def test_a_refused_wake_up_is_issued_again(archive: Archive, waker: RecordingWaker) -> None:
+    """A wake-up that the broker refused is issued again by the sweeper, because the row is still due."""
     session_id = archive.ended(LYON)
     waker.away = True
     assert _swept(archive.harness) == []
@@ -116,7 +116,7 @@ def test_what_the_broker_did_not_take_is_swept_again(archive: Archive, waker: Re
 
 
 def test_the_interval_is_a_setting(settings: Settings) -> None:
-    """From local midnight, at the interval of the setting."""
+    """The tasks run from local midnight at the configured interval."""
     changed = settings.model_copy(
         update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
     )

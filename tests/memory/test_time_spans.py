@@ -1,4 +1,4 @@
-"""Words of time become the days that they mean, seen from a day that is known; nonsense means nothing."""
+"""Time expressions in a question become spans of days; other text gives none."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
     ],
 )
 def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -> None:
-    """One span: these days, and no others."""
+    """An expression gives one span with exactly these days."""
     (span,) = find_spans(question, _NOW, ZoneInfo("UTC"))
     assert (span.start.date(), (span.end - span.start) / timedelta(days=1)) == (date(*first), days)
 
@@ -76,19 +76,19 @@ def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -
     ],
 )
 def test_text_without_a_time_gives_no_span(question: str) -> None:
-    """Words that only look like months, days that do not exist, and the future narrow nothing."""
+    """Words that only look like months, impossible dates and the future give no span."""
     assert find_spans(question, _NOW, ZoneInfo("UTC")) == ()
 
 
 def test_days_begin_at_the_zones_midnight() -> None:
-    """Yesterday in Seoul is not yesterday in London."""
+    """Days begin at midnight in the user's time zone."""
     (span,) = find_spans("yesterday", datetime(2024, 5, 14, 20, tzinfo=UTC), ZoneInfo("Asia/Seoul"))
     assert span.start.astimezone(UTC) == datetime(2024, 5, 13, 15, tzinfo=UTC)
 
 
 @given(st.text(), st.timedeltas(timedelta(days=-40_000), timedelta(days=60_000)))
 def test_any_text_has_an_answer(question: str, later: timedelta) -> None:
-    """A few spans in order, whatever is asked and whenever."""
+    """Any text at any time gives a few valid spans or none."""
     found = find_spans(question, _NOW + later, ZoneInfo("Europe/Paris"))
     assert len(found) <= MOST_SPANS
     assert all(span.start < span.end for span in found)

@@ -22,7 +22,7 @@ KEY = f"perdure:working:{SESSION}"
 
 
 def test_turns_are_read_as_they_were_remembered(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Whatever a transcript may hold, under the token it was committed under."""
+    """Turns with any content are read back equal, with the token of their commit."""
     asks = line(Role.ASSISTANT, tool_calls=[{"id": "call_1", "name": "read", "arguments": "{not json"}])
     tools = remembered(
         2,
@@ -41,7 +41,7 @@ def test_turns_are_read_as_they_were_remembered(redis_memory: RedisMemory, remem
 
 
 def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any, remembered: Remembered) -> None:
-    """`PERDURE_MEMORY__WORKING_TURNS`, whatever their number of messages."""
+    """The last `PERDURE_MEMORY__WORKING_TURNS` turns are kept, whatever their number of messages."""
     assert MemorySettings().working_turns == 20
     redis_memory = RedisMemory.at(redis_url, MemorySettings(working_turns=3), clock)
     turns = [remembered() for _ in range(5)]
@@ -53,7 +53,7 @@ def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any,
 
 
 def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
-    """`PERDURE_MEMORY__WORKING_TTL_S`, anew with each turn."""
+    """Working memory expires `PERDURE_MEMORY__WORKING_TTL_S` after the last turn."""
     redis_memory.working.remember_turn(SESSION, remembered())
     assert 3_500_000 < client.pttl(KEY) <= 3_600_000
     client.pexpire(KEY, 1_000)
@@ -62,7 +62,7 @@ def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any,
 
 
 def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Entries may come out of order; of two entries of one turn the higher token counts."""
+    """Entries may be out of order. Of two entries of one turn, the one with the higher token counts."""
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):
@@ -93,7 +93,7 @@ def test_a_damaged_entry_is_passed_over_and_reported(
     remembered: Remembered,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The others still count; what the entry says of the user stays out of the log."""
+    """A damaged entry is skipped and logged without its content; the others are read."""
     whole = remembered()
     record = json.loads(whole.model_dump_json()) | {"error_message": "a secret"}
     redis_memory.working.remember_turn(SESSION, whole)
@@ -108,7 +108,7 @@ def test_a_damaged_entry_is_passed_over_and_reported(
 def test_a_key_that_is_no_list_is_reported_and_removed(
     redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The key belongs to this session, so that its end may delete any value."""
+    """A key with a wrong type is logged, and removed at the end of the session."""
     client.set(KEY, "no list")
     assert not redis_memory.working.remember_turn(SESSION, remembered())
     assert redis_memory.working.read(SESSION) == ()
@@ -118,7 +118,7 @@ def test_a_key_that_is_no_list_is_reported_and_removed(
 
 
 def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
-    """Redis may be wiped at any moment."""
+    """After a flush of Redis, working memory is empty and usable."""
     redis_memory.working.remember_turn(SESSION, remembered())
     client.flushall()
     assert redis_memory.working.read(SESSION) == ()
@@ -128,10 +128,10 @@ def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any,
     assert redis_memory.working.read(SESSION) == (again,)
 
 
-def test_without_redis_turns_go_on_and_flushes_raise(
+def test_without_redis_turns_continue_and_flushes_raise(
     unreachable: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """A turn goes on without; a flush and the end of a session do not."""
+    """Without Redis a turn continues, while a flush and the end of a session raise an error."""
     assert not unreachable.working.remember_turn(SESSION, remembered())
     assert len(caplog.records) == 1
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):

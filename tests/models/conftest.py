@@ -17,7 +17,7 @@ _trust = functools.cache(httpx2.create_ssl_context)
 
 @pytest.fixture(autouse=True)
 def one_ssl_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the list of authorities takes longer than most of the tests that make a client."""
+    """Share one SSL context: loading the certificate authorities takes longer than most of these tests."""
     monkeypatch.setattr(httpx2, "create_ssl_context", _trust)
 
 

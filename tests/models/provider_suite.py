@@ -1,7 +1,7 @@
 """The behaviour of every provider's model, with well-behaved and faulty servers.
 
-It runs against a server of the tests' own that speaks the provider's wire format: subclass it
-and give it the fixtures `server` and `model`, the model being one of that server.
+It runs against the tests' own server for the provider's wire format. Subclass it and define the
+fixtures `server` and `model`; the model must use that server.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class ProviderSuite(ModelSuite):
     def test_maps_each_status(
         self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
     ) -> None:
-        """Which failures are transient; the message may reach a user, so it quotes no provider."""
+        """A status determines whether the failure is transient. The message quotes no provider: users may see it."""
         server.script(Status(status, message=SECRET))
         with pytest.raises(kind) as caught:
             ask(model, QUESTION)

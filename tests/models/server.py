@@ -1,9 +1,9 @@
 """A provider's test server with scripted responses, for any wire format.
 
-It answers streamed or whole, well or badly: split into any pieces, late, one byte at a time,
+It answers streamed or whole, correctly or not: split into any pieces, late, one byte at a time,
 never, with an error, cut off in the middle, as HTML. It keeps every request, and refuses with
-400 a prompt that the real provider would refuse, so a test that gets its reply has shown its
-transcript to be valid. `openai_server` and `anthropic_server` are the two that there are.
+400 a prompt that the real provider would refuse, so a reply shows that the transcript was valid.
+`openai_server` and `anthropic_server` implement it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Call:
 class Answer:
     """A well-formed reply, streamed on request in pieces of `piece` characters, `interval_s` apart.
 
-    `finish_reason` is Chat Completions' word; None leaves it to the reply.
+    `finish_reason` has Chat Completions' values; `None` derives it from the answer.
     """
 
     text: str = ""
@@ -48,9 +48,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A stream of exactly these chunks or events; `done`: with the end of the stream.
+    """A stream of exactly these chunks or events. `done`: with the mark of its end.
 
-    `hang` keeps the stream open behind the last of them.
+    `hang` keeps the stream open after the last chunk.
     """
 
     chunks: Sequence[Any]
@@ -70,7 +70,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Broken:
-    """The first `after` pieces of an answer, then: the connection closed, nothing more, an error, or these bytes."""
+    """The first `after` pieces of an answer, then a closed connection, silence, an error or these bytes."""
 
     answer: Answer
     after: int
@@ -79,7 +79,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Raw:
-    """Exactly these bytes; `promised` bytes are announced, so a larger number is a broken connection."""
+    """Exactly these bytes. `promised`: the announced length; a larger one looks like a lost connection."""
 
     body: bytes
     content_type: str = "text/event-stream"
@@ -90,7 +90,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Silence:
-    """Nothing: no status line even, or, `after_headers`, no byte of the body. Lasts until the server stops."""
+    """No response, or, `after_headers`, headers without a body, until the server stops."""
 
     after_headers: bool = False
 
@@ -107,7 +107,7 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """A turn of two steps: a call of `tool` (its name and schema), then the reply; without a tool, the reply only."""
+    """One of the two steps of a turn: a call of `tool` (its name and schema), or without a tool the reply."""
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)
@@ -126,8 +126,8 @@ def pieces(text: str, size: int) -> list[str]:
 class ProviderServer(ABC):
     """The server, on a free port of loopback, within a `with` block.
 
-    `requests` holds the bodies that came, `headers` their headers by lower-case names. `script` says what comes
-    next; when the script is at its end, `player` is asked.
+    `requests` has the bodies of all requests, `headers` their headers by lower-case names. `script` sets the next
+    responses; after its end, `player` makes them.
     """
 
     end = b""
@@ -145,7 +145,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def judge(self, path: str, body: Wire) -> Status | None:
-        """Why a request is invalid; empty if it is valid."""
+        """The error for an invalid request; `None` if it is valid."""
 
     @abstractmethod
     def chunks(self, answer: Answer, model: str) -> list[Any]:
@@ -153,7 +153,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def frame(self, chunk: Any) -> bytes:
-        """A chunk's bytes: of an object, or raw bytes in place of its JSON."""
+        """A chunk's bytes, from an object or from raw bytes in place of JSON."""
 
     @abstractmethod
     def whole(self, answer: Answer, model: str) -> Wire:
@@ -316,7 +316,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_chunk(owner.frame(owner.error(error)))
                 self._send_chunk(b"")
             case rest:
-                if rest:  # an empty chunk is the end, and a second end would begin the next answer
+                if rest:  # an empty chunk is the end; a second end would begin the next answer
                     self._send_chunk(rest)
                 self._send_chunk(b"")
 

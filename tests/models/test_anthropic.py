@@ -55,7 +55,7 @@ def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: Anthropic
 def test_maps_errors_within_a_stream(
     model: AnthropicModel, server: AnthropicServer, error: Status, kind: type[PerdureError], transient: bool
 ) -> None:
-    """The response's status is 200 already; the error's type determines the status."""
+    """An error event determines the status, because the response's own status is 200 already."""
     server.script(Broken(Answer("a good beginning"), 4, error))
     with pytest.raises(kind) as caught:
         ask(model, QUESTION)
@@ -70,7 +70,7 @@ def test_maps_errors_within_a_stream(
     ],
 )
 def test_knows_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
-    """The only refusal that a shorter prompt cures has no code."""
+    """A prompt that is too long is recognised by its message, because this refusal has no code."""
     server.script(Status(400, message=message))
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)

@@ -1,4 +1,4 @@
-"""The suite of `perdure.testing` over every embedder, the cache that stands before them, and resolution by name."""
+"""The suite of `perdure.testing` over every embedder, the cache in front of embedders, and resolution by name."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.models.openai_server import OpenAIServer, embedding_of
 
 
 class Encoded(list[list[float]]):
-    """What the library returns, as far as it is used: an array that becomes a list."""
+    """The part of the library's result that is used: an array that becomes a list."""
 
     def tolist(self) -> list[list[float]]:
         return list(self)
 
 
 class Transformer:
-    """The library's class, as far as it is used."""
+    """The used part of the library's class."""
 
     def __init__(self, model: str) -> None:
         if model == "missing":
@@ -51,7 +51,7 @@ class Transformer:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra's library, which brings PyTorch and is not installed for tests."""
+    """A substitute for the extra's library, which needs PyTorch and is not installed for tests."""
     module = ModuleType("sentence_transformers")
     module.SentenceTransformer = Transformer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
@@ -59,7 +59,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def environment(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the OpenAI server is."""
+    """The environment for the OpenAI test server."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
 
@@ -92,7 +92,7 @@ class TestCached(EmbedderSuite):
 
 
 class Counting:
-    """An embedder that keeps what it was asked for."""
+    """An embedder that records its texts."""
 
     name = "counting"
     dimensions = 2
@@ -106,7 +106,7 @@ class Counting:
 
 
 def test_a_text_is_embedded_once_while_it_is_remembered() -> None:
-    """The same question is recalled by in every step of a turn."""
+    """A text is embedded once while it is cached, because every step of a turn recalls with the same question."""
     embedder = Counting()
     cached = CachedEmbedder(embedder)
     cached.embed(["a", "b", "a"])
@@ -116,7 +116,7 @@ def test_a_text_is_embedded_once_while_it_is_remembered() -> None:
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:
-    """A process that lives for months must not remember everything."""
+    """The cache is bounded, and drops the least recently used text first."""
     embedder = Counting()
     cached = CachedEmbedder(embedder, max_floats=4)
     for text in ("a", "b", "a", "c", "a", "b"):
@@ -125,12 +125,12 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
 
 
 def test_more_texts_than_it_remembers_get_their_vectors() -> None:
-    """The bound is on what is kept, not on what can be asked."""
+    """A call may have more texts than the cache holds."""
     assert len(CachedEmbedder(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
 
 
-def test_what_is_remembered_does_not_reach_the_guard() -> None:
-    """An open breaker must not refuse what needs no call."""
+def test_a_cached_text_does_not_reach_the_guard() -> None:
+    """A cached text does not reach the guard, so an open breaker does not refuse it."""
     embedder = Counting()
     guarded = resolve("hash:64", Settings(), SystemClock(), guard=lambda _: embedder)
     guarded.embed(["a"])
@@ -142,7 +142,7 @@ def test_what_is_remembered_does_not_reach_the_guard() -> None:
 
 
 def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting alone does not install it."""
+    """Without the extra's library the error says what to install."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is .*pip install 'perdure\[sentence-transformers\]'"):
         resolve("sentence-transformers:all-MiniLM-L6-v2", Settings(), SystemClock())
@@ -155,13 +155,13 @@ def test_says_which_model_cannot_be_loaded(library: None) -> None:
 
 
 def test_a_failing_library_is_a_provider_error(library: None) -> None:
-    """Nothing above this edge knows the library's errors."""
+    """The library's errors become `ProviderError`."""
     with pytest.raises(ProviderError):
         resolve("sentence-transformers:huge", Settings(), SystemClock()).embed(["x"])
 
 
 def test_refuses_vectors_without_a_direction(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One NaN in an index, and no search that meets it can be trusted."""
+    """A vector with NaN is refused, because it would make searches in an index unreliable."""
     broken = [float("nan"), 1.0]
     monkeypatch.setattr(Transformer, "encode", lambda *_, **__: Encoded([broken]))
     with pytest.raises(InvalidResponse):
@@ -172,7 +172,7 @@ def test_refuses_vectors_without_a_direction(library: None, monkeypatch: pytest.
 
 
 def acme(model: str, settings: Settings, clock: Clock) -> Embedder:
-    """A third party's, as its entry point names it."""
+    """A third party's embedder, loaded by its entry point."""
     assert model == "large"
     return Counting()
 
@@ -206,19 +206,19 @@ def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
     "dimensions", ["abc", "0", "63", "2001", "-384", "3.5", "\N{FULLWIDTH DIGIT NINE}", "1" * 5000]
 )
 def test_the_built_in_ones_dimensions_are_bounded(dimensions: str) -> None:
-    """More than pgvector can index, or so few that all texts are alike, is a mistake."""
+    """A size that pgvector cannot index, or at which all texts are alike, is refused."""
     with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is 'hash:.*accepted: hash:N with N from 64 to 2000"):
         resolve(f"hash:{dimensions}", Settings(), SystemClock())
 
 
 def test_the_default_is_built_in() -> None:
-    """It works on a machine that has nothing else."""
+    """The default embedder is built in, so it works without network and extras."""
     embedder = resolve(Settings().embedder, Settings(), SystemClock())
     assert (embedder.name, embedder.dimensions) == ("hash:384", 384)
 
 
 def test_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the embedder's setting that needs it, whatever model there is."""
+    """A missing key is reported with the embedder's setting, whatever the model is."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'"):

@@ -43,16 +43,16 @@ def quick(settings: Settings) -> Settings:
     return settings.model_copy(update={"retry": RetrySettings(base_s=0.001, cap_s=0.001)})
 
 
-def test_what_can_pass_is_tried_again(quick: Settings, clock: MovedClock) -> None:
-    """The caller sees no failure."""
+def test_a_transient_failure_is_retried(quick: Settings, clock: MovedClock) -> None:
+    """A transient failure is retried, and the caller does not notice it."""
     failing = _Failing(ProviderError("away", transient=True), 2)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     assert guarded.embed(["a", "b"]) == [[1.0], [1.0]]
     assert (failing.asked, guarded.name, guarded.dimensions) == (3, "openai:small", 1)
 
 
-def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) -> None:
-    """The breaker counts a call with all its retries once."""
+def test_repeated_failures_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
+    """Repeated failures open the breaker, which counts a call with all its retries once."""
     breakers = Breakers(quick.breaker, clock)
     failing = _Failing(ProviderError("away", transient=True), 1000)
     guarded = guard_with(breakers, quick, clock)(failing)
@@ -67,7 +67,7 @@ def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) ->
 
 
 def test_a_refusal_does_not_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
-    """Another text may succeed."""
+    """A refused text does not open the breaker, because another text may succeed."""
     failing = _Failing(InvalidRequest("too long"), 10)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     for _ in range(10):
@@ -77,7 +77,7 @@ def test_a_refusal_does_not_open_the_breaker(quick: Settings, clock: MovedClock)
     assert guarded.embed(["a"]) == [[1.0]]
 
 
-def test_what_is_built_in_is_not_guarded(quick: Settings, clock: MovedClock) -> None:
-    """It makes no call."""
+def test_the_built_in_embedder_is_not_guarded(quick: Settings, clock: MovedClock) -> None:
+    """The built-in embedder has no breaker, because it calls no server."""
     built_in = HashEmbedder(64)
     assert guard_with(Breakers(quick.breaker, clock), quick, clock)(built_in) is built_in

@@ -31,14 +31,14 @@ def likeness(one: str, other: str) -> float:
         ("Ich wohne in Köln", "Köln, wo ich wohne", "Der Termin ist morgen"),
     ],
 )
-def test_what_shares_words_or_their_parts_is_nearer(text: str, near: str, far: str) -> None:
-    """In any language: particles, endings and word order change a text less than other words do."""
+def test_texts_with_common_words_or_parts_are_nearer(text: str, near: str, far: str) -> None:
+    """Texts with common words or parts of words are nearer, in any language, despite endings and word order."""
     assert likeness(text, near) > 0.15
     assert likeness(text, near) > 2 * likeness(text, far)
 
 
 def test_case_accents_and_punctuation_do_not_count() -> None:
-    """People write the same thing in different ways."""
+    """Case, accents and punctuation do not change a vector."""
     assert likeness("Café à Orléans!", "cafe a orleans") == pytest.approx(1.0)
     assert likeness("한국어", "한국어") == pytest.approx(1.0)
 
@@ -63,6 +63,6 @@ def test_is_the_same_in_every_process_and_release() -> None:
     assert largest == {9: -0.2564, 15: 0.4422, 16: 0.3365, 24: -0.2072, 35: -0.344, 40: 0.2318, 58: -0.2243}
 
 
-def test_what_has_no_end_costs_no_more_than_a_text_of_words() -> None:
-    """Split at spaces, a key or a URL of 100,000 characters is one word."""
+def test_a_very_long_word_costs_no_more_than_many_words() -> None:
+    """A text without spaces, such as a key of 100,000 characters, takes no longer than one of words."""
     assert {len(each) for each in words("x" * 100_000)} <= {32, 100_000 % 32}

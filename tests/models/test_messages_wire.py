@@ -106,7 +106,7 @@ def test_thinking_is_no_part_of_the_reply() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
-    """Compatible servers send arguments there instead of streaming them, or in both places."""
+    """Arguments may be in the call's block, streamed, or both, as compatible servers send them."""
     block = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
     events = [{"type": "content_block_start", "index": 0, "content_block": block}]
     if streamed:
@@ -115,7 +115,7 @@ def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
 
 
 def test_usage_is_cumulative_and_the_last_word_counts() -> None:
-    """Usage is cumulative; adding the events' counts would count tokens twice."""
+    """The last usage event counts, because usage is cumulative."""
     events = [
         {"type": "message_start", "message": {"model": "m-1", "usage": {"input_tokens": 9, "output_tokens": 1}}},
         {"type": "message_delta", "usage": {"cache_read_input_tokens": 90, "output_tokens": 5}},

@@ -49,20 +49,20 @@ def calls(reply: ModelReply) -> list[tuple[str, str]]:
     ],
 )
 def test_calculates_with_the_calculator(line: str, expression: str) -> None:
-    """It calls the calculator, so that the result passes through the loop."""
+    """A calculation is a call of the calculator, so that its result passes through the loop."""
     assert calls(say(line)) == [("calculator", json.dumps({"expression": expression}, ensure_ascii=False))]
 
 
 @pytest.mark.parametrize(
     "line", ["I was born on 1990-05-02.", "My flat is number 12.", "I moved 3 times in 2 years.", "9" * 10_000]
 )
-def test_takes_no_other_number_for_a_sum(line: str) -> None:
+def test_takes_no_other_number_for_a_calculation(line: str) -> None:
     """A statement with numbers is not a calculation."""
     assert say(line).tool_calls == ()
 
 
 def test_says_when_it_cannot_calculate() -> None:
-    """Without the tool there is no honest answer."""
+    """Without the calculator the reply says that the model cannot calculate."""
     assert "cannot calculate 12*7+5" in say("what is 12*7+5?", tools=()).content
 
 
@@ -93,7 +93,7 @@ def test_passes_broken_arguments_on() -> None:
     assert calls(say('call clock with {"zone": ')) == [("clock", '{"zone": ')]
 
 
-def test_says_which_tools_there_are() -> None:
+def test_lists_the_tools_instead_of_an_unknown_one() -> None:
     """An unknown tool is not called; the reply lists the tools."""
     reply = say("use the tool weather")
     assert reply.tool_calls == ()
@@ -103,7 +103,7 @@ def test_says_which_tools_there_are() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["calculator", "clock", "mine"]), st.text(max_size=30)), min_size=1))
 def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> None:
-    """Whatever the tools returned, it never calls again, so it never loops."""
+    """After any tool results the model replies without another call, so that it never loops."""
     asked = tuple(ToolCall(f"call_{at}", name, "{}") for at, (name, _) in enumerate(results))
     messages = [Message(Role.USER, "what is 1+1?"), Message(Role.ASSISTANT, "", asked)]
     messages += [Message(Role.TOOL, text, tool_call_id=f"call_{at}") for at, (_, text) in enumerate(results)]
@@ -151,13 +151,13 @@ def test_quotes_the_first_and_the_last_line(asked: str, quoted: str) -> None:
 
 
 def test_quotes_what_its_context_holds() -> None:
-    """Memories arrive in the system prompt."""
+    """Memories, which are in the system prompt, are quoted, too."""
     reply = say("What car does Bob drive?", system=f"{SYSTEM}\n\n## Memories\n- Bob drives a red Volvo car\n- Ana: tea")
     assert "red Volvo" in reply.content
 
 
 def test_says_when_it_finds_nothing() -> None:
-    """It does not invent a reply."""
+    """Without a relevant message the reply says so and invents nothing."""
     assert "find nothing" in say("My name is Ana.", "Noted.", "Which planet is the largest?").content
 
 
@@ -165,7 +165,7 @@ def test_says_when_it_finds_nothing() -> None:
     "line", ["who are you?", "What are you", "are you a human?", "what can you do?", "너는 누구야?"]
 )
 def test_says_what_it_is(line: str) -> None:
-    """Its replies say that it is not a language model, and how to configure one."""
+    """The reply says that this is not a language model, and how to configure one."""
     content = say(line).content
     assert "offline model" in content
     assert "do not understand language" in content
@@ -182,7 +182,7 @@ def test_summarises_by_extract() -> None:
 
 
 def test_extracts_memories_as_valid_json() -> None:
-    """Consolidation parses this; small talk, questions and what the assistant said are no memories of the user."""
+    """Consolidation parses the reply. Small talk, questions and the assistant's lines give no memories of the user."""
     conversation = (
         "user: Hi there! I'm fine.\n"
         "assistant: I am a bot and I like you.\n"
@@ -206,8 +206,8 @@ def test_extracts_nothing_from_small_talk() -> None:
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=5), st.sampled_from([SYSTEM, EXTRACTION_PROMPT]))
-def test_has_an_answer_to_anything_and_always_the_same(lines: list[str], system: str) -> None:
-    """Tests and benchmarks need replies without failures and variation."""
+def test_always_gives_the_same_reply(lines: list[str], system: str) -> None:
+    """Any conversation gets the same reply every time, on which tests and benchmarks rely."""
     reply = say(*lines, system=system)
     assert reply.content or reply.tool_calls
     assert reply == say(*lines, system=system)

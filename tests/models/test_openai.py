@@ -48,7 +48,7 @@ def test_refuses_what_is_no_reply(model: OpenAIModel, server: OpenAIServer, step
     ],
 )
 def test_knows_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """The only refusal that a shorter prompt cures; compatible servers send the message without the code."""
+    """A prompt that is too long is recognised by code or by message: only a shorter prompt cures this refusal."""
     server.script(step)
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)

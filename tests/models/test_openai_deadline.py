@@ -42,7 +42,7 @@ def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
     assert ask(model, QUESTION).tool_calls, "the next call gets a connection that works"
 
 
-def test_hanging_up_late_harms_no_other_call() -> None:
+def test_a_late_abort_does_not_affect_other_calls() -> None:
     """The watchdog races with the end of the call, after which the connection may serve another call."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -55,7 +55,7 @@ def test_hanging_up_late_harms_no_other_call() -> None:
         assert ours.recv(100) == b"another call's"
 
 
-def test_hanging_up_early_is_not_forgotten() -> None:
+def test_an_early_abort_ends_the_next_wait() -> None:
     """After an abort between two waits, the next wait must not begin."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -68,7 +68,7 @@ def test_hanging_up_early_is_not_forgotten() -> None:
 def test_hanging_up_ends_a_connect(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, full_backlog: int
 ) -> None:
-    """A server that does not even accept is the commonest outage of all."""
+    """A call can be aborted while it connects to a server that does not accept, the most common outage."""
     connecting = threading.Event()
     connect = connection._connect
 
@@ -101,7 +101,7 @@ def test_a_resolver_that_is_silent_is_left_behind(pool: ThreadPoolExecutor, monk
 
 
 def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the connect and the first byte of HTTP there is TLS, with waits of its own."""
+    """A call can be aborted during the TLS handshake, which has waits of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("OPENAI_BASE_URL", f"https://127.0.0.1:{listener.getsockname()[1]}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
@@ -109,7 +109,7 @@ def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pyte
 
         def accept() -> None:
             accepted.append(listener.accept()[0])
-            accepted[0].recv(1)  # the client's greeting has come, and gets no answer
+            accepted[0].recv(1)  # the client's greeting has arrived and gets no answer
 
         _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
         accepted[0].close()
@@ -118,7 +118,7 @@ def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pyte
 def test_hanging_up_wakes_a_thread_that_reads_over_tls(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every real provider is behind TLS."""
+    """A call over TLS, as to every real provider, can be aborted while it reads."""
     monkeypatch.setattr(httpx2, "create_ssl_context", lambda: _anonymous(ssl.PROTOCOL_TLS_CLIENT))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -87,8 +87,8 @@ def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -
         pytest.param(answer([10**400, 1], [1, 1]), id="beyond all floats"),
     ],
 )
-def test_refuses_what_are_no_vectors(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
-    """What is stored is searched for years."""
+def test_refuses_invalid_vectors(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
+    """Invalid vectors are refused, because stored vectors are searched for years."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         embedder.embed(["one", "two"])
@@ -108,7 +108,7 @@ def test_refuses_what_are_no_vectors(embedder: OpenAIEmbedder, server: OpenAISer
 def test_maps_failures(
     embedder: OpenAIEmbedder, server: OpenAIServer, step: Step, kind: type[PerdureError], transient: bool
 ) -> None:
-    """As with models: which failures are transient, without retries by the SDK."""
+    """Failures are mapped to the same errors as those of models, without retries by the SDK."""
     server.script(step)
     with pytest.raises(kind) as caught:
         embedder.embed(["x"])
@@ -120,7 +120,7 @@ def test_maps_failures(
 
 @pytest.mark.parametrize("step", [Silence(), Drip()], ids=["says nothing", "drips"])
 def test_the_deadline_holds(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
-    """One deadline for all requests of a call."""
+    """One deadline applies to all requests of a call."""
     server.script(answer(*[[1.0]] * BATCH), step)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -143,7 +143,7 @@ def test_hanging_up_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAISer
 
 
 def test_refuses_a_compressed_answer_before_it_is_unpacked(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """The SDK would decompress it completely: one megabyte to one gigabyte."""
+    """A compressed answer is refused, because the SDK would decompress it completely."""
     server.script(Raw(gzip_bomb(before=b'{"data": ['), "application/json", headers={"Content-Encoding": "gzip"}))
     with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
         embedder.embed(["a text"])

@@ -29,8 +29,8 @@ def test_a_name_that_is_accepted_stays_as_it_is() -> None:
     assert names.to_wire("weather:today") == "weather_today_2"
 
 
-def test_a_tool_of_an_earlier_day_and_one_that_was_made_up_have_names_too() -> None:
-    """The transcript may name tools that no longer exist."""
+def test_unknown_tools_have_names_too() -> None:
+    """Names of tools that no longer exist, or never did, are translated, too: a transcript may contain them."""
     names = WireNames(["clock"])
     assert names.to_wire("gone:for_good") == "gone_for_good"
     assert names.to_wire("") == "unknown"

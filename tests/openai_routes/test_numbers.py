@@ -1,4 +1,4 @@
-"""Sequence numbers of a response: a function of its text, the same live, in a replay and after a restart."""
+"""Sequence numbers of a response depend only on its text: they are equal live, replayed and after a restart."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _text(events: Sequence[dict[str, Any]]) -> str:
 
 @given(WORDS, st.lists(st.integers(0, 200)))
 def test_live_and_replayed_events_are_equal(text: str, at: list[int]) -> None:
-    """However the model's text arrives, each event has the same number and the same content."""
+    """Events are equal in number and content, however the text was split."""
     live, replayed = _events(_cut(text, at)), _events([text])
     assert live == replayed
     assert _text(live) == text
@@ -66,7 +66,7 @@ def test_live_and_replayed_events_are_equal(text: str, at: list[int]) -> None:
 
 @given(WORDS, st.lists(st.integers(0, 200)), st.integers(0, 30))
 def test_resuming_continues_after_any_event(text: str, at: list[int], which: int) -> None:
-    """The events after a number are the rest of all events."""
+    """Resuming after any event returns exactly the remaining events."""
     everything = _events([text])
     last = everything[which % len(everything)]["sequence_number"]
     assert _events(_cut(text, at), last) == [each for each in everything if each["sequence_number"] > last]
@@ -74,7 +74,7 @@ def test_resuming_continues_after_any_event(text: str, at: list[int], which: int
 
 @given(WORDS, WORDS, st.integers(0, 30))
 def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int) -> None:
-    """A position within text that was replaced answers the error, unless the texts agree up to it."""
+    """Resuming within replaced text is an error, unless both texts agree up to that position."""
     withdrawn = [each for each in _events([text]) if each["type"] == "response.output_text.delta"]
     event = withdrawn[which % len(withdrawn)]
     before = text[: _position(withdrawn, event)]
@@ -87,7 +87,7 @@ def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int
 
 @given(WORDS, WORDS, st.lists(st.integers(0, 200)), st.integers(0, 40))
 def test_calls_between_texts_have_numbers_of_their_own(text: str, second: str, at: list[int], which: int) -> None:
-    """However the texts arrive, live and replayed events are equal, in order, and resuming continues after any."""
+    """With calls between texts, live and replayed events are equal, and resuming works after any of them."""
     live = _events([*_cut(text, at), CALL, CALL, *_cut(second, at)])
     replayed = _events([text, CALL, CALL, second])
     assert live == replayed
@@ -114,7 +114,7 @@ def _boundaries(text: str) -> list[str]:
 
 @given(WORDS, st.integers(0, 200))
 def test_pieces_of_a_beginning_are_those_of_the_whole(text: str, length: int) -> None:
-    """More text never changes a piece that was sent."""
+    """More text does not change pieces that were sent."""
     whole, beginning = list(pieces(text, whole=True)), list(pieces(text[:length], whole=False))
     assert whole[: len(beginning)] == beginning
     assert "".join(whole) == text
@@ -122,6 +122,6 @@ def test_pieces_of_a_beginning_are_those_of_the_whole(text: str, length: int) ->
 
 
 def test_a_gateway_that_stops_ends_with_an_error() -> None:
-    """A stream that only closes would look complete."""
+    """A draining gateway ends the stream with an error: a mere close would look complete."""
     found = _events(["half an "], ended=False)
     assert found[-1]["error"]["code"] == "gateway_stopping"

@@ -1,4 +1,4 @@
-"""Whose conversation a request of an OpenAI client goes on in: headers, the body, a token, a front end's headers."""
+"""The user and conversation of an OpenAI client's request: from headers, the body, a token or a front end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def client(runtime: Runtime) -> Iterator[TestClient]:
 
 
 def _post(client: TestClient, key: str, headers: Mapping[str, str], **body: Any) -> Any:
-    """A response in the background: it needs no worker."""
+    """Post a background response, which needs no worker."""
     sent = {"model": "assistant", "input": "hello", "background": True, **body}
     return client.post("/v1/responses", json=sent, headers={"Authorization": f"Bearer {key}", **headers})
 
@@ -55,13 +55,13 @@ def _where(client: TestClient, user: str) -> list[str | None]:
 def test_the_first_name_counts(
     client: TestClient, headers: dict[str, str], body: dict[str, Any], user: str, conversation: str | None
 ) -> None:
-    """The headers of perdure, then the body, then the headers that Open WebUI forwards with a service's key."""
+    """Headers of perdure take precedence over the body, and the body over headers that Open WebUI forwards."""
     assert _post(client, SERVICE_KEY, headers, **body).status_code == 200
     assert _where(client, user) == [conversation]
 
 
 def test_a_header_is_utf_8(client: TestClient) -> None:
-    """A name with other letters is that name, not the bytes of it."""
+    """Headers are read as UTF-8."""
     headers = [(b"Authorization", f"Bearer {SERVICE_KEY}".encode()), (b"X-Perdure-User", "ä".encode())]
     body = {"model": "assistant", "input": "hello", "background": True}
     answer = client.post("/v1/responses", json=body, headers=headers)
@@ -70,13 +70,13 @@ def test_a_header_is_utf_8(client: TestClient) -> None:
 
 
 def test_a_template_that_was_not_filled_in_is_refused(client: TestClient) -> None:
-    """Else all users of a misconfigured front end would be one."""
+    """An unfilled template is refused: it would make all users of a misconfigured front end the same user."""
     answer = _post(client, SERVICE_KEY, {"X-Perdure-User": "{{LIBRECHAT_USER_ID}}"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-perdure-user")
 
 
 def test_a_token_is_its_user_whatever_a_front_end_forwards(client: TestClient, runtime: Runtime) -> None:
-    """A browser's headers are its own claims: they name no user and no conversation."""
+    """With a token, a browser's headers name neither user nor conversation."""
     settings = Settings(_env_file=None, **SETTINGS)
     token = Keys(settings, runtime.clock).tokens.mint(user_key(None, "ann"), 60)[0]
     assert _post(client, token, WEBUI).status_code == 200

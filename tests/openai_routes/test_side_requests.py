@@ -1,4 +1,4 @@
-"""Titles and tags: answered by the summary model without a turn, and within the user's rates."""
+"""A front end's requests for titles and tags go to the summary model without a turn, within the user's rates."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _ask(client: TestClient, text: str, **more: Any) -> Any:
     ],
 )
 def test_what_is_asked_on_the_side(headers: dict[str, str], text: str, expected: bool) -> None:
-    """A user's message that mentions a task is a turn."""
+    """Side requests are recognised by header or prefix; a user's message that mentions a task is a turn."""
     assert is_side_request(headers, text) is expected
 
 
 def test_side_requests_are_within_the_users_rates(runtime: Runtime) -> None:
-    """They cost a model call, so a user at the limit gets none; without a user there is no limit to keep."""
+    """A side request costs a model call, so it counts towards the user's rate and must name a user."""
     settings = runtime.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
         assert _ask(client, "### Task:\nTitle").status_code == 200
@@ -48,7 +48,7 @@ def test_side_requests_are_within_the_users_rates(runtime: Runtime) -> None:
 
 
 def test_a_streamed_title_is_one_piece(runtime: Runtime) -> None:
-    """In the form that a front end reads."""
+    """A title is streamed in the form that front ends read."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         answer = _ask(client, "### Task:\nTitle", stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")

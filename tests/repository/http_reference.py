@@ -34,10 +34,10 @@ PATH = {
     "schedule_id": SCHEDULE_ID,
     "name": "llm:openai:gpt-5",
 }
-"""The value of each parameter of a path in the examples."""
+"""The value of each path parameter in the examples."""
 
 QUERY = {"user_id": "ann", "q": "reset the router", "wait": "30", "channel": "telegram", "external_id": "4711"}
-"""The values of the parameters of queries that the examples have; they omit the others."""
+"""The values of query parameters in the examples, which omit all others."""
 
 TITLES = {
     "messages": "Messages",
@@ -53,7 +53,7 @@ TITLES = {
     OPENAI: "OpenAI-compatible routes",
     "health": "Health",
 }
-"""The heading of each tag; a new tag has its own name until it is listed here."""
+"""The heading of each tag. An unlisted tag's heading is its name."""
 
 HEAD = f"""\
 # HTTP reference
@@ -71,7 +71,7 @@ The examples use a gateway at `{ADDRESS}`. Errors are `application/problem+json`
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A request as the page shows it, and the status and the JSON of its answer; `None`: no JSON."""
+    """A request as the page shows it, with the status and JSON of its response (`None`: no JSON)."""
 
     route: str
     method: str
@@ -89,7 +89,7 @@ def document() -> dict[str, Any]:
 
 
 def examples(described: dict[str, Any]) -> Iterator[Example]:
-    """Each request of the page. OpenAI's routes have a page of their own."""
+    """Each request of the page. OpenAI's routes, which have their own page, are left out."""
     for method, path, operation in _operations(described):
         if operation["tags"] != [OPENAI]:
             for body in _bodies(described, operation) or [None]:
@@ -112,7 +112,7 @@ def page(described: dict[str, Any]) -> str:
 
 
 def _operations(described: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """The method, the path and the description of each route, by tag in the order of the first of each."""
+    """The method, path and description of each route, grouped by tag in order of first occurrence."""
     found = [
         (method.upper(), path, each) for path, methods in described["paths"].items() for method, each in methods.items()
     ]
@@ -143,14 +143,14 @@ def _route(described: dict[str, Any], method: str, path: str, operation: dict[st
 
 
 def _others(operation: dict[str, Any], success: str) -> str:
-    """The other statuses. Errors without their phrases, which depend on Python's version."""
+    """The other statuses. Errors omit the phrase, which depends on Python's version."""
     others = sorted(operation["responses"].keys() - {success})
     lines = [f"`{each}`: {operation['responses'][each]['description']}\n" for each in others if each < "3"]
     return "\n".join([*lines, f"[Errors](errors.md): {', '.join(each for each in others if each > '3')}.\n"])
 
 
 def _success(operation: dict[str, Any]) -> str:
-    """The status of the example's answer: the route's own, which is the first."""
+    """The status of the example's response: the first success status."""
     statuses: list[str] = list(operation["responses"])
     return next(status for status in statuses if status.startswith("2"))
 
@@ -171,7 +171,7 @@ def _bodies(described: dict[str, Any], operation: dict[str, Any]) -> list[Any]:
 
 
 def _answer(described: dict[str, Any], response: dict[str, Any]) -> Any:
-    """An example of the answer, `None` if it has no JSON."""
+    """An example of the response; `None` if it has no JSON."""
     content = response.get("content", {}).get("application/json", {})
     if "example" in content:
         return content["example"]

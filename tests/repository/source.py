@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Made by make, by running or by tools; .gitignore names the same.
+# Made by make, by tools or at run time, as listed in .gitignore.
 _MADE = {".git", ".venv", ".perdure", ".env", ".hypothesis", "build", "dist", "__pycache__", "node_modules"}
 
 
 def files() -> Iterator[Path]:
-    """Each file of the source tree, without what is made from it."""
+    """Each file of the source tree, without generated ones."""
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in _MADE and not name.endswith("_cache")]
         yield from (Path(folder, name) for name in names if name not in _MADE)
@@ -25,7 +25,7 @@ def read(name: str) -> str:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Each installed module: the name at which it is imported, and its file."""
+    """Each installed module: its import name and its file."""
     for path in sorted((ROOT / "perdure").rglob("*.py")):
         yield _dotted(path.relative_to(ROOT)), path
     for linked in ("workers", "tasks", "schedules"):

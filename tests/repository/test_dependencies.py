@@ -1,4 +1,4 @@
-"""What perdure depends on is explained, pinned and verified."""
+"""perdure's dependencies are explained, pinned and verified."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DIRECT = [*PINNED, *(line for name in UNPINNED for line in EXTRAS[name])]
 
 
 def pins() -> dict[str, str]:
-    """Each pinned package's block of constraints.txt, by its name."""
+    """The block of each pinned package in constraints.txt, by name."""
     blocks = re.split(r"\n(?=\S)", read("constraints.txt").strip())
     return {canonicalize_name(block.partition("==")[0]): block for block in blocks if not block.startswith("#")}
 
 
 @pytest.mark.parametrize("requirement", [line for line in DIRECT if line not in PARTS["run"][:1]])
 def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
-    """A dependency that nobody can explain is one that nobody dares to remove."""
+    """A dependency without a stated purpose is never removed."""
     lines = read("pyproject.toml").splitlines()
     at = next(number for number, line in enumerate(lines) if f'"{requirement}"' in line)
 
@@ -40,7 +40,7 @@ def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
 
 @pytest.mark.parametrize(("name", "block"), pins().items(), ids=pins().keys())
 def test_each_pin_is_one_version_with_hashes_and_nothing_else(name: str, block: str) -> None:
-    """One missing hash and pip refuses the whole file; an address would tie it to one registry."""
+    """Without one of the hashes pip refuses the whole file, and an address would tie it to one registry."""
     first, *hashes = (line.removesuffix("\\").strip() for line in block.splitlines())
     (version,) = Requirement(first).specifier
 
@@ -50,7 +50,7 @@ def test_each_pin_is_one_version_with_hashes_and_nothing_else(name: str, block: 
 
 
 def test_the_pins_satisfy_what_pyproject_asks_for() -> None:
-    """The pins are made from pyproject.toml: changing one without the other installs something else."""
+    """The pins are generated from pyproject.toml, so a change of one without the other is found."""
     pinned = {name: Requirement(block.splitlines()[0].removesuffix("\\")) for name, block in pins().items()}
 
     for line in PINNED:
@@ -60,7 +60,7 @@ def test_the_pins_satisfy_what_pyproject_asks_for() -> None:
 
 
 def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
-    """`.ci/install PART` installs the file up to that part's end: what stands later would be missing."""
+    """`.ci/install PART` installs the file up to the end of that part, so later pins would be missing."""
     text = read("constraints.txt")
 
     assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)
@@ -71,8 +71,8 @@ def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
             assert re.search(rf"^{re.escape(name)}==", upto, re.MULTILINE), f"{name} is not in part {part}"
 
 
-def test_what_the_benchmark_compares_with_is_installed_for_the_benchmark_alone() -> None:
-    """Someone who runs or tests perdure does not download another engine."""
+def test_only_the_benchmark_installs_its_competitor() -> None:
+    """Only the benchmark installs the engine that it compares perdure with."""
     before = read("constraints.txt").partition("# end of dev\n")[0]
 
     assert "langgraph==" not in before

@@ -1,4 +1,4 @@
-"""docs/errors.md lists the codes of `perdure.errors`, with the status and the transience that the code has."""
+"""docs/errors.md lists the codes of `perdure.errors` with their HTTP statuses and whether they are transient."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _tree() -> list[type[PerdureError]]:
 
 
 def test_each_code_has_a_row_with_its_statuses() -> None:
-    """A client's author reads the table instead of the source."""
+    """Each code has a row with its statuses, so that a client's author need not read the source."""
     statuses = defaultdict(set)
     for status, codes in {**CODES, HTTPStatus.METHOD_NOT_ALLOWED: (InvalidRequest.code,)}.items():
         for code in codes:
@@ -44,19 +44,19 @@ def test_the_table_says_which_codes_are_transient() -> None:
 
 
 def test_the_rows_are_in_the_order_of_their_statuses() -> None:
-    """A reader who has only a status finds its codes together."""
+    """Rows are sorted by status, so that a reader who knows only the status finds its codes together."""
     first = [int(listed.partition(",")[0]) for _, listed, *_ in ROWS]
 
     assert first == sorted(first)
 
 
 def test_the_codes_of_streams_are_listed() -> None:
-    """They are not in the tree: no exception has them."""
+    """The codes of streams are listed, too; no exception class has them."""
     assert re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE) == [REWOUND, STOPPING]
 
 
 def test_its_settings_and_its_links_exist() -> None:
-    """A wrong name in the column of remedies costs the reader's time twice."""
+    """The page's settings and links exist."""
     assert set(re.findall(r"PERDURE_[A-Z_]*[A-Z]", PAGE)) <= KNOWN.keys()
     for file, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", PAGE):
         text = (ROOT / "docs" / file).read_text(encoding="utf-8")

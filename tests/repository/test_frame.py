@@ -1,4 +1,4 @@
-"""What a stranger relies on before reading any code: the commands, and a tree that names no machine."""
+"""What a newcomer relies on: the commands work, and no file names a registry or a personal path."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ MACHINE = re.compile(r"(?<![\w.])/(?:home|Users|root|work|opt/wheels|opt/pypi)/"
 
 
 def texts() -> list[tuple[Path, str]]:
-    """Each text file of the tree, by its path from the root."""
+    """Each text file of the tree, by its path relative to the root."""
     return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in files() if path.suffix != ".png"]
 
 
 def test_no_file_names_a_package_registry() -> None:
-    """Where packages come from is the machine's to say."""
+    """Each machine configures its own package registry."""
     assert [path for path, text in texts() if any(host in text for host in REGISTRIES)] == []
 
 
 def test_no_file_names_a_place_on_somebodys_machine() -> None:
-    """Such a path works for one person."""
+    """A path in a home directory works for one person only."""
     assert [path for path, text in texts() if MACHINE.search(text)] == []
 
 
 @pytest.mark.parametrize("command", ["make up", "make test"])
-def test_the_readme_tells_the_two_commands(command: str) -> None:
-    """They are all that a fresh machine needs."""
+def test_the_readme_names_the_two_commands(command: str) -> None:
+    """The README names the two commands that a fresh machine needs."""
     assert command in read("README.md")
 
 
 @pytest.mark.parametrize("target", ["up", "test", "check", "bench", "chaos", "clean", "help"])
 def test_make_knows_its_targets(target: str) -> None:
-    """The contract names them; each says in one line what it does."""
+    """The documented targets exist, each with a one-line help."""
     assert re.search(rf"^{target}:.*## \w", read("Makefile"), re.MULTILINE)
 
 
 def test_continuous_integration_runs_the_check_that_everybody_runs() -> None:
-    """A second definition of green drifts from the first."""
+    """CI runs `make check`, because a second list of checks would drift from it."""
     run = read(".ci/run")
 
     assert run.startswith("#!/usr/bin/env bash\n")
@@ -53,14 +53,14 @@ def test_continuous_integration_runs_the_check_that_everybody_runs() -> None:
 
 
 def test_the_workflow_runs_the_same_script() -> None:
-    """The hosted checks and the local ones are one."""
+    """The hosted workflow runs the same script as a local check."""
     workflow = yaml.safe_load(read(".github/workflows/check.yml"))
 
     assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["check"]["steps"]]
 
 
 def test_contributing_names_targets_that_exist() -> None:
-    """A newcomer's first command must not fail."""
+    """The targets named in CONTRIBUTING.md exist."""
     named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", read("CONTRIBUTING.md"), re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
 
@@ -70,13 +70,13 @@ def test_contributing_names_targets_that_exist() -> None:
 
 @pytest.mark.parametrize("script", ["run", "install", "pin"])
 def test_the_scripts_can_be_run(script: str) -> None:
-    """The executable bit is lost easily and missed late."""
+    """The scripts are executable: a lost bit is noticed late."""
     assert (ROOT / ".ci" / script).stat().st_mode & 0o111
 
 
 @pytest.mark.long
 def test_the_migrations_do_not_hide_the_library_of_their_name() -> None:
-    """From the root, Python finds the directory `alembic` first; without __init__.py the library wins."""
+    """The directory `alembic` must not be a package, or it would hide the library of that name from the root."""
     found = subprocess.run(
         [sys.executable, "-c", "import alembic.command; print(alembic.__file__)"],
         cwd=ROOT,
@@ -91,7 +91,7 @@ def test_the_migrations_do_not_hide_the_library_of_their_name() -> None:
 
 
 def test_the_licence_is_apache_2_in_full() -> None:
-    """A licence that is summarised is none."""
+    """The licence file has the full text of Apache 2.0."""
     licence = read("LICENSE")
 
     assert "Version 2.0, January 2004" in licence
@@ -99,7 +99,7 @@ def test_the_licence_is_apache_2_in_full() -> None:
 
 
 def test_the_changelog_has_a_place_for_what_comes_next() -> None:
-    """Keep a Changelog: what is not released yet stands on top."""
+    """The changelog begins with unreleased changes, as Keep a Changelog asks."""
     headings = re.findall(r"^## (.+)$", read("CHANGELOG.md"), re.MULTILINE)
 
     assert headings[0] == "[Unreleased]"

@@ -1,7 +1,7 @@
 """Patterns and functions over untrusted text take time linear in its length.
 
-Each registered pattern and each function of `FUNCTIONS` is given every kind of hostile text at two lengths; the CPU
-time must grow with the length and no faster. Other tests here keep the two lists complete.
+Each registered pattern and each function of `FUNCTIONS` runs over every kind of hostile text at two lengths, and its
+CPU time must not grow faster than the length. Other tests here keep the two lists complete.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def said(content: str) -> extraction.ConversationMessage:
 
 
 def rooted(content: str) -> object:
-    """Finds the sources of a candidate by its words."""
+    """Find the sources of a candidate by its words."""
     found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
     return extraction._with_user_sources([found], [said(content)])
 
@@ -90,7 +90,7 @@ def answered(*messages: Message) -> object:
 
 
 def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
-    """`function`, with `errors`, by which it refuses a text, ignored."""
+    """The function, ignoring the `errors` by which it refuses a text."""
 
     def called(given: str) -> object:
         with suppress(*errors):
@@ -208,7 +208,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
 
 
 def imported(module: ast.Module) -> set[str]:
-    """The modules that it imports, at its top or within a function."""
+    """The modules that a module imports, at its top or in a function."""
     named = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
     return named | {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
 
@@ -226,13 +226,13 @@ PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in e
 
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
-    """One backtracking pattern, and one message stops a worker; `perdure.text.patterns` is linear."""
+    """A pattern that backtracks lets one message stop a worker; patterns of `perdure.text.patterns` are linear."""
     assert {name for name, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
     assert [name for name, module in SOURCES.items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
 def test_every_pattern_is_registered_once() -> None:
-    """A pattern compiled per text would not be registered, and would be compiled each time."""
+    """Each pattern is compiled once, at import. One compiled per text would not be registered."""
     calls = {
         (name, node.lineno)
         for name, module in SOURCES.items()
@@ -247,38 +247,38 @@ def test_every_pattern_is_registered_once() -> None:
 
 
 def test_every_function_over_text_is_measured() -> None:
-    """Each public function with a string parameter in a module with patterns or Unicode tables."""
+    """Each public function with a string parameter, in a module with patterns or Unicode tables, is measured."""
     functions = {
         f"{room}.{node.name}"
         for room, module in WITH_PATTERNS.items()
         for node in module.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and takes_text(node)
     }
-    functions -= {"perdure.text.patterns.compiled"}  # takes an author's pattern
+    functions -= {"perdure.text.patterns.compiled"}  # its parameter is an author's pattern
     assert functions - FUNCTIONS.keys() == set(NOT_OVER_FOREIGN_TEXT)
 
 
 def takes_text(function: ast.FunctionDef) -> bool:
-    """Whether a parameter is a string or holds some."""
+    """Whether a parameter is a string or contains strings."""
     given = [*function.args.args, *function.args.kwonlyargs]
     return any("str" in ast.unparse(each.annotation) for each in given if each.annotation is not None)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_takes_time_in_proportion(name: str) -> None:
-    """Digits, blanks, marks, stars, brackets, circled numbers, lines, questions, accents, names, quotes and others."""
+    """A function's time is linear for every kind of hostile text."""
     for kind, made in texts_for(name).items():
         assert_linear(FUNCTIONS[name], made, f"{name} of {kind}")
 
 
 def texts_for(name: str) -> dict[str, Callable[[int], str]]:
-    """All texts; storable ones only for functions behind the gateway."""
+    """The texts for a function: all, or only storable ones if the function is behind the gateway."""
     return STORABLE if name.startswith(("perdure.models.offline", "perdure.sessions", "perdure.memory")) else TEXTS
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_a_pattern_takes_time_in_proportion(pattern: Pattern) -> None:
-    """Over hostile texts and over repetitions of the pattern's own words, which nearly match."""
+    """A pattern's time is linear for hostile texts and for repetitions of its own words, which nearly match."""
 
     def run(given: str) -> Any:
         return (
@@ -293,7 +293,7 @@ def test_a_pattern_takes_time_in_proportion(pattern: Pattern) -> None:
 
 
 def own_words(pattern: Pattern) -> dict[str, Callable[[int], str]]:
-    """Texts of the words in a pattern."""
+    """Texts made of the words in a pattern."""
     words = re.findall(r"[a-zA-Z\uac00-\ud7a3]{2,}", pattern.source)
     if not words:
         return {}
@@ -305,8 +305,8 @@ def own_words(pattern: Pattern) -> dict[str, Callable[[int], str]]:
     }
 
 
-def test_growth_is_seen() -> None:
-    """The measure fails a quadratic function and passes a linear one of the same duration."""
+def test_the_measure_detects_quadratic_growth() -> None:
+    """The measure itself fails a quadratic function and passes a linear one of the same duration."""
 
     def quadratic(given: str) -> object:
         return re.search(r"\s+$", f"{given}x")
@@ -316,8 +316,8 @@ def test_growth_is_seen() -> None:
     assert_linear(lambda given: [given.split(" ") for _ in range(200)], TEXTS["sentences"], "words")
 
 
-def test_a_half_of_a_character_breaks_no_pattern() -> None:
-    """RE2 reads UTF-8, which has no lone surrogates; positions stay the same."""
+def test_a_lone_surrogate_breaks_no_pattern() -> None:
+    """Lone surrogates, which RE2 cannot read as UTF-8, break no pattern and move no position."""
     blank = Pattern("[ab]")
     given = "\ud800a\udfffb"
     assert [(found.start(), found[0]) for found in blank.finditer(given)] == [(1, "a"), (3, "b")]
@@ -326,6 +326,6 @@ def test_a_half_of_a_character_breaks_no_pattern() -> None:
 
 
 def test_the_repository_is_read() -> None:
-    """An empty list would pass every test."""
+    """The list of files is not empty, which would pass every test."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
     assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()

@@ -1,4 +1,4 @@
-"""The rooms: small enough to read, each with a docstring that says what is in it."""
+"""Packages and files stay small, and each package has a docstring."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ LONG = {
     "perdure.database.tables": "every table, in one place",
     "perdure.settings": "every setting, in one place",
 }
-"""Files over `MOST_LINES`, and why."""
+"""Files over `MOST_LINES`, with the reason."""
 
 
 def test_no_file_is_too_long_to_read() -> None:
-    """A file over 500 lines holds two things."""
+    """A file of more than 500 lines needs a reason in `LONG`."""
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules()}
     assert {name for name, count in lines.items() if count > MOST_LINES} <= set(LONG)
 
 
-def test_no_room_has_too_many_modules() -> None:
-    """A reader should find a module by its name among at most twelve."""
+def test_no_package_has_too_many_modules() -> None:
+    """A package has at most twelve modules, so that a reader finds one by its name."""
     rooms = Counter(name.rpartition(".")[0] for name, path in modules() if path.name != "__init__.py")
     assert {room: count for room, count in rooms.items() if count > MOST_MODULES} == {}
 
 
-def test_each_room_says_what_is_in_it() -> None:
-    """A package's docstring is the room's sign."""
+def test_each_package_has_a_docstring() -> None:
+    """A package's docstring says what it contains."""
     packages = {name: path for name, path in modules() if path.name == "__init__.py"}
     assert [name for name, path in packages.items() if not ast.get_docstring(ast.parse(path.read_text()))] == []
     assert len(packages) > 20

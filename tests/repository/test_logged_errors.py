@@ -15,7 +15,7 @@ OWN_TEXTS = {"NotifyFailed": "its text is the status or the reason of a notice t
 
 
 def test_a_log_call_shows_a_caught_error_through_loggable() -> None:
-    """Neither as it is nor by `str`, `repr` or an f-string."""
+    """A log call shows a caught error neither directly nor by `str`, `repr` or an f-string."""
     found = [
         f"{name}:{call.lineno}"
         for name, path in modules()
@@ -27,7 +27,7 @@ def test_a_log_call_shows_a_caught_error_through_loggable() -> None:
 
 
 def test_the_rule_finds_each_form() -> None:
-    """A rule that finds nothing would pass too."""
+    """The rule finds each form; a rule that finds nothing would pass, too."""
     forms = ["error", "str(error)", "repr(error)", 'f"{error}"']
     fine = ["loggable(error)", "error.message", "type(error).__name__"]
     assert [_is_shown(ast.parse(form, mode="eval").body, "error") for form in forms] == [True] * 4

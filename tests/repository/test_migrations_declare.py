@@ -12,7 +12,7 @@ FIRST = "0014"
 
 
 def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() -> None:
-    """A revision up to its own, and never an older one than the migration before: its change is still there."""
+    """A migration's `readable_from` is at most its own revision, and never older than the previous migration's."""
     walked = list(ScriptDirectory(str(scripts())).walk_revisions())[::-1]
     names = [each.revision for each in walked]
     declared = {each.revision: str(getattr(each.module, "readable_from", None)) for each in walked}
@@ -23,5 +23,5 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
 
 
 def test_a_new_migration_declares_itself() -> None:
-    """The template's value is the careful one: only a release that has the migration can use its tables."""
+    """The template declares that only releases with the migration can use its tables, which is the safe value."""
     assert "readable_from = ${repr(up_revision)}" in Path(scripts(), "script.py.mako").read_text(encoding="utf-8")

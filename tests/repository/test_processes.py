@@ -1,4 +1,4 @@
-"""What compose.yaml, the Procfile and the Dockerfile start is what the command line offers."""
+"""The processes of compose.yaml, the Procfile and the Dockerfile use commands and options that exist."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def commands() -> dict[str, Any]:
 
 @pytest.mark.parametrize("service", OURS)
 def test_each_command_of_compose_is_understood(service: str, commands: dict[str, Any]) -> None:
-    """The image's entry point is `perdure`: a service's command is its arguments."""
+    """A service's command is the arguments of `perdure`, the image's entry point."""
     name, *options = OURS[service]["command"]
 
     with commands[name].make_context(name, options):
-        pass  # what it parses is enough; an unknown option raises
+        pass  # parsing is enough: an unknown option raises
 
 
 @pytest.mark.parametrize("process", PROCFILE)
 def test_each_line_of_the_procfile_is_understood(process: str, commands: dict[str, Any]) -> None:
-    """A process that does not start is found here, not at the first deploy."""
+    """A wrong option in the Procfile is found here, not at the first deployment."""
     program, name, *options = shlex.split(PROCFILE[process])
 
     assert program == "perdure"
     with commands[name].make_context(name, options):
-        pass  # what it parses is enough; an unknown option raises
+        pass  # parsing is enough: an unknown option raises
 
 
 def test_compose_and_the_procfile_run_the_same_processes() -> None:
-    """Two ways to run one system. Compose has a profile for the chats, without which a Procfile's process ends."""
+    """Both files run the same processes, except `channels`, which only compose can leave out by a profile."""
     in_compose = {service["command"][0] for service in OURS.values()}
     in_procfile = {shlex.split(line)[1] for line in PROCFILE.values()}
 
@@ -54,19 +54,19 @@ def test_compose_and_the_procfile_run_the_same_processes() -> None:
 
 
 def test_every_process_waits_for_the_migration() -> None:
-    """A worker that starts on yesterday's tables fails in ways that look like something else."""
+    """No process starts before the migration, because its errors on older tables would be misleading."""
     for name in OURS.keys() - {"migrate"}:
         assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
 
 
 def test_a_container_outlives_the_hard_exit() -> None:
-    """Docker's own kill must come after the worker has parked and flushed."""
+    """Docker's kill must come after the worker's own hard exit, which parks and flushes."""
     for service in OURS.values():
         assert int(service["stop_grace_period"].removesuffix("s")) > ShutdownSettings().hard_exit_s
 
 
-def test_whatever_answers_beyond_loopback_asks_for_a_key() -> None:
-    """Compose refuses to start without the keys that its published ports stand behind."""
+def test_published_services_require_a_key() -> None:
+    """Compose refuses to start without the keys of the services whose ports it publishes."""
     published = {name for name, service in COMPOSE["services"].items() if "ports" in service}
 
     assert published == {"gateway", "flower"}
@@ -75,8 +75,8 @@ def test_whatever_answers_beyond_loopback_asks_for_a_key() -> None:
     assert all(port.startswith("127.0.0.1:") for port in OURS["flower"]["ports"])
 
 
-def test_the_image_runs_the_console_script_as_nobody_special() -> None:
-    """As a user of its own, stopped by the signal that drains, with every download verified."""
+def test_the_image_runs_the_console_script_as_an_unprivileged_user() -> None:
+    """The image runs as an unprivileged user, stops with SIGTERM, and verifies every download."""
     dockerfile = read("Dockerfile")
     last_stage = dockerfile.rpartition("\nFROM ")[2]
 

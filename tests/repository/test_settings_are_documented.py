@@ -1,4 +1,4 @@
-"""The files that set PERDURE_ variables and the settings themselves know the same names."""
+"""Files that set PERDURE_ variables name exactly the settings that exist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def defaults(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[tuple
 
 
 def secrets(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[str]:
-    """Each variable that sets a field of `model` whose value is kept as a secret."""
+    """Each variable that sets a secret field of `model`."""
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
@@ -64,7 +64,7 @@ def secrets(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[str]:
 
 
 def as_written(value: Any) -> str:
-    """A default as .env would hold it."""
+    """A default as it is written in .env."""
     match value:
         case None | ():
             return ""
@@ -91,12 +91,12 @@ def test_the_example_names_every_setting_with_its_default() -> None:
 
 
 def test_the_example_changes_nothing_when_it_is_copied() -> None:
-    """Everything in it is commented out."""
+    """Everything in .env.example is commented out, so that a copy changes nothing."""
     assert [line for line in read(".env.example").splitlines() if line and not line.startswith("#")] == []
 
 
 def test_each_setting_of_the_example_has_its_meaning_in_the_line_above() -> None:
-    """A name alone says what, not what for."""
+    """Each setting is explained in the line above it."""
     lines = read(".env.example").splitlines()
     for above, line in pairwise(lines):
         if (found := re.match(r"# (PERDURE_\w+)=", line)) is not None:
@@ -108,20 +108,20 @@ NO_SECRET = KNOWN.keys() - SECRETS | {"OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"}
 
 @pytest.mark.parametrize("service", ["gateway", "worker", "beat"])
 def test_compose_passes_each_setting(service: str) -> None:
-    """A variable of the shell or of `.env` reaches a container only if it is listed."""
+    """Compose passes a variable of the shell or of `.env` to a container only if the service lists it."""
     wanted = {name for name in NO_SECRET - BROKER if not name.startswith("PERDURE_FLOWER__")}
     assert COMPOSE["services"][service]["environment"].keys() >= wanted
 
 
 def test_compose_passes_flowers_settings_to_flower() -> None:
-    """Without its own names a Flower that listens on all addresses answers any Host."""
+    """Flower needs its own settings: without host names, one that listens on all addresses accepts any Host."""
     wanted = {name for name in NO_SECRET if name.startswith("PERDURE_FLOWER__")}
     assert wanted
     assert COMPOSE["services"]["flower"]["environment"].keys() >= wanted
 
 
 def test_compose_overrides_no_setting_with_a_default_of_its_own() -> None:
-    """Only addresses within the installation have a value there; everything else is the shell's or `.env`'s."""
+    """Compose sets only addresses within the installation; all other values come from the shell or `.env`."""
     environment = COMPOSE["services"]["worker"]["environment"]
     fixed = {name for name, value in environment.items() if value is not None and "${" + name not in value}
 
@@ -129,7 +129,7 @@ def test_compose_overrides_no_setting_with_a_default_of_its_own() -> None:
 
 
 def test_compose_has_a_place_for_a_module_of_agents() -> None:
-    """What imports `PERDURE_AGENTS` must find the module in a directory of the host."""
+    """A module of agents lies in a mounted directory of the host, where every process can import it."""
     for name in ("gateway", "worker", "beat"):
         service = COMPOSE["services"][name]
         mounted = {volume.split(":")[1] for volume in service["volumes"] if volume.startswith("./")}
@@ -140,14 +140,14 @@ def test_compose_has_a_place_for_a_module_of_agents() -> None:
 
 
 def test_a_new_secret_is_given_to_services_by_name() -> None:
-    """A setting that is kept as a secret is in the table above, which says who gets it."""
+    """Each secret setting is in `GETS`, which says which services need it."""
     of_settings = {name for name in KNOWN if name not in NO_SECRET}
     assert of_settings | {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "POSTGRES_PASSWORD", "FLOWER_BASIC_AUTH"} == {*GETS}
 
 
 @pytest.mark.parametrize("service", COMPOSE["services"])
 def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> None:
-    """By name, within another variable's value, or from a file."""
+    """A service gets exactly its secrets, by name or within another variable's value, and none from a file."""
     given = COMPOSE["services"][service]
     environment = given.get("environment", {})
     named = {name for name in GETS if name in environment}
@@ -159,13 +159,13 @@ def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> 
 
 
 def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
-    """It asks no model; what is searched for is embedded there."""
+    """The gateway calls no model, but a remote embedder for searches, so it gets the key only with one."""
     environment = COMPOSE["services"]["gateway"]["environment"]
     assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
 
 
 def test_the_secret_of_callbacks_is_made_where_they_are_sent() -> None:
-    """Once, in the data directory, if none is set."""
+    """Only the service that signs callbacks mounts the data directory, where their secret is generated."""
     holding = {
         name for name, each in COMPOSE["services"].items() if "perdure:/var/lib/perdure" in each.get("volumes", ())
     }
@@ -173,7 +173,7 @@ def test_the_secret_of_callbacks_is_made_where_they_are_sent() -> None:
 
 
 def test_no_password_has_a_default() -> None:
-    """Compose refuses to start without: `${NAME:?message}`."""
+    """Compose refuses to start without the passwords, by `${NAME:?message}`."""
     for name in ("POSTGRES_PASSWORD", "PERDURE_API_KEYS", "FLOWER_BASIC_AUTH"):
         written = re.findall(r"\$\{" + name + r"\b(.{2})", read("compose.yaml"))
         assert written
@@ -182,7 +182,7 @@ def test_no_password_has_a_default() -> None:
 
 @pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile", ".env.example", "Procfile", "Makefile"])
 def test_no_file_sets_a_variable_that_is_not_a_setting(file: str) -> None:
-    """A misspelt variable is silently ignored by the program that should read it."""
+    """A misspelt variable would be ignored by its program."""
     used = set(re.findall(r"PERDURE_[A-Z][A-Z0-9_]*[A-Z0-9]", read(file)))
 
     assert used <= KNOWN.keys()

@@ -1,4 +1,4 @@
-"""Each statement has a name of its own: a connection prepares a statement once, under its name."""
+"""Each statement has its own name, under which a connection prepares it once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.repository.source import modules
 
 
 def test_no_two_statements_have_one_name() -> None:
-    """The second one would run the first one's SQL on every connection that has prepared it."""
+    """A second statement of the same name would run the first one's SQL on connections that have prepared it."""
     names = Counter(
         call.args[0].value
         for _, path in modules()

@@ -1,4 +1,4 @@
-"""What a third party might bring: breakers that only count, a strategy with one answer, and a model that is down."""
+"""A third party's package: breakers that only count, a fallback strategy with one answer, and a failing model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Counting:
-    """A breaker that lets everything through; see `registry.Breaker`."""
+    """A breaker that lets every call through and counts them; see `registry.Breaker`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Counting:
 
 
 class Counters:
-    """Such breakers by name; see `registry.Switchboard`."""
+    """Counting breakers by name; see `registry.Switchboard`."""
 
     def __init__(self, settings: Settings, clock: Clock, listen: Listener) -> None:
         self.settings = settings
@@ -57,7 +57,7 @@ class Counters:
 
 
 class OneAnswer:
-    """A strategy with one answer, and a second model to ask for it; see `FallbackStrategy`."""
+    """A fallback strategy that asks a second model; see `FallbackStrategy`."""
 
     def __init__(self, settings: Settings, clock: Clock, guarded: Callable[[str], Model]) -> None:
         self._other = guarded("acme:up")
@@ -69,11 +69,11 @@ class OneAnswer:
 
 
 asked: list[str] = []
-"""The names of the models that were called, in order; a test that reads it clears it first."""
+"""The names of the called models, in order. A test that reads it clears it first."""
 
 
 class Acme:
-    """A model that is down, unless its name is `up`; `overloaded` fails in a way that a retry may fix."""
+    """A model that fails unless its name is `up`. `overloaded` fails transiently."""
 
     def __init__(self, model: str) -> None:
         self.name = f"acme:{model}"
@@ -86,5 +86,5 @@ class Acme:
 
 
 def model(name: str, settings: Settings, clock: Clock) -> Model:
-    """The entry point of the model."""
+    """The entry point of the models."""
     return Acme(name)

@@ -1,4 +1,4 @@
-"""Stores of circuits with a clock that the test moves, and what the models of these tests are asked."""
+"""Stores of circuits on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ POLICY = Policy(failure_threshold=3, cooldown_ms=60_000, half_open_max_probes=2)
 
 
 def ahead_ms(clock: MovedClock) -> int:
-    """How far the clock was moved."""
+    """Milliseconds by which the test moved its clock."""
     return round(clock.offset.total_seconds() * 1_000)
 
 
 @pytest.fixture(params=["own", "fleet"])
 def store(request: pytest.FixtureRequest, clock: MovedClock) -> Iterator[CircuitStore]:
-    """The circuits of a process, and those of the fleet, in Redis."""
+    """The circuits of one process, and those of the fleet, in Redis."""
     if request.param == "own":
         yield OwnCircuits(POLICY, clock)
         return

@@ -1,11 +1,10 @@
-"""Processes that hammer one breaker at once.
+"""Processes that use one breaker concurrently.
 
     python -m tests.resilience.hammering DIRECTORY
 
-Eight children are forked, each with connections of its own, and do the same at the same moment.
-What they counted is printed as JSON: first failures below the threshold, then probes of the
-half-open circuit, of which those that hold a slot are killed, and at last calls that go on while
-the Redis in DIRECTORY is stopped and started again.
+Eight forked children, each with its own connections, do the same work at the same time: failures
+below the threshold, then probes of the half-open circuit, of which those with a slot are killed,
+then calls while the Redis in DIRECTORY is stopped and started again. Their counts are printed as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ POLICY = Policy(failure_threshold=CHILDREN * FAILURES + 1, cooldown_ms=60_000, h
 
 
 class Child:
-    """One of the processes."""
+    """One of the child processes."""
 
     def __init__(self, url: str, line: Connection) -> None:
         self._line = line
@@ -54,7 +53,7 @@ class Child:
         self._admission: Admission | None = None
 
     def obey(self) -> None:
-        """Do what it is told to, and answer with a number, until it is killed."""
+        """Run the parent's commands and answer each with a number, until it is killed."""
         deeds = {
             "fail": self.fail,
             "probe": self.probe,
@@ -67,7 +66,7 @@ class Child:
             self._line.send(deeds[what]())
 
     def fail(self) -> int:
-        """Many calls that fail."""
+        """Fail `FAILURES` calls. Returns their number."""
         for _ in range(FAILURES):
             taken = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
             assert taken is not None
@@ -75,18 +74,18 @@ class Child:
         return FAILURES
 
     def probe(self) -> int:
-        """Ask to be let through."""
+        """Request a probe. Returns 1 if it was admitted."""
         self._admission = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
         return int(self._admission is not None)
 
     def succeed(self) -> int:
-        """End what was let through."""
+        """End the admitted probe with a success."""
         if self._admission is not None:
             self._circuits.settle(NAME, self._admission, Outcome.SUCCEEDED)
         return 0
 
     def call_until_told(self) -> int:
-        """One call after another, the first of them before it says that it has begun."""
+        """Call repeatedly until the next command, after reporting the first call. Returns the number of calls."""
         self._line.send(self._breaker.execute(lambda: 1, 10))
         done = 0
         while not self._line.poll():
@@ -95,13 +94,13 @@ class Child:
         return done
 
     def call_once(self) -> int:
-        """One call, at a moment when Redis is asked again."""
+        """Call once, after the pause in which Redis is not used."""
         self._clock.advance(timedelta(seconds=PAUSE_S))
         return self._breaker.execute(lambda: 1, 10)
 
 
 def hammer(line: Connection, others: Sequence[Connection]) -> None:
-    """What a child runs, once it is told where Redis is, until its line ends: the parent alone holds the other end."""
+    """The main function of a child: wait for Redis' URL, then run commands until the parent closes the pipe."""
     for each in others:
         each.close()
     with contextlib.suppress(EOFError):
@@ -109,7 +108,7 @@ def hammer(line: Connection, others: Sequence[Connection]) -> None:
 
 
 class Fleet:
-    """The children, by their process ids. Forked before Redis is started, they hold nothing of the server's."""
+    """The children by process id. They are forked before Redis starts, so that they share none of its descriptors."""
 
     def __init__(self) -> None:
         fork = multiprocessing.get_context("fork")
@@ -122,17 +121,17 @@ class Fleet:
             self.lines[child.pid or 0] = here
 
     def meet(self, url: str) -> None:
-        """Tell them where Redis is."""
+        """Send Redis' URL to all children."""
         for line in self.lines.values():
             line.send(url)
 
     def tell(self, what: str, ahead_ms: int = 0) -> None:
-        """Have all children do the same."""
+        """Send a command to all children."""
         for line in self.lines.values():
             line.send((what, ahead_ms))
 
     def ask(self, what: str, ahead_ms: int = 0) -> dict[int, int]:
-        """Have all children do the same; what they answered."""
+        """Send a command to all children. Returns their answers."""
         self.tell(what, ahead_ms)
         return self.hear()
 
@@ -141,13 +140,13 @@ class Fleet:
         return {pid: line.recv() for pid, line in self.lines.items()}
 
     def kill(self, pid: int) -> None:
-        """As the kernel does when memory is short."""
+        """Kill a child with SIGKILL, as the kernel does when memory runs out."""
         os.kill(pid, signal.SIGKILL)
         del self.lines[pid]
 
 
 def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
-    """From closed to open to half-open to closed, by all of them."""
+    """Take the circuit from closed to open, half-open and closed again, with all children."""
     fleet.ask("fail")
     seen: dict[str, Any] = {"failures": circuits.read()[NAME].failures, "probes": []}
     last = circuits.admit(NAME, "the last drop", LEASE_MS).admission
@@ -166,21 +165,21 @@ def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
 
 
 def returning(fleet: Fleet, url: str) -> dict[str, Any]:
-    """Calls have gone on without Redis; now it is back, and they are the fleet's again."""
+    """Restart Redis after calls without it, and check that calls use the fleet's circuit again."""
     fleet.tell("enough")
     made = fleet.hear()
     circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)
     before, asked, counted = circuits.read()[OTHER].successes, 0, 0
     until = time.monotonic() + PATIENCE_S
     while counted < len(fleet.lines) and time.monotonic() < until:
-        asked += sum(fleet.ask("call once").values())  # on a loaded machine, Redis may be late once more
+        asked += sum(fleet.ask("call once").values())  # on a loaded machine, Redis may time out once more
         counted = circuits.read()[OTHER].successes - before
     circuits.close()
     return {"all_went_on": all(made.values()), "counted_again": len(fleet.lines) <= counted <= asked}
 
 
 def main(directory: Path) -> None:
-    """Run the scenes and print what was seen."""
+    """Run both scenarios and print their results."""
     fleet = Fleet()
     with redis.start(directory) as server:
         fleet.meet(server.url)

@@ -1,4 +1,4 @@
-"""The breaker's states: one table of every transition and its cause, for both implementations; what always holds."""
+"""The breaker's states: one table of all transitions, run on both implementations, and invariants for any schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEASE_MS = 20_000
 
 @dataclass
 class StoreHarness:
-    """A store and the calls that it has let through, oldest first."""
+    """A store and its admitted calls, oldest first."""
 
     store: CircuitStore
     clock: MovedClock
@@ -35,22 +35,22 @@ class StoreHarness:
         self._ids = count()
 
     def ask(self) -> Answer:
-        """A call that wants to be made."""
+        """Ask the store to admit a call."""
         answer = self.store.admit(NAME, f"call {next(self._ids)}", LEASE_MS)
         if answer.admission is not None:
             self.admitted.append(answer.admission)
         return answer
 
     def end(self, outcome: Outcome, which: int = 0) -> Answer:
-        """An admitted call that is over."""
+        """Settle an admitted call."""
         return self.store.settle(NAME, self.admitted.pop(which), outcome)
 
     def pass_time(self, seconds: float) -> None:
-        """Time that passes."""
+        """Advance the clock."""
         self.clock.advance(timedelta(seconds=seconds))
 
     def bring_to(self, state: State) -> None:
-        """From nothing to `state`; half-open with one probe under way."""
+        """Bring a new circuit to `state`; half-open has one probe under way."""
         if state is CLOSED:
             self.ask()
             return
@@ -66,45 +66,45 @@ Cause = Callable[[StoreHarness], Answer | None]
 
 
 def asked(harness: StoreHarness) -> Answer:
-    """A call that wants to be made."""
+    """Ask to admit a call."""
     return harness.ask()
 
 
 def asked_just_before_the_cooldown_is_over(harness: StoreHarness) -> Answer:
-    """A second too early."""
+    """Ask a second before the cooldown ends."""
     harness.pass_time(59)
     return harness.ask()
 
 
 def asked_after_the_cooldown(harness: StoreHarness) -> Answer:
-    """Nothing happens by time alone: the first who asks is the first probe."""
+    """Ask after the cooldown: the first request becomes the first probe."""
     harness.pass_time(60)
     return harness.ask()
 
 
 def asked_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
-    """Else it would stay open for as long as the clock was set back."""
+    """Ask after the clock was set back, which must not keep the circuit open for that time."""
     harness.pass_time(-3_600)
     return harness.ask()
 
 
 def success(harness: StoreHarness) -> Answer:
-    """Of a call let through in this epoch."""
+    """Settle a call of this epoch as succeeded."""
     return harness.end(Outcome.SUCCEEDED)
 
 
 def failure(harness: StoreHarness) -> Answer:
-    """The same."""
+    """Settle a call of this epoch as failed."""
     return harness.end(Outcome.FAILED)
 
 
 def release(harness: StoreHarness) -> Answer:
-    """The call was cancelled, or the request refused."""
+    """Settle a call that was cancelled or refused."""
     return harness.end(Outcome.RELEASED)
 
 
 def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
-    """In a row, whoever's they are."""
+    """As many consecutive failures as the threshold."""
     for _ in range(POLICY.failure_threshold - 1):
         harness.ask()
         harness.end(Outcome.FAILED)
@@ -112,7 +112,7 @@ def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
 
 
 def failures_with_a_success_between(harness: StoreHarness) -> Answer:
-    """As many, and not in a row."""
+    """As many failures as the threshold, but not consecutive."""
     for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.FAILED):
         harness.ask()
         answer = harness.end(outcome)
@@ -120,12 +120,12 @@ def failures_with_a_success_between(harness: StoreHarness) -> Answer:
 
 
 def late_successes(harness: StoreHarness) -> Answer:
-    """Of calls that were let through in an earlier epoch, and end only now."""
+    """Successes of calls that were admitted in an earlier epoch."""
     return _late(harness, Outcome.SUCCEEDED)
 
 
 def late_failures(harness: StoreHarness) -> Answer:
-    """The same, as many as would open it."""
+    """As many failures as the threshold, of calls that were admitted in an earlier epoch."""
     return _late(harness, Outcome.FAILED)
 
 
@@ -136,18 +136,18 @@ def _late(harness: StoreHarness, outcome: Outcome) -> Answer:
 
 
 def the_last_failure_of_a_probe_whose_lease_is_over(harness: StoreHarness) -> Answer:
-    """Its slot is somebody else's by then; what it learned is still true."""
+    """A failure of a probe whose lease has expired: its slot is free, but the failure still counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
     return harness.end(Outcome.FAILED)
 
 
 def reset(harness: StoreHarness) -> Answer | None:
-    """By an operator."""
+    """A reset by an operator."""
     return harness.store.reset(NAME)
 
 
-# Every transition of the breaker, and every event that makes none.
+# Every transition of the breaker, and every event that causes none.
 TRANSITIONS: list[tuple[State, Cause, State]] = [
     (CLOSED, asked, CLOSED),
     (CLOSED, success, CLOSED),
@@ -180,7 +180,7 @@ TRANSITIONS: list[tuple[State, Cause, State]] = [
 def test_the_table_of_transitions(
     store: CircuitStore, clock: MovedClock, before: State, cause: Cause, after: State
 ) -> None:
-    """What is not in the table does not happen; the store's answer says what did."""
+    """Each event causes exactly the transition in the table, and the answer reports the new state."""
     harness = StoreHarness(store, clock)
     harness.bring_to(before)
     assert store.read()[NAME].state is before
@@ -190,10 +190,8 @@ def test_the_table_of_transitions(
     assert answer.after is after
 
 
-def test_it_admits_as_many_probes_as_it_may_and_a_released_one_frees_its_slot(
-    store: CircuitStore, clock: MovedClock
-) -> None:
-    """A cancelled probe says nothing about the provider, and must not leave the breaker shut."""
+def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStore, clock: MovedClock) -> None:
+    """Admission of probes is limited. A cancelled probe frees its slot, because it says nothing about the provider."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     assert harness.ask().admission is not None
@@ -206,7 +204,7 @@ def test_it_admits_as_many_probes_as_it_may_and_a_released_one_frees_its_slot(
 
 
 def test_a_probe_that_asks_again_keeps_its_one_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """A client that lost the answer repeats the question; a second slot would be nobody's, until its lease is over."""
+    """A client that lost the answer asks again under the same id and gets the same slot, not a second one."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     first = harness.admitted[0]
@@ -219,7 +217,7 @@ def test_a_probe_that_asks_again_keeps_its_one_slot(store: CircuitStore, clock: 
 
 
 def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore, clock: MovedClock) -> None:
-    """Its process was killed: nobody will ever tell what became of it."""
+    """The slot of a killed process's probe is free after its lease."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     harness.ask()
@@ -229,8 +227,8 @@ def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore,
     assert harness.ask().admission is not None
 
 
-def test_an_open_circuit_says_until_when(store: CircuitStore, clock: MovedClock) -> None:
-    """Parked turns are woken by it."""
+def test_an_open_circuit_says_when_its_cooldown_ends(store: CircuitStore, clock: MovedClock) -> None:
+    """A refusal says when the cooldown ends, because parked turns are woken then."""
     harness = StoreHarness(store, clock)
     harness.bring_to(OPEN)
     harness.pass_time(10)
@@ -241,7 +239,7 @@ def test_an_open_circuit_says_until_when(store: CircuitStore, clock: MovedClock)
 
 
 def test_it_counts_what_the_contract_lists(store: CircuitStore, clock: MovedClock) -> None:
-    """Failures in a row, successes in all; outcomes of another epoch in the metrics only."""
+    """Consecutive failures and all successes are counted; outcomes of an earlier epoch appear in the metrics only."""
     harness = StoreHarness(store, clock)
     for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.RELEASED, Outcome.FAILED):
         harness.ask()
@@ -254,8 +252,8 @@ def test_it_counts_what_the_contract_lists(store: CircuitStore, clock: MovedCloc
     assert (later.failures, later.successes) == (1, 3)
 
 
-def test_a_reset_of_what_is_not_there_is_none(store: CircuitStore) -> None:
-    """A misspelt name must not look like a success."""
+def test_a_reset_of_an_unknown_circuit_is_none(store: CircuitStore) -> None:
+    """A reset of an unknown name returns `None`, so that a misspelt name does not look like a success."""
     assert store.reset("llm:nobody") is None
     assert store.read() == {}
 
@@ -266,8 +264,8 @@ POLICIES = st.builds(
     cooldown_ms=st.sampled_from([1, 1_000, 60_000]),
     half_open_max_probes=st.integers(1, 3),
 )
-# Somebody asks, with a lease, or again, since the answer was lost; one of the calls under way ends, or its
-# process dies; time passes.
+# A call asks with a lease, or asks again because the answer was lost; a call under way ends, or its process
+# dies; time passes.
 EVENTS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from([1, 1_000, 100_000])),
     st.tuples(st.just("asks again"), st.sampled_from([1, 1_000])),
@@ -280,13 +278,13 @@ SCHEDULES = st.lists(EVENTS, min_size=10, max_size=60)
 
 
 def named(event: str, number: int, admitted: list[Admission]) -> str:
-    """The id of the call that asks: a new one, or that of the last one admitted."""
+    """The id of the call that asks: a new one, or the last admitted one."""
     return admitted[-1].id if event == "asks again" and admitted else str(number)
 
 
 @given(POLICIES, SCHEDULES)
-def test_what_holds_after_every_schedule(policy: Policy, schedule: list[tuple[str, int]]) -> None:
-    """Never more probes than configured, epochs only grow, and no schedule leaves the breaker open forever."""
+def test_invariants_hold_after_any_schedule(policy: Policy, schedule: list[tuple[str, int]]) -> None:
+    """Probes stay within their limit, epochs only grow, and a breaker admits a call again after any schedule."""
     now = 1_000_000_000
     circuit = Circuit(epoch=now)
     admitted: list[Admission] = []
@@ -320,7 +318,7 @@ def test_what_holds_after_every_schedule(policy: Policy, schedule: list[tuple[st
 
 @pytest.fixture
 def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
-    """The fleet's circuits, and by how many milliseconds a test is ahead of Redis."""
+    """The fleet's circuits, and the milliseconds by which the test is ahead of Redis."""
     ahead = [0]
     fleet = FleetCircuits(redis_url, POLICY, lambda: ahead[0], timeout_s=30)
     yield fleet, ahead
@@ -332,7 +330,7 @@ def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
 def test_the_scripts_and_the_machine_agree(
     moved_fleet: tuple[FleetCircuits, list[int]], policy: Policy, schedule: list[tuple[str, int]]
 ) -> None:
-    """Two implementations of one machine: after each event at the same moment, the same circuit."""
+    """The Lua scripts and the Python state machine have the same circuit after each event."""
     fleet, ahead = moved_fleet
     fleet._policy = policy
     fleet._client.flushdb()

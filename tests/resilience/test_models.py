@@ -1,4 +1,4 @@
-"""Models that fail well: retried, guarded, and answered for by others."""
+"""Retries, breakers and fallbacks of models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DOWN = ProviderError("down", transient=True)
 
 
 class Scripted:
-    """A model that says its lines, each as two deltas, and then its last one for ever."""
+    """A model that returns its lines in order, each as two deltas, and then repeats the last one."""
 
     def __init__(self, name: str, *lines: Line) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class Scripted:
 
 @dataclass
 class Harness:
-    """A clock, breakers, and the engine's end of calls."""
+    """A clock, breakers, and calls that record their deltas."""
 
     clock: MovedClock = field(default_factory=MovedClock)
     heard: list[str] = field(default_factory=list)
@@ -82,20 +82,20 @@ class Harness:
         self.breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), self.clock)
 
     def call(self, timeout_s: float = 300) -> ModelCall:
-        """A call whose deltas are heard, and whose rewinds are marked."""
+        """A call that records its deltas in `heard`, and marks its rewinds."""
         return ModelCall(self.clock, timeout_s, self.heard.append, lambda: self.heard.append("<rewind>"))
 
     def guard(self, model: Model, timeout_s: float = 120) -> GuardedModel:
-        """The model, guarded; waits only move the clock."""
+        """The model with a breaker and retries, whose waits only move the clock."""
         breaker = self.breakers.get(f"llm:{model.name}")
         return GuardedModel(model, breaker, RetrySettings(jitter=0), timeout_s, wait=self._wait, draw=lambda: 0.5)
 
     def resilient(self, model: Model, *others: Model) -> ResilientModel:
-        """The model with others to fall back on."""
+        """The model with fallback models."""
         return ResilientModel(self.guard(model), FallbackModels([self.guard(other) for other in others]))
 
     def failures(self, name: str) -> int:
-        """What a model's breaker has counted."""
+        """The failure count of a model's breaker."""
         return {each.name: each.failure_count for each in self.breakers.list()}[f"llm:{name}"]
 
     def _wait(self, call: ModelCall, seconds: float) -> None:
@@ -106,12 +106,12 @@ class Harness:
 
 @pytest.fixture
 def harness() -> Harness:
-    """An engine's end of calls."""
+    """A clock, breakers and calls."""
     return Harness()
 
 
 def hangs(harness: Harness) -> Callable[[ModelCall], ModelReply]:
-    """A provider that says half a word and then nothing until the call's deadline."""
+    """A provider that streams half a word and then nothing until the call's deadline."""
 
     def line(call: ModelCall) -> ModelReply:
         call.delta("hal")
@@ -131,8 +131,8 @@ def breaks_off(call: ModelCall) -> ModelReply:
 # --- guarded
 
 
-def test_a_failure_that_passes_reaches_nobody(harness: Harness) -> None:
-    """Retried within the breaker: one success, whatever it took."""
+def test_a_transient_failure_is_retried(harness: Harness) -> None:
+    """A transient failure is retried within the breaker, which counts one success."""
     model = Scripted("a", RateLimited("slow", retry_after_s=7), DOWN, "fine")
     assert harness.guard(model).respond(REQUEST, harness.call()).content == "fine"
     assert harness.waits == [7, 0.4]
@@ -140,7 +140,7 @@ def test_a_failure_that_passes_reaches_nobody(harness: Harness) -> None:
 
 
 def test_all_tries_of_a_call_count_once(harness: Harness) -> None:
-    """Else a breaker of five opens at the second unlucky turn."""
+    """All attempts of a call count as one failure, or a breaker would open after two calls."""
     model = Scripted("a", DOWN)
     with pytest.raises(ProviderError):
         harness.guard(model).respond(REQUEST, harness.call())
@@ -148,8 +148,8 @@ def test_all_tries_of_a_call_count_once(harness: Harness) -> None:
     assert harness.failures("a") == 1
 
 
-def test_an_open_breaker_asks_nobody(harness: Harness) -> None:
-    """The contract's code and sentence, and until when."""
+def test_an_open_breaker_calls_no_model(harness: Harness) -> None:
+    """An open breaker calls no model; its error says when the cooldown ends."""
     model = Scripted("a", DOWN)
     guarded = harness.guard(model)
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_an_open_breaker_asks_nobody(harness: Harness) -> None:
 
 
 def test_after_the_cooldown_one_call_closes_it(harness: Harness) -> None:
-    """The provider is back: nobody need do anything."""
+    """After the cooldown one successful call closes the breaker."""
     model = Scripted("a", *[DOWN] * 6, "back")
     guarded = harness.guard(model)
     for _ in range(2):
@@ -173,28 +173,28 @@ def test_after_the_cooldown_one_call_closes_it(harness: Harness) -> None:
     assert [each.state for each in harness.breakers.list()] == ["closed"]
 
 
-def test_words_of_a_failed_try_are_taken_back(harness: Harness) -> None:
-    """Whoever listens must not read the beginning twice."""
+def test_text_of_a_failed_attempt_is_withdrawn(harness: Harness) -> None:
+    """The text of a failed attempt is withdrawn, so that a listener does not get the beginning twice."""
     model = Scripted("a", breaks_off, "whole")
     assert harness.guard(model).respond(REQUEST, harness.call()).content == "whole"
     assert harness.heard == ["hal", "<rewind>", "wh", "ole"]
 
 
-def test_a_try_that_said_nothing_has_nothing_to_take_back(harness: Harness) -> None:
-    """No empty rewinds on the line."""
+def test_an_attempt_without_text_causes_no_rewind(harness: Harness) -> None:
+    """An attempt without text causes no rewind."""
     harness.guard(Scripted("a", DOWN, "fine")).respond(REQUEST, harness.call())
     assert harness.heard == ["fi", "ne"]
 
 
 def test_an_empty_answer_is_no_answer(harness: Harness) -> None:
-    """Tried again, and then an error."""
+    """An empty reply is retried, and then an error."""
     assert harness.guard(Scripted("a", " ", "fine")).respond(REQUEST, harness.call()).content == "fine"
     with pytest.raises(InvalidResponse):
         harness.guard(Scripted("b", "")).respond(REQUEST, harness.call())
 
 
 def test_a_call_has_its_own_time_for_all_its_tries(harness: Harness) -> None:
-    """`PERDURE_MODEL_TIMEOUT_S` ends the call, not the whole that it is a part of."""
+    """`PERDURE_MODEL_TIMEOUT_S` limits one guarded call, not the longer call that it is part of."""
     call = harness.call(300)
     model = Scripted("a", hangs(harness))
     with pytest.raises(DeadlineExceeded):
@@ -204,8 +204,8 @@ def test_a_call_has_its_own_time_for_all_its_tries(harness: Harness) -> None:
     assert call.remaining() == pytest.approx(200, abs=5)
 
 
-def test_the_engine_ends_what_is_overdue_and_only_that(harness: Harness) -> None:
-    """A model that waits on something else than its deadline is hung up on by whoever watches the call."""
+def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
+    """A model that ignores its deadline is aborted when its own call is overdue; the longer call continues."""
     hung_up: list[str] = []
 
     def line(call: ModelCall) -> ModelReply:
@@ -228,7 +228,7 @@ def test_the_engine_ends_what_is_overdue_and_only_that(harness: Harness) -> None
 
 
 def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(harness: Harness) -> None:
-    """Not even as a probe, whose slot is free again."""
+    """A cancelled probe counts as nothing, frees its slot and is not repeated."""
 
     def cancelled(call: ModelCall) -> ModelReply:
         whole.abort()
@@ -250,7 +250,7 @@ def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(harness: Harnes
 
 
 def test_a_wait_ends_when_the_call_is_aborted() -> None:
-    """Another thread ends the backoff of a cancelled turn, in real time."""
+    """Aborting a call from another thread ends its backoff at once."""
     call = ModelCall(SystemClock(), 3_600)
     caught: list[BaseException] = []
 
@@ -271,7 +271,7 @@ def test_a_wait_ends_when_the_call_is_aborted() -> None:
 
 
 def test_the_first_of_the_others_that_answers_is_marked(harness: Harness) -> None:
-    """With its name, and without the words that others had begun with."""
+    """The first fallback that answers is marked and named, and the text of failed models is withdrawn."""
     first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
     reply = harness.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
         REQUEST, harness.call()
@@ -283,7 +283,7 @@ def test_the_first_of_the_others_that_answers_is_marked(harness: Harness) -> Non
 
 
 def test_an_answer_of_the_model_itself_is_not_marked(harness: Harness) -> None:
-    """The mark means something."""
+    """A reply of the requested model itself is not marked as a fallback."""
     other = Scripted("b", "never")
     reply = harness.resilient(Scripted("a", "mine"), other).respond(REQUEST, harness.call())
     assert not reply.fallback
@@ -293,13 +293,13 @@ def test_an_answer_of_the_model_itself_is_not_marked(harness: Harness) -> None:
 @pytest.mark.parametrize(
     "error", [ContextTooLong("long"), ProviderError("no", transient=False), RuntimeError("a bug"), DOWN], ids=repr
 )
-def test_any_failure_will_do(harness: Harness, error: Exception) -> None:
-    """Not those of the breaker alone: another model may have a longer context, or another opinion."""
+def test_any_failure_leads_to_the_fallback(harness: Harness, error: Exception) -> None:
+    """Any failure leads to the fallback: another model may have a longer context or accept the request."""
     assert harness.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, harness.call()).fallback
 
 
 def test_an_open_breaker_is_a_failure_like_others(harness: Harness) -> None:
-    """The fallback answers for as long as it is open, at once."""
+    """While the breaker is open, the fallback answers without a call of the model."""
     model, other = Scripted("a", DOWN), Scripted("b", "yes")
     resilient = harness.resilient(model, other)
     for _ in range(5):
@@ -308,7 +308,7 @@ def test_an_open_breaker_is_a_failure_like_others(harness: Harness) -> None:
 
 
 def test_a_timeout_leaves_time_for_the_others(harness: Harness) -> None:
-    """Each model has its own time within the turn's."""
+    """Each model has its own time limit within the turn's, so a timeout leaves time for fallbacks."""
     reply = harness.resilient(Scripted("a", hangs(harness)), Scripted("b", "in time")).respond(
         REQUEST, harness.call(300)
     )
@@ -317,7 +317,7 @@ def test_a_timeout_leaves_time_for_the_others(harness: Harness) -> None:
 
 
 def test_the_original_error_stays_when_nobody_answers(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """What failed first is what is to be mended; the others' failures are in the log."""
+    """If every model fails, the first error is raised and the others are logged."""
     original = RateLimited("slow", retry_after_s=3_600)
     with pytest.raises(RateLimited) as caught:
         harness.resilient(Scripted("a", original), Scripted("b", ContextTooLong("long")), Scripted("c", "")).respond(
@@ -331,14 +331,14 @@ def test_the_original_error_stays_when_nobody_answers(harness: Harness, caplog: 
 
 
 def test_the_others_pause_is_not_the_firsts(harness: Harness) -> None:
-    """A `Retry-After` of one provider does not hold for the next."""
+    """A provider's `Retry-After` does not delay the next model."""
     first = Scripted("a", RateLimited("slow", retry_after_s=3_600))
     assert harness.resilient(first, Scripted("b", DOWN, "yes")).respond(REQUEST, harness.call()).content == "yes"
     assert harness.waits == [0.2]
 
 
 def test_a_cancelled_call_has_no_fallback(harness: Harness) -> None:
-    """Neither when it is cancelled in the model, nor in a fallback."""
+    """A call that is cancelled in the model or in a fallback calls no further model."""
 
     def cancelled(call: ModelCall) -> ModelReply:
         whole.abort()
@@ -356,7 +356,7 @@ def test_a_cancelled_call_has_no_fallback(harness: Harness) -> None:
 
 
 class Own:
-    """A strategy that says half a word and then does as it is told."""
+    """A strategy that streams half a word and then raises or returns `found`."""
 
     def __init__(self, found: object) -> None:
         self._found = found
@@ -373,16 +373,16 @@ class Own:
 @pytest.mark.parametrize(
     "found", [None, RuntimeError("a bug in the strategy"), ModelReply(" "), "no reply at all"], ids=repr
 )
-def test_a_strategy_of_ones_own_that_finds_nothing(harness: Harness, found: object) -> None:
-    """Nothing, an error or nonsense from it keeps the original error, and leaves none of its words."""
+def test_a_third_partys_strategy_that_finds_nothing(harness: Harness, found: object) -> None:
+    """A strategy that finds nothing, raises or returns nonsense keeps the original error, and its text is withdrawn."""
     with pytest.raises(ProviderError) as caught:
         ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert caught.value is DOWN
     assert harness.heard == ["Fr", "<rewind>"]
 
 
-def test_a_strategy_of_ones_own_that_finds_an_answer(harness: Harness) -> None:
-    """Its answer is marked whether it thinks of that or not, and ends the turn: it was offered no tools."""
+def test_a_third_partys_strategy_that_finds_an_answer(harness: Harness) -> None:
+    """A strategy's reply is marked as a fallback, and its tool calls are dropped, because it was offered no tools."""
     found = ModelReply("From the cache.", (ToolCall("1", "calculator", "{}"),), model="cache")
     reply = ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert reply == ModelReply("From the cache.", model="cache", fallback=True)
@@ -390,7 +390,7 @@ def test_a_strategy_of_ones_own_that_finds_an_answer(harness: Harness) -> None:
 
 
 def test_the_others_get_no_tools_and_the_whole_conversation_as_text(harness: Harness) -> None:
-    """Their providers refuse open tools without definitions; what was found out is kept."""
+    """Fallbacks get no tools, and the conversation's calls and results as text, because providers refuse others."""
     other = Scripted("b", ModelReply("It is 89.", (ToolCall("x", "calculator", "{}"),)))
     request = ModelRequest(CONVERSATION, (ToolSchema("calculator", "", {"type": "object"}),))
     reply = harness.resilient(Scripted("a", DOWN), other).respond(request, harness.call())
@@ -427,12 +427,12 @@ CONVERSATION = (
 
 
 def test_a_prompt_that_is_plain_stays_as_it_is() -> None:
-    """Summaries are asked for without tools anyway."""
+    """A request without tool calls, such as a summary's, is not changed."""
     assert flatten_tool_calls(REQUEST) == REQUEST
 
 
 def test_a_prompt_without_a_system_message_gets_one() -> None:
-    """The note must stand somewhere."""
+    """A system message is added, because it carries the note about tools."""
     roles = [each.role for each in flatten_tool_calls(ModelRequest(CONVERSATION[1:])).messages]
     assert roles == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.USER]
 
@@ -441,12 +441,12 @@ def test_a_prompt_without_a_system_message_gets_one() -> None:
 
 
 def names(models: Sequence[Model]) -> list[str]:
-    """Of models, in order."""
+    """The models' names, in order."""
     return [each.name for each in models]
 
 
 def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each model but itself, in the order of the setting; the built-in one needs nobody."""
+    """A model's fallbacks are those of the setting, in order, without itself. The built-in model has none."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("PERDURE_FALLBACK_MODELS", "openai:small, offline")
     models = Models(Settings.load(_env_file=None, model="openai:large"), SystemClock())
@@ -464,7 +464,7 @@ def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_fallback_stops_the_start_by_its_own_name() -> None:
-    """Not at the outage that it was meant for."""
+    """An unknown fallback model stops the start, instead of failing at the first outage."""
     models = Models(Settings(_env_file=None, model="acme:x", fallback_models=("nope",)), SystemClock())
     models._guarded["acme:x"] = Scripted("acme:x", "fine")
     with pytest.raises(SettingsError, match="PERDURE_FALLBACK_MODELS is 'nope': accepted: offline"):

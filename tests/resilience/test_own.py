@@ -1,4 +1,4 @@
-"""Breakers and a fallback of somebody else's, for those who run perdure: installed, named by a setting, used."""
+"""A third party's breakers and fallback: installed as a package, named by a setting, and used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ acme = {acme.__name__}:model
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package as pip would leave it."""
+    """A package as pip installs it."""
     about = tmp_path / "acme-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
@@ -55,8 +55,8 @@ def _settings(directory: Path, **given: Any) -> Settings:
     return Settings.model_validate(named)
 
 
-def test_a_process_goes_by_them(tmp_path: Path, database_url: str, waker: RecordingWaker) -> None:
-    """The turn's model is down: their breaker counts the calls, their strategy answers, and its answer is marked."""
+def test_a_process_uses_them(tmp_path: Path, database_url: str, waker: RecordingWaker) -> None:
+    """The third party's breaker counts the calls of the failing model, and its strategy answers with a marked reply."""
     settings = _settings(tmp_path)
     check(settings)
     made = assemble(settings, database_url, waker)
@@ -71,7 +71,7 @@ def test_a_process_goes_by_them(tmp_path: Path, database_url: str, waker: Record
         ]
         turn, _ = _ask(made, "nobody knows")
         assert (turn["status"], turn["error"]["message"]) == ("failed", "Acme is down.")
-        made.breakers.reset("llm:acme:down")  # tells perdure, which has nothing parked
+        made.breakers.reset("llm:acme:down")  # calls perdure's listener, for which no turn is parked
     finally:
         made.database.close()
 
@@ -82,8 +82,8 @@ def _ask(made: Runtime, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]
     return read_turn(made.database, accepted.turn_id), read_messages(made.database, accepted.session_id)
 
 
-def test_switched_off_nobodys_breakers_are_asked(tmp_path: Path, clock: MovedClock) -> None:
-    """One switch for all."""
+def test_disabled_breakers_are_not_used(tmp_path: Path, clock: MovedClock) -> None:
+    """`PERDURE_BREAKER__ENABLED=false` disables a third party's breakers, too."""
     found = resolve(_settings(tmp_path, breaker={"enabled": False}), clock, None, lambda _: None)
     assert isinstance(found, Breakers)
     assert isinstance(found.get("llm:acme:down"), Unguarded)
@@ -93,7 +93,7 @@ def test_switched_off_nobodys_breakers_are_asked(tmp_path: Path, clock: MovedClo
 def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_model(
     tmp_path: Path, clock: MovedClock
 ) -> None:
-    """Each model has its own breaker: the second model's successes leave the first one's count as it is."""
+    """Each model has its own breaker, so a fallback's successes do not reset the failing model's count."""
     limits = {"registry": "fleet", "failure_threshold": 2}
     once = {"max_attempts": 1}
     given = {"model": "acme:overloaded", "fallback": "models", "fallback_models": ("acme:up",)}
@@ -118,7 +118,7 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
         ({"fallback": "broken"}, "PERDURE_FALLBACK is 'broken': .*no_such_module"),
     ],
 )
-def test_what_cannot_be_had_stops_the_start(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    """With the variable, its value, and what would be right; not at the outage that it was meant for."""
+def test_an_unusable_name_stops_the_start(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    """An unknown or broken entry point stops the start with the variable, its value and the accepted values."""
     with pytest.raises(SettingsError, match=said):
         check(_settings(tmp_path, **given))

@@ -1,4 +1,4 @@
-"""One breaker for many processes: nothing is lost, no probe too many, and a killed one frees its slot."""
+"""One breaker for many processes: no failure is lost, no excess probe is admitted, and a killed one frees its slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.resilience.hammering import CHILDREN, FAILURES, PROBES
 
 @pytest.mark.long
 def test_eight_processes_hammer_one_breaker(tmp_path: Path) -> None:
-    """What is read and then written by somebody else's side would show here; and whoever needs Redis to call."""
+    """Eight processes show lost updates of the shared circuit, and calls that cannot continue without Redis."""
     finished = subprocess.run(
         [sys.executable, "-m", "tests.resilience.hammering", str(tmp_path / "redis")],
         check=False,
@@ -28,7 +28,7 @@ def test_eight_processes_hammer_one_breaker(tmp_path: Path) -> None:
     assert json.loads(finished.stdout) == {
         "failures": CHILDREN * FAILURES,
         "opened": "open",
-        # while it is open; as many as may after the cooldown, who are killed; nobody while their leases last; the same
+        # while open; after the cooldown, whose holders are killed; during their leases; after them
         "probes": [0, PROBES, 0, PROBES],
         "closed": "closed",
         "all_went_on": True,

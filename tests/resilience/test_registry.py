@@ -1,4 +1,4 @@
-"""Breakers as callers and operators meet them, and what becomes of them while Redis is away."""
+"""Breakers as callers and operators use them, with Redis and without it."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ DOWN = ProviderError("down", transient=True)
 
 @pytest.fixture
 def told() -> list[Transition]:
-    """What a listener was told."""
+    """The transitions that the listener received."""
     return []
 
 
 @pytest.fixture
 def breakers(redis_url: str, clock: MovedClock, told: list[Transition]) -> Iterator[Breakers]:
-    """The registry of one process, on the suite's Redis."""
+    """One process's registry, on the suite's Redis."""
     made = Breakers(SETTINGS, clock, redis_url, told.append)
     yield made
     made.close()
 
 
 def fail(breaker: Breaker, error: BaseException = DOWN) -> None:
-    """A call that fails."""
+    """Execute a call that fails with `error`."""
 
     def work() -> None:
         raise error
@@ -66,21 +66,21 @@ def fail(breaker: Breaker, error: BaseException = DOWN) -> None:
 
 
 def succeed(breaker: Breaker) -> str:
-    """A call that succeeds."""
+    """Execute a call that succeeds."""
     return breaker.execute(lambda: "fine", 10)
 
 
 def refused(breaker: Breaker) -> CircuitBreakerOpen:
-    """A call that is not let through."""
+    """Execute a call that the breaker refuses. Returns the refusal."""
     with pytest.raises(CircuitBreakerOpen) as caught:
         succeed(breaker)
     return caught.value
 
 
-def test_it_opens_for_every_process_and_says_the_contracts_sentence(
+def test_a_breaker_opens_for_every_process_with_the_documented_error(
     breakers: Breakers, redis_url: str, clock: MovedClock
 ) -> None:
-    """What one worker learned the others need not find out themselves."""
+    """A breaker that one process opened refuses calls of all, with the documented error."""
     for _ in range(2):
         fail(breakers.get("llm:test"))
     other = Breakers(SETTINGS, clock, redis_url)
@@ -95,10 +95,10 @@ def test_it_opens_for_every_process_and_says_the_contracts_sentence(
     other.close()
 
 
-def test_a_transition_is_told_once_by_the_process_that_made_it(
+def test_a_transition_is_reported_once_by_the_process_that_made_it(
     breakers: Breakers, redis_url: str, clock: MovedClock, told: list[Transition], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So that it can be counted, alerted of, and parked turns woken."""
+    """A transition is reported once, by the process that caused it, so that it can be counted and turns woken."""
     heard: list[Transition] = []
     other = Breakers(SETTINGS, clock, redis_url, heard.append)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
@@ -116,10 +116,10 @@ def test_a_transition_is_told_once_by_the_process_that_made_it(
 
 
 @pytest.mark.parametrize("lost", ["admit", "settle"])
-def test_a_probes_slot_is_not_left_behind_by_an_answer_that_was_lost(
+def test_a_lost_answer_does_not_keep_a_probes_slot(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """Redis did what it was asked, or did not, and was too slow to say so: nobody waits for the lease of a probe."""
+    """If Redis' answer to a probe is lost, the next calls free the probe's slot instead of waiting for its lease."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
@@ -151,10 +151,10 @@ def test_a_probes_slot_is_not_left_behind_by_an_answer_that_was_lost(
     circuits.close()
 
 
-def test_an_answer_stands_though_freeing_anothers_slot_fails(
+def test_an_admission_holds_although_freeing_another_slot_fails(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis went away between the two: a call that it let through is not asked about again elsewhere."""
+    """A call that Redis admitted proceeds, even if freeing another call's slot then fails."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
@@ -176,7 +176,7 @@ def test_an_answer_stands_though_freeing_anothers_slot_fails(
 
 
 def test_a_listener_that_fails_stops_no_call(redis_url: str, clock: MovedClock) -> None:
-    """Who only watches must not be able to break what it watches."""
+    """A listener that raises does not stop a call."""
 
     def broken(change: Transition) -> None:
         raise RuntimeError("a bug in the listener")
@@ -203,7 +203,7 @@ def test_a_listener_that_fails_stops_no_call(redis_url: str, clock: MovedClock) 
     ],
 )
 def test_what_counts_as_a_failure(breakers: Breakers, error: BaseException, *, counts: bool) -> None:
-    """A refused request is the asker's fault, a cancelled call nobody's."""
+    """A refused request and a cancelled call do not count as failures."""
     fail(breakers.get("llm:test"), error)
     (found,) = breakers.list()
     assert found.failure_count == counts
@@ -211,7 +211,7 @@ def test_what_counts_as_a_failure(breakers: Breakers, error: BaseException, *, c
 
 
 def test_the_list_has_the_contracts_shape(breakers: Breakers) -> None:
-    """`GET /v1/breakers` hands it on as it is."""
+    """`GET /v1/breakers` returns this list as it is."""
     succeed(breakers.get("mcp:weather"))
     for _ in range(2):
         fail(breakers.get("llm:test"))
@@ -230,7 +230,7 @@ def test_the_list_has_the_contracts_shape(breakers: Breakers) -> None:
 
 
 def test_a_reset_lets_calls_through_again(breakers: Breakers) -> None:
-    """An operator knows that the provider is back."""
+    """After a reset by an operator, calls are admitted again."""
     for _ in range(2):
         fail(breakers.get("llm:test"))
     assert breakers.reset("llm:test").state is State.CLOSED
@@ -240,7 +240,7 @@ def test_a_reset_lets_calls_through_again(breakers: Breakers) -> None:
 
 
 def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedClock) -> None:
-    """`PERDURE_BREAKER__ENABLED=false`."""
+    """With `PERDURE_BREAKER__ENABLED=false` no call is refused."""
     breakers = Breakers(BreakerSettings(enabled=False, failure_threshold=1), clock, redis_url)
     for _ in range(3):
         fail(breakers.get("llm:test"))
@@ -250,7 +250,7 @@ def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedCloc
 
 
 def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, redis_url: str) -> None:
-    """Its price is round trips; a third one would be half as much again."""
+    """A closed breaker costs two round trips to Redis per call; a third one would add half as much."""
     breaker = breakers.get("llm:test")
     succeed(breaker)
     client = redis_py.Redis.from_url(client_url(redis_url))
@@ -268,15 +268,15 @@ def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, red
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
-    """A Redis that the test may stop."""
+    """A Redis that the test can stop."""
     with redis.start(tmp_path / "redis") as running:
         yield running
 
 
-def test_calls_go_on_while_redis_is_stopped_and_its_state_stands_when_it_is_back(
+def test_calls_continue_while_redis_is_stopped(
     tmp_path: Path, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Redis may be lost at any moment; what is lost is that the workers know of each other."""
+    """While Redis is stopped, each process uses its own breakers; the fleet's state applies again afterwards."""
     with redis.start(tmp_path / "redis") as server:
         breakers = Breakers(SETTINGS, clock, server.url)
         llm, mcp = breakers.get("llm:test"), breakers.get("mcp:test")
@@ -285,14 +285,14 @@ def test_calls_go_on_while_redis_is_stopped_and_its_state_stands_when_it_is_back
         succeed(mcp)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
         caplog.clear()
-        refused(llm)  # as the fleet's was when last seen
+        refused(llm)  # as in the fleet's last known state
         for _ in range(2):
             fail(mcp)
         refused(mcp)
         with pytest.raises(Unavailable):
             breakers.list()
         with redis.start(tmp_path / "redis"):
-            refused(mcp)  # Redis is not asked again before the pause is over
+            refused(mcp)  # Redis is not used again before the pause has passed
             clock.advance(timedelta(seconds=PAUSE_S))
             assert succeed(mcp) == "fine"
             assert {each.name: each.state for each in breakers.list()} == {"llm:test": "open", "mcp:test": "closed"}
@@ -306,7 +306,7 @@ def test_calls_go_on_while_redis_is_stopped_and_its_state_stands_when_it_is_back
 def test_a_silent_redis_is_asked_by_one_call_a_pause(
     server: Running, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process keeps its socket open: whoever asks it waits a quarter of a second, and only one does."""
+    """A stopped Redis keeps its socket open, so a call waits 0.25 s for it, and only one call per pause does."""
     breakers = Breakers(SETTINGS, clock, server.url)
     breaker = breakers.get("llm:test")
     succeed(breaker)
@@ -323,7 +323,7 @@ def test_a_silent_redis_is_asked_by_one_call_a_pause(
         began = time.monotonic()
         for _ in range(10):
             succeed(breaker)
-        assert time.monotonic() - began < 5  # redis-py's own patience has no end
+        assert time.monotonic() - began < 5  # redis-py itself would wait without limit
         assert len(asked) == 1
         clock.advance(timedelta(seconds=PAUSE_S))
         with ThreadPoolExecutor(8) as pool:
@@ -345,7 +345,7 @@ def test_a_silent_redis_is_asked_by_one_call_a_pause(
 
 
 def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) -> None:
-    """For programs that use the library alone."""
+    """Without a Redis, a process has breakers of its own, for programs that only use the library."""
     breakers = Breakers(SETTINGS, clock)
     for _ in range(2):
         fail(breakers.get("llm:test"))
@@ -356,7 +356,7 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
 
 
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
-    """A stray hand in Redis is as bad as no Redis, and no worse."""
+    """A damaged key counts as an unavailable Redis, and calls continue."""
     client = redis_py.Redis.from_url(client_url(redis_url))
     client.set("perdure:{breakers}:llm:test", "nonsense")
     client.close()

@@ -1,4 +1,4 @@
-"""When a call is made again, after how long, and when not."""
+"""Which errors are retried, how often, and after what waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perdure.settings import RetrySettings
 
 
 class Time:
-    """A call's time, which passes by waiting."""
+    """A call's remaining time, which only waits reduce."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
@@ -44,7 +44,7 @@ class Time:
 
 
 def failing(*errors: BaseException) -> Callable[[], str]:
-    """Work that fails so, one try after another, and then succeeds."""
+    """Work that raises these errors, one per attempt, and then succeeds."""
     left = list(errors)
 
     def work() -> str:
@@ -56,19 +56,19 @@ def failing(*errors: BaseException) -> Callable[[], str]:
 
 
 def run(work: Callable[[], str], time: Time, policy: RetrySettings | None = None) -> str:
-    """The work, by `policy`, else by the defaults without jitter."""
+    """Retry the work with `policy`, or with the defaults without jitter."""
     return retrying("test", work, policy or RetrySettings(jitter=0), time, lambda: 0.5)
 
 
 def caused_by(cause: BaseException, error: BaseException | None = None) -> BaseException:
-    """An error that says nothing itself, and its cause."""
+    """An error whose class says nothing about retries, with a cause."""
     made = error or ProviderError("something failed")
     made.__cause__ = cause
     return made
 
 
 class Answered(Exception):
-    """An HTTP library's error."""
+    """An error of an HTTP library."""
 
     def __init__(self, status_code: int) -> None:
         super().__init__(f"status {status_code}")
@@ -104,18 +104,18 @@ NOT_TRANSIENT = [error for error, what in VERDICTS if what is not Verdict.TRANSI
 
 
 def _ids(errors: Iterable[BaseException]) -> list[str]:
-    """Each error, and its cause if it has one."""
+    """Names of the errors, with their causes."""
     return [f"{each!r}" + (f" from {each.__cause__!r}" if each.__cause__ else "") for each in errors]
 
 
 @pytest.mark.parametrize(("error", "expected"), VERDICTS, ids=_ids(error for error, _ in VERDICTS))
 def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
-    """The first of the chain of causes that knows decides, for retries and breakers alike."""
+    """The first error in the chain of causes that is classified decides, for retries and breakers."""
     assert verdict(error) is expected
 
 
 def test_a_circle_of_causes_ends() -> None:
-    """Nobody should make one; a worker must not hang on it."""
+    """A circle of causes must not hang a worker."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert verdict(one) is Verdict.PERMANENT
@@ -123,8 +123,8 @@ def test_a_circle_of_causes_ends() -> None:
 
 
 @pytest.mark.parametrize("error", NOT_TRANSIENT, ids=_ids(NOT_TRANSIENT))
-def test_what_cannot_pass_is_not_tried_again(error: BaseException) -> None:
-    """A refusal stays one, a cancelled call is over, and a bug is not repaired by repeating it."""
+def test_errors_that_are_not_transient_are_not_retried(error: BaseException) -> None:
+    """Refusals, cancelled calls and bugs are not retried."""
     time = Time(100)
     with pytest.raises(type(error)):
         run(failing(error), time)
@@ -132,7 +132,7 @@ def test_what_cannot_pass_is_not_tried_again(error: BaseException) -> None:
 
 
 def test_it_tries_as_often_as_configured_with_growing_waits() -> None:
-    """Exponential and capped; the last try's error is the one that is raised."""
+    """Waits grow exponentially up to the cap, and the last attempt's error is raised."""
     time = Time(100)
     errors = [ProviderError(str(number), transient=True) for number in range(6)]
     with pytest.raises(ProviderError) as caught:
@@ -141,22 +141,22 @@ def test_it_tries_as_often_as_configured_with_growing_waits() -> None:
     assert time.waits == [1, 2, 3, 3]
 
 
-def test_a_failure_that_passes_is_not_noticed() -> None:
-    """That is all that a retry is for."""
+def test_a_transient_failure_is_not_noticed() -> None:
+    """The caller does not notice a failure that a retry cures."""
     assert run(failing(DOWN, RateLimited("slow")), Time(100)) == "fine"
 
 
 @pytest.mark.parametrize(("asked", "waited"), [(0.0, 0.2), (0.1, 0.2), (30.0, 30.0)])
-def test_what_the_provider_asks_for_is_obeyed(asked: float, waited: float) -> None:
-    """At least so long, beyond the cap even; `Retry-After: 0` is no leave to hammer."""
+def test_retry_after_is_obeyed(asked: float, waited: float) -> None:
+    """A wait is at least as long as `Retry-After`, even beyond the cap, and never shorter than the backoff."""
     time = Time(100)
     wrapped = caused_by(RateLimited("slow", retry_after_s=asked), RuntimeError("wrapped"))
     assert run(failing(wrapped), time) == "fine"
     assert time.waits == [waited]
 
 
-def test_a_wait_of_an_hour_is_given_up_at_once() -> None:
-    """The call's time does not suffice: the sooner it is known, the better for whoever waits."""
+def test_a_retry_after_beyond_the_calls_time_is_an_error_at_once() -> None:
+    """If `Retry-After` exceeds the call's time, the error is raised at once."""
     time = Time(100)
     with pytest.raises(RateLimited):
         run(failing(RateLimited("slow", retry_after_s=3_600)), time)
@@ -164,15 +164,15 @@ def test_a_wait_of_an_hour_is_given_up_at_once() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [-5.0, math.nan, math.inf])
-def test_nonsense_is_ignored(nonsense: float) -> None:
-    """A server's word is not trusted further than it makes sense."""
+def test_an_invalid_retry_after_is_ignored(nonsense: float) -> None:
+    """A negative or non-finite `Retry-After` is ignored."""
     time = Time(100)
     assert run(failing(RateLimited("slow", retry_after_s=nonsense)), time) == "fine"
     assert time.waits == [0.2]
 
 
 def test_it_never_goes_beyond_the_calls_time() -> None:
-    """A wait that would use up what is left is not begun."""
+    """A wait that would use up the remaining time is not begun."""
     time = Time(0.5)
     with pytest.raises(ProviderError):
         run(failing(DOWN, DOWN, DOWN, DOWN), time, RetrySettings(max_attempts=10, jitter=0))
@@ -182,7 +182,7 @@ def test_it_never_goes_beyond_the_calls_time() -> None:
 
 
 def test_a_wait_ends_when_the_call_does() -> None:
-    """A cancelled turn does not sit out its backoff."""
+    """A cancelled call ends its backoff at once."""
 
     class Ended(Time):
         def wait(self, seconds: float) -> None:
@@ -203,7 +203,7 @@ POLICIES = st.builds(
 
 @given(POLICIES, st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_a_backoff_is_within_its_bounds(policy: RetrySettings, tried: int, drawn: float) -> None:
-    """Never negative, never above the cap, never further from the plain one than the jitter says."""
+    """A backoff is between 0 and the cap, and differs from the plain one by at most the jitter."""
     plain = backoff_s(policy.model_copy(update={"jitter": 0}), tried, drawn)
     found = backoff_s(policy, tried, drawn)
     assert 0 <= found <= policy.cap_s

@@ -1,4 +1,4 @@
-"""A worker that streams, a gateway's hub, and a client that applies events as the documentation has it."""
+"""A worker that streams, a gateway's hub, and a client that applies events as the documentation describes."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Streaming:
     workers: list[threading.Thread] = field(default_factory=list)
 
     def send(self, text: str = "hello") -> tuple[UUID, UUID]:
-        """Accept a message; its turn and its session."""
+        """Accept a message. Returns its turn and its session."""
         accepted = accept(self.runtime, Incoming(user_id="ana", text=text))
         return accepted.turn_id, accepted.session_id
 
     def start(self, session_id: UUID) -> threading.Thread:
-        """A worker that runs the session's turns."""
+        """Start a worker that runs the session's turns."""
         runner = Runner(self.runtime, "test")
         thread = threading.Thread(target=partial(runner.run, session_id), daemon=True)
         thread.start()
@@ -103,7 +103,7 @@ class Streaming:
         return thread
 
     def ask(self, text: str = "hello") -> UUID:
-        """A turn whose model has been called."""
+        """Send a message and start a worker. Returns the turn once its model has been called."""
         turn_id, session_id = self.send(text)
         self.start(session_id)
         assert self.model.asked.acquire(timeout=PATIENCE_S)
@@ -170,7 +170,7 @@ class Client:
                 pass
 
     async def follow(self, events: AsyncIterator[Event | None], until: Callable[[Client], bool] | None = None) -> None:
-        """Apply events until the stream ends, or until the client has what the test waits for."""
+        """Apply events until the stream ends or `until` is true."""
         async with asyncio.timeout(PATIENCE_S):
             async for event in events:
                 if event is not None:

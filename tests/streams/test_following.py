@@ -211,7 +211,7 @@ def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
 
 
 def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) -> None:
-    """Cancelled before it began: no worker announces it; the look at PostgreSQL finds it."""
+    """A turn that is cancelled before it began is not announced by a worker; a later check of PostgreSQL finds it."""
     client = Client()
 
     async def main() -> None:
@@ -227,7 +227,7 @@ def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) ->
 
 
 def test_a_position_ahead_of_the_turn_is_rewound(streaming: Streaming) -> None:
-    """PostgreSQL lost commits in a failover: the client discards what it has of them."""
+    """If PostgreSQL lost commits in a failover, the client discards the lost messages."""
     client = Client()
 
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_a_position_ahead_of_the_turn_is_rewound(streaming: Streaming) -> None:
 
 
 def test_streams_beyond_the_limit_are_refused(streaming: Streaming) -> None:
-    """An open stream takes memory: `PERDURE_STREAM__MAX_OPEN` bounds it. A closed one makes room."""
+    """`PERDURE_STREAM__MAX_OPEN` limits the open streams, which use memory. A closed one makes room."""
     settings = streaming.harness.settings
     stream = settings.stream.model_copy(update={"max_open": 2})
     streaming.harness.settings = settings.model_copy(update={"stream": stream})
@@ -269,7 +269,7 @@ def test_streams_beyond_the_limit_are_refused(streaming: Streaming) -> None:
 
 @pytest.mark.parametrize("piece", [chr(0xD83D), "a\x00b", chr(0xDC00), '"\\\n\r\u2028'])
 def test_hostile_text_reaches_the_client_storable(streaming: Streaming, piece: str) -> None:
-    """Half a surrogate pair, NUL and line ends in a model's stream neither end it nor forge an event."""
+    """Lone surrogates, NUL and line ends in a model's text neither end the stream nor forge an event."""
     client = Client()
 
     async def main() -> None:
@@ -286,7 +286,7 @@ def test_hostile_text_reaches_the_client_storable(streaming: Streaming, piece: s
 
 
 def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> None:
-    """The state has the task and its progress, each time that it changes; the result ends the wait."""
+    """The state shows the task and each change of its progress, and ends with the result."""
     broker = Broker()
     streaming.harness.equip(celery_tool("reports.export", effect="idempotent"))
     streaming.runtime = replace(streaming.runtime, calls=broker, agents=streaming.harness.agents)

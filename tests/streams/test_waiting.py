@@ -1,4 +1,4 @@
-"""Waiting for a settled turn: an announcement ends the wait at once, whenever it comes."""
+"""Waiting for a settled turn ends as soon as the turn is announced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.turns.reading import SettlementWatch
 from tests.turns.harness import Harness
 
 SOON_S = 0.3
-"""Below the pause between two rounds while turns are announced."""
+"""Shorter than the pause between two checks while turns are announced."""
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def watch(harness: Harness) -> Iterator[SettlementWatch]:
     """A gateway's watch, with announcements."""
     made = SettlementWatch(harness.database)
     made.is_notified = True
-    made.settled(harness.send("never").turn_id)  # so that it is between two rounds
+    made.settled(harness.send("never").turn_id)  # so that it is between two checks
     yield made
     made.close()
 
 
 def test_an_announcement_ends_a_wait(harness: Harness, watch: SettlementWatch) -> None:
-    """Not at the next round."""
+    """An announcement ends a wait at once, not at the next check."""
     sent = harness.send(user_id="bea")
     settled = watch.settled(sent.turn_id)
     harness.run(sent.session_id)
@@ -36,7 +36,7 @@ def test_an_announcement_ends_a_wait(harness: Harness, watch: SettlementWatch) -
 
 
 def test_an_announcement_before_the_wait_counts(harness: Harness, watch: SettlementWatch) -> None:
-    """The turn settles between a request's first look and its wait."""
+    """A turn that settles between a request's first check and its wait ends the wait, too."""
     sent = harness.send(user_id="bea")
     harness.run(sent.session_id)
     watch.notify([sent.turn_id])
@@ -46,7 +46,7 @@ def test_an_announcement_before_the_wait_counts(harness: Harness, watch: Settlem
 
 
 def test_without_an_announcement_the_next_round_finds_it(harness: Harness, watch: SettlementWatch) -> None:
-    """No worker announces a turn that was cancelled before it began."""
+    """A turn that is not announced, such as one cancelled before it began, is found at the next check."""
     sent = harness.send(user_id="bea")
     harness.run(sent.session_id)
     watch.settled(sent.turn_id).result(timeout=10)

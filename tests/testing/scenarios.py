@@ -1,4 +1,4 @@
-"""Turns that `perdure.testing` and the engine on PostgreSQL must run alike: agents with their scripts."""
+"""Agents and scripts of turns that `perdure.testing` must run as the engine does on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Script = list[Reply | Late]
 
 @dataclass(frozen=True)
 class Scenario:
-    """An agent and what its model says. Each run makes its own agent: some tools count their calls."""
+    """An agent and its model's replies. Each run makes its own agent, because some tools count their calls."""
 
     make: Callable[[], Agent]
     script: Script
@@ -127,7 +127,7 @@ SCENARIOS["a long result"] = Scenario(_a_long_result, [call("cut"), "Cut."])
 
 
 def doubtful(effect: str, *, probe: Any = None, failing: int = 9) -> Any:
-    """A tool whose outcome is unknown the first times that it is called."""
+    """A tool that raises `OutcomeUnknown` on its first `failing` calls."""
     left = iter(range(failing))
 
     @tool(effect=effect, probe=probe, name="transfer")
@@ -141,7 +141,7 @@ def doubtful(effect: str, *, probe: Any = None, failing: int = 9) -> Any:
 
 
 def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
-    """A tool that does not return in time the first times that it is called."""
+    """A tool that exceeds its time limit on its first `hangs` calls."""
     left = iter(range(hangs))
 
     @tool(effect=effect, probe=probe, timeout_s=0.3, name="transfer")
@@ -155,7 +155,7 @@ def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
 
 
 def in_doubt(make: Callable[..., Any], *given: Any, **more: Any) -> Agent:
-    """An agent with a tool of its own."""
+    """An agent with a new tool."""
     return assistant(make(*given, **more))
 
 
@@ -163,7 +163,7 @@ TRANSFER: Script = [call("transfer", cents=5), "Done."]
 
 
 def _doubts() -> Iterator[tuple[str, Callable[[], Agent]]]:
-    """Each effect class and each answer of a probe, for errors and for time-outs."""
+    """Each effect class and each answer of a probe, for unknown outcomes and for timeouts."""
     probes: dict[str, Any] = {
         "happened": lambda _: Happened("receipt 7"),
         "did not happen": lambda _: DidNotHappen(),
@@ -186,12 +186,12 @@ SCENARIOS |= {name: Scenario(make, TRANSFER) for name, make in _doubts()}
 
 
 def refuse(_: object) -> None:
-    """Fail as a guard does."""
+    """Refuse, as a guard does."""
     raise GuardRejected("I do not talk about that.")
 
 
 def fail(_: object) -> None:
-    """Fail as a bug does."""
+    """Raise, as a bug does."""
     raise KeyError("a bug")
 
 

@@ -1,4 +1,4 @@
-"""`ask`, `Conversation` and `Scripted`, as the author of an agent uses them."""
+"""`ask`, `Conversation` and `Scripted`, used as an agent's author uses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.tools.memory import recall, remember
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every connection fail: `ask` needs none."""
+    """Make every connection fail, because `ask` needs none."""
 
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("something opens a connection")
@@ -41,7 +41,7 @@ ASSISTANT = Agent("assistant", "You sell tea.", [price])
 
 
 def test_returns_the_reply_the_calls_and_the_transcript() -> None:
-    """What a test of an agent asserts."""
+    """An answer has what a test of an agent asserts: status, reply, steps, calls and transcript."""
     answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea"), "3.5 euros."))
     assert (answer.status, answer.reply, answer.steps) == ("done", "3.5 euros.", 2)
     assert answer.calls == (Call("price", {"article": "tea"}, "done", "3.5", answer.calls[0].effect_id),)
@@ -50,13 +50,13 @@ def test_returns_the_reply_the_calls_and_the_transcript() -> None:
 
 
 def test_arguments_that_are_no_json_are_shown_as_text() -> None:
-    """A test of how an agent recovers from a garbled call must see what was garbled."""
+    """Malformed arguments stay visible as text, for tests of how an agent recovers from them."""
     answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", "{tea"), "Sorry."))
     assert (answer.calls[0].arguments, answer.calls[0].status) == ("{tea", "failed")
 
 
 def test_records_what_the_model_was_sent() -> None:
-    """Instructions, tools and results are asserted on the requests."""
+    """The model's requests are recorded, so that a test can assert instructions, tools and results."""
     model = Scripted(call("price", article="tea"), ModelReply("3.5 euros."), "not asked for")
     ask(ASSISTANT, "What is tea?", model=model)
     assert model.requests[0].messages[0].content.startswith("You sell tea.")
@@ -66,19 +66,19 @@ def test_records_what_the_model_was_sent() -> None:
 
 
 def test_a_script_that_is_too_short_fails_the_test() -> None:
-    """The engine would try such a turn again; a test must end and say what was asked."""
+    """A script with too few replies raises and shows the last message. The engine would retry such a turn."""
     with pytest.raises(ScriptExhausted, match=r"request 2 has no reply in the script; .* tool: '3.5'"):
         ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea")))
 
 
 def test_a_models_bug_reaches_the_test() -> None:
-    """An error that is no `PerdureError` is a bug of the model's, which no reply may hide."""
+    """An exception that is no `PerdureError` is a bug of the model's and is raised, not turned into a reply."""
     with pytest.raises(ZeroDivisionError):
         ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
 
 
 def test_a_models_failure_fails_the_turn() -> None:
-    """No retries, breakers or fallbacks come between a script and its turn."""
+    """An error in the script fails the turn at once, without retries, breakers or fallbacks."""
     model = Scripted(ProviderError("The provider is down.", transient=True), "not asked for")
     answer = ask(ASSISTANT, "hello", model=model)
     assert (answer.status, answer.reply, answer.error_code) == ("failed", "The provider is down.", "PROVIDER_ERROR")
@@ -86,7 +86,7 @@ def test_a_models_failure_fails_the_turn() -> None:
 
 
 def test_a_model_that_breaks_off_fails_the_turn() -> None:
-    """As in the engine, where nothing had ended the call."""
+    """A model that raises `Abandoned`, although no one ended the call, fails the turn as in the engine."""
 
     class Abandoning(Scripted):
         def respond(self, *_: Any) -> NoReturn:
@@ -96,7 +96,7 @@ def test_a_model_that_breaks_off_fails_the_turn() -> None:
 
 
 def test_late_replies_take_no_time() -> None:
-    """A time limit of minutes is tested in milliseconds."""
+    """A late reply advances the clock, so that time limits of minutes are tested in milliseconds."""
     model = Scripted(late(90, "Late."), late(30, "Later."))
     conversation = Conversation(Agent("assistant", "You help.", timeout_s=60), model=model)
     assert conversation.ask("hello").error_code == "TIMEOUT"
@@ -105,7 +105,7 @@ def test_late_replies_take_no_time() -> None:
 
 
 def test_a_tool_may_advance_the_clock() -> None:
-    """So a tool's time limit is tested without waiting for it."""
+    """A tool may advance the clock, so that its time limit is tested without waiting."""
     clock, over = MovedClock(), threading.Event()
 
     @tool(effect="unsafe", timeout_s=20)
@@ -121,7 +121,7 @@ def test_a_tool_may_advance_the_clock() -> None:
 
 
 def test_without_a_decision_the_turn_waits() -> None:
-    """That an approval is asked for at all is worth a test."""
+    """Without a decision the turn waits for approval, so that a test can assert the request."""
     ran: list[int] = []
 
     @tool(requires_approval=True)
@@ -151,7 +151,7 @@ def test_without_a_decision_the_turn_waits() -> None:
 
 
 def test_tools_are_called_for_the_user_that_was_given() -> None:
-    """A tool that keeps something by user is tested with two users."""
+    """A tool gets the user, tenant, channel and working variables that the test passed."""
     seen: list[tuple[str, str | None, str, Mapping[str, Any]]] = []
 
     @tool(effect="pure")
@@ -166,8 +166,8 @@ def test_tools_are_called_for_the_user_that_was_given() -> None:
     assert seen == [("ana", "acme", "cli", {"open": "a.txt"})]
 
 
-def test_a_guard_keeps_the_model_from_being_asked() -> None:
-    """Guards are the first thing that an author wants tested."""
+def test_a_guards_refusal_precedes_the_model() -> None:
+    """A guard's refusal is the reply, and the model is not called."""
 
     def off_topic(_: object) -> None:
         raise GuardRejected("I sell tea.")
@@ -178,8 +178,8 @@ def test_a_guard_keeps_the_model_from_being_asked() -> None:
     assert model.requests == []
 
 
-def test_memory_is_not_there_and_says_so() -> None:
-    """What needs PostgreSQL fails visibly: a test must not take an empty memory for a working one."""
+def test_memory_tools_fail_with_a_message() -> None:
+    """Tools of memory fail with a message, because there is no PostgreSQL; an empty memory would hide mistakes."""
     agent = Agent("assistant", "You remember.", [remember, recall])
     answer = ask(
         agent, "I am Ana.", model=Scripted(call("remember", content="Ana"), call("recall", query="name"), "Hm.")
@@ -188,8 +188,8 @@ def test_memory_is_not_there_and_says_so() -> None:
     assert "perdure.testing has no PostgreSQL" in str(answer.calls[0].result)
 
 
-def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test gives the same result on each machine, also where a deployment's variables are set or wrong."""
+def test_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment variables do not change a test's result; a test can pass settings."""
     monkeypatch.setenv("PERDURE_TURN__MAX_STEPS", "1")
     monkeypatch.setenv("PERDURE_TIMEZONE", "nowhere")
     model = Scripted(call("price", article="tea"), call("price", article="tea"), "3.5 euros.")
@@ -200,13 +200,13 @@ def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_needs_no_pytest() -> None:
-    """Agents are tried in scripts and notebooks, too; pytest is no dependency of perdure."""
+    """`perdure.testing` does not import pytest, so that agents can be tried in scripts and notebooks."""
     program = "import sys, perdure.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_functions_stand_for_celery_tasks() -> None:
-    """A result, an error, a list of arguments; a task without a function leaves the turn parked."""
+def test_functions_replace_celery_tasks() -> None:
+    """Functions replace Celery tasks: results, errors and lists. A task without a function parks the turn."""
 
     def export(year: int) -> dict[str, int]:
         if year < 2000:
@@ -231,7 +231,7 @@ def test_functions_stand_for_celery_tasks() -> None:
 
 
 def test_sleep_until_advances_the_clock() -> None:
-    """The test does not wait."""
+    """`sleep_until` advances the clock instead of waiting."""
     model = Scripted(call("sleep_until", moment=(datetime.now(UTC) + timedelta(days=2)).isoformat()), "Good morning.")
     answer = ask(Agent("assistant", "You wait.", [sleep_until]), "Wait.", model=model)
     assert answer.reply == "Good morning."

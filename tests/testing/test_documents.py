@@ -1,4 +1,4 @@
-"""The code in README.md and in the documents for authors runs as it stands."""
+"""The code in README.md and in the documents for authors runs as printed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def blocks(name: str) -> list[str]:
 
 
 def stand_ins() -> dict[str, Any]:
-    """What the documents' code uses of an application."""
+    """Stand-ins for what the documents' code uses of an application."""
     names = ("bank", "cache", "read", "was_paid", "count")
     return {"__name__": "document", "LIMIT": 100, **{name: MagicMock() for name in names}}
 
 
 def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder, as its author would."""
+    """Run the tests in a folder as their author would."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "."]
     return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
 
 
 def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
-    """It is the first code that a newcomer copies."""
+    """Newcomers copy the README's code first, so its test must pass."""
     for block in blocks("README.md"):
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
@@ -49,7 +49,7 @@ def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
 
 
 def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
-    """They are copied as well, one after another."""
+    """The tests in docs/testing.md pass together, in one file."""
     (tmp_path / "test_document.py").write_text("\n".join(blocks("docs/testing.md")), encoding="utf-8")
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout
@@ -58,7 +58,7 @@ def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["agents-and-tools", "mcp", "models-and-embedders"])
 def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that was moved or renamed is found here, not by a reader."""
+    """Code in documents for authors runs, so that a renamed function is noticed."""
     monkeypatch.setenv("SHOP_TOKEN", "of the test")
     namespace = stand_ins()
     found = blocks(f"docs/{name}.md")
@@ -71,7 +71,7 @@ def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pyte
     "path", [each for each in files() if each.suffix == ".md"], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_each_link_to_a_file_of_the_repository_leads_there(path: Path) -> None:
-    """Documents are split and renamed; what links to them is easily forgotten."""
+    """Links to files and headings in the repository resolve."""
     for link in _LINK.findall(_FENCED.sub("", path.read_text(encoding="utf-8"))):
         target, _, anchor = link.partition("#")
         if ":" in target:

@@ -1,4 +1,4 @@
-"""`perdure.testing` runs a turn as the engine does: the same scripts here and on PostgreSQL, compared."""
+"""The same scripts give the same turns with `perdure.testing` and with the engine on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.testing.scenarios import SCENARIOS, Scenario
 from tests.turns.harness import PATIENCE_S, Harness
 
 STATUSES = {"queued": "parked"}
-"""Statuses of a turn's row that `Answer` calls otherwise."""
+"""Statuses of a turn's row that have another name in `Answer`."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a turn left, however it was run."""
+    """The result of a turn, from either side."""
 
     status: str
     reply: str | None
@@ -37,7 +37,7 @@ class Observed:
 
 
 def observed(answer: Answer) -> Observed:
-    """What `perdure.testing` returned."""
+    """The result from `perdure.testing`."""
     return Observed(
         answer.status,
         answer.reply,
@@ -60,7 +60,7 @@ class Engine:
         harness.script(*[self.model.respond] * 20)
 
     def ask(self, text: str) -> Observed:
-        """Accept a message and run its turn, deciding about calls that need it."""
+        """Accept a message, run its turn and decide its approvals."""
         metadata = {"language": self.scenario.language} if self.scenario.language else {}
         accepted = self.harness.send(text, user_id="ana", channel="test", metadata=metadata)
         self.harness.run(accepted.session_id)
@@ -108,12 +108,12 @@ class Engine:
 
 
 def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:
-    """What the model was sent."""
+    """The messages and tools sent to the model."""
     return [(each.messages, [tool.name for tool in each.tools]) for each in requests]
 
 
 def _join_hanging_tools() -> None:
-    """Wait for tools that outlived their timeout: they still record their results, for which they need the database."""
+    """Wait for tools that outlived their timeout: they record their results in the test's database."""
     for thread in threading.enumerate():
         if thread.name.startswith("perdure-tool-"):
             thread.join(PATIENCE_S)
@@ -124,7 +124,7 @@ def _join_hanging_tools() -> None:
     [name if at % 3 == 0 else pytest.param(name, marks=pytest.mark.long) for at, name in enumerate(SCENARIOS)],
 )
 def test_a_turn_is_the_same_here_and_on_postgresql(name: str, harness: Harness) -> None:
-    """A test that passes against another step loop than the one in production proves nothing about the agent."""
+    """A test with `perdure.testing` is useful only if production runs the turn in the same way."""
     scenario = SCENARIOS[name]
     engine = Engine(harness, scenario)
     expected = [engine.ask(text) for text in scenario.texts]

@@ -20,7 +20,7 @@ server = MCPServer("test")
 
 
 def leave(mark: str) -> None:
-    """Leave a mark for the test."""
+    """Create a file that the test waits for."""
     Path(mark).touch()
 
 
@@ -32,14 +32,14 @@ def add(a: int, b: Annotated[int, Field(description="The other one.")]) -> int:
 
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True), structured_output=False)
 def key(context: Context[Any, Any]) -> str:
-    """Tell the idempotency key that came with the call."""
+    """Return the idempotency key that came with the call."""
     meta = context.request_context.meta or {}
     return str(meta.get("perdure/effect_id"))
 
 
 @server.tool(structured_output=False)
 def environment() -> str:
-    """Tell which variables this process has."""
+    """Return the names of this process's environment variables."""
     return " ".join(sorted(os.environ))
 
 
@@ -61,13 +61,13 @@ def refuse() -> CallToolResult:
 
 @server.tool(structured_output=False)
 def die() -> str:
-    """End in the middle of a call."""
+    """Exit during a call."""
     os._exit(3)
 
 
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True), structured_output=False)
 def die_once(mark: str) -> str:
-    """End in the middle of the first call, and answer the next one."""
+    """Exit during the first call, and answer the next one."""
     if not Path(mark).exists():
         leave(mark)
         os._exit(3)
@@ -76,7 +76,7 @@ def die_once(mark: str) -> str:
 
 @server.tool(structured_output=False)
 async def hang(mark: str) -> str:
-    """Never answer; write a file when the call is cancelled."""
+    """Never answer. Creates a file when the call is cancelled."""
     leave(f"{mark}.begun")
     try:
         await asyncio.sleep(3_600)
@@ -94,13 +94,13 @@ def big(megabytes: int) -> str:
 
 @server.tool(structured_output=False)
 def child() -> str:
-    """Start a process that nobody asked for, and tell its number."""
+    """Start a child process and return its process id."""
     return str(subprocess.Popen(["sleep", "3600"]).pid)
 
 
 @server.tool(structured_output=False)
 async def grow(context: Context[Any, Any]) -> str:
-    """Have one tool more from now on, and say so."""
+    """Add a tool and announce it."""
     server.add_tool(lambda: "new", name="grown", description="New.", structured_output=False)
     await context.notify_tools_changed()
     return "grown"

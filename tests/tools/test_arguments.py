@@ -1,4 +1,4 @@
-"""Strict JSON for a tool's arguments, over every JSON there is."""
+"""A tool's arguments are strict JSON objects, for any JSON."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OBJECTS = st.dictionaries(TEXT, VALUES, max_size=4)
 
 @given(OBJECTS, st.booleans())
 def test_every_proper_object_survives(value: dict[str, Any], ascii_only: bool) -> None:
-    """Strictness must cost nothing that JSON allows, however it is written."""
+    """Every valid object is accepted unchanged, with either escaping."""
     assert load_object(json.dumps(value, ensure_ascii=ascii_only)) == value
 
 
 @given(st.text())
 def test_any_text_is_an_object_or_refused_with_a_reason(text: str) -> None:
-    """Whatever a model writes, the step goes on: no other error may come out."""
+    """Any text gives an object or a `ValueError` with a reason, never another error."""
     try:
         value = load_object(text)
     except ValueError as error:
@@ -42,7 +42,7 @@ def test_any_text_is_an_object_or_refused_with_a_reason(text: str) -> None:
 
 @given(OBJECTS, TEXT, VALUES, VALUES)
 def test_a_key_given_twice_is_refused(value: dict[str, Any], key: str, one: Any, other: Any) -> None:
-    """The last would win silently, although it is unknown which of the two was meant."""
+    """A repeated key is refused, because it is unknown which value was meant."""
     pairs = [*value.items(), (key, one), (key, other)]
     text = "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in pairs) + "}"
     with pytest.raises(ValueError, match="given twice"):
@@ -51,14 +51,14 @@ def test_a_key_given_twice_is_refused(value: dict[str, Any], key: str, one: Any,
 
 @given(VALUES.filter(lambda value: not isinstance(value, dict)))
 def test_only_objects_are_arguments(value: Any) -> None:
-    """Arguments have names."""
+    """Arguments must be an object, because they have names."""
     with pytest.raises(ValueError, match="expected a JSON object"):
         load_object(json.dumps(value))
 
 
 @given(st.integers(1, 3 * MAX_DEPTH))
 def test_nesting_has_a_bound(depth: int) -> None:
-    """Deeper values would break whatever walks them later, in a place without a name."""
+    """Nesting is limited, because code that later walks a deep value would fail."""
     text = '{"a": ' * depth + "1" + "}" * depth
     if depth <= MAX_DEPTH - 1:
         assert load_object(text)

@@ -1,4 +1,4 @@
-"""`celery_tool` and `sleep_until`: what a declaration accepts, and what the model is shown and may pass."""
+"""`celery_tool` and `sleep_until`: their declarations, their schemas and their arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APP = Celery("shop", set_as_current=False)
 
 
 class Item(BaseModel):
-    """Something in a report."""
+    """An item of a report."""
 
     name: str
 
@@ -38,7 +38,7 @@ def export(self: Any, year: int, items: list[Item] | None = None) -> str:
 
 
 def test_a_task_describes_its_own_tool() -> None:
-    """Name, description and parameters come from the task; Celery's `self` is none of them."""
+    """Name, description and parameters come from the task, without Celery's `self`."""
     tool = celery_tool("reports.export", parameters=export)
     assert (tool.name, tool.description, tool.timeout_s) == ("reports_export", "Export a year's orders.", 3600)
     assert set(tool.parameters["properties"]) == {"year", "items"}
@@ -49,14 +49,14 @@ def test_a_task_describes_its_own_tool() -> None:
 
 
 def test_a_list_refers_to_its_definitions_from_the_root() -> None:
-    """A provider resolves `#/$defs/…` in the whole schema."""
+    """References in a list's schema start at its root, where providers resolve `#/$defs/…`."""
     parameters = celery_tool("reports.export", parameters=export, max_parallel=3).parameters
     assert set(parameters["$defs"]) == {"Item"}
     assert "$defs" not in parameters["properties"]["calls"]["items"]
 
 
 def test_a_schema_is_checked_by_its_names() -> None:
-    """The task checks the values."""
+    """Only the names in a given schema are checked; the task checks the values."""
     schema = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
     tool = celery_tool("reports.export", parameters=schema, description="Exports.")
     assert tool.parse('{"a": [1]}') == {"a": [1]}
@@ -77,19 +77,19 @@ def test_a_schema_is_checked_by_its_names() -> None:
     ids=lambda given: "-".join(f"{name}={value}"[:40].split(" at ")[0] for name, value in given.items()),
 )  # fmt: skip
 def test_a_wrong_declaration_is_refused(given: dict[str, Any]) -> None:
-    """It stops the start, and names what is wrong."""
+    """A wrong declaration stops the start."""
     with pytest.raises(SettingsError):
         celery_tool(**{"task": "reports.export", **given})
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    """As for other tools."""
+    """Two tools with the same name are refused, also if both are Celery tasks."""
     with pytest.raises(SettingsError, match="two tools with the same name"):
         Agent("assistant", "You help.", [celery_tool("a.b"), celery_tool("a_b")])
 
 
-def test_neither_is_run_in_a_thread() -> None:
-    """A caller that does not know them is refused; it runs nothing."""
+def test_neither_can_be_called_as_a_function() -> None:
+    """Calling such a tool as a function is refused, because the engine must suspend the turn instead."""
     context = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "test", None)  # type: ignore[arg-type]  # unused
     for tool in (celery_tool("a.b"), SleepUntil()):
         with pytest.raises(ToolError):
@@ -106,12 +106,12 @@ def test_neither_is_run_in_a_thread() -> None:
     ],
 )
 def test_a_moment_without_an_offset_is_in_the_given_zone(moment: str, seconds: float) -> None:
-    """With an offset it is where it says."""
+    """A time without an offset is in the given zone, and one with an offset is used as it is."""
     assert SleepUntil().wait_s({"moment": moment}, NOW, ZoneInfo("Europe/Paris")) == seconds
 
 
 def test_the_longest_wait_is_the_authors() -> None:
-    """A minute later is refused."""
+    """The author sets the longest wait; a later time is refused."""
     tool = SleepUntil(longest=timedelta(hours=2))
     assert "2 hours" in tool.description
     assert tool.wait_s({"moment": "2026-03-01T14:00Z"}, NOW, UTC) == 7_200
@@ -124,6 +124,6 @@ def test_the_longest_wait_is_the_authors() -> None:
 
 @pytest.mark.parametrize("arguments", ["{}", '{"moment": 7}', '{"moment": "x", "zone": "y"}', "[]", "{"])
 def test_other_arguments_than_a_moment_are_refused(arguments: str) -> None:
-    """The model reads the schema."""
+    """Any other argument than `moment` is refused, with a message that names it."""
     with pytest.raises(ToolError, match="moment"):
         SleepUntil().parse(arguments)

@@ -21,7 +21,7 @@ CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threa
 
 
 def calculate(expression: str) -> str:
-    """What the calculator answers."""
+    """The calculator's result."""
     return calculator.call({"expression": expression}, CONTEXT)
 
 
@@ -58,7 +58,7 @@ def calculate(expression: str) -> str:
     ],
 )
 def test_calculates(expression: str, value: str) -> None:
-    """Whole numbers exactly, others to what a float is good for."""
+    """Integers are exact, and other numbers as precise as a float."""
     assert calculate(expression) == value
 
 
@@ -103,7 +103,7 @@ def test_calculates(expression: str, value: str) -> None:
     ],
 )
 def test_refuses_what_is_no_sum_or_would_not_end(expression: str, reason: str) -> None:
-    """A model's arguments are untrusted: only arithmetic is evaluated, within bounds."""
+    """A model's arguments are untrusted, so only arithmetic within limits is evaluated."""
     with pytest.raises(ToolError) as caught:
         calculate(expression)
     assert reason in caught.value.message
@@ -111,7 +111,7 @@ def test_refuses_what_is_no_sum_or_would_not_end(expression: str, reason: str) -
 
 @given(st.integers(-(10**30), 10**30), st.sampled_from("+-*/"), st.integers(-(10**30), 10**30))
 def test_agrees_with_exact_arithmetic(left: int, operator: str, right: int) -> None:
-    """A calculator that is right only mostly is worse than none."""
+    """The results agree with exact arithmetic."""
     if operator == "/" and right == 0:
         return
     exact = {
@@ -126,7 +126,7 @@ def test_agrees_with_exact_arithmetic(left: int, operator: str, right: int) -> N
 
 @given(st.text("0123456789.+-*/%()e ,_", max_size=40))
 def test_always_answers(expression: str) -> None:
-    """Any string gets a finite number or a reason, soon."""
+    """Any string gives a finite number or an error."""
     try:
         answer = calculate(expression)
     except ToolError as error:
@@ -137,7 +137,7 @@ def test_always_answers(expression: str) -> None:
 
 
 def test_is_bounded_in_length() -> None:
-    """The schema states the limit, and the check enforces it."""
+    """The maximum length in the schema is enforced."""
     with pytest.raises(ToolError, match="at most 500 characters"):
         calculator.parse('{"expression": "' + "1+" * 300 + '1"}')
 
@@ -158,19 +158,19 @@ class _Stopped:
         (" Europe/Paris ", "2026-07-02T00:30:00+02:00 (Thursday, Europe/Paris)"),
     ],
 )
-def test_tells_the_time_it_is_given(zone: str, told: str) -> None:
-    """The tool reads the clock that it is passed; it names the weekday, which models compute wrongly."""
+def test_reads_the_given_clock(zone: str, told: str) -> None:
+    """The tool reads the given clock and names the weekday, which models compute wrongly."""
     assert clock_tool(_Stopped()).call({"zone": zone}, CONTEXT) == told
 
 
 @pytest.mark.parametrize("zone", ["", "Paris", "Europe", "../../etc/passwd", "/etc/localtime", "a\x00b", "x" * 10_000])
 def test_refuses_what_is_no_time_zone(zone: str) -> None:
-    """A zone's name is a file's name underneath."""
+    """An invalid zone is refused: the name of a zone is used as a file name."""
     with pytest.raises(ToolError, match="is not a time zone"):
         clock.call({"zone": zone}, CONTEXT)
 
 
 def test_both_may_be_repeated_freely() -> None:
-    """After a crash they run again without an approval."""
+    """Both tools are pure, so that they run again after a crash."""
     assert calculator.effect is Effect.PURE
     assert clock.effect is Effect.PURE

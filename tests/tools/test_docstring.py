@@ -1,4 +1,4 @@
-"""A tool's docstring in each style, split into what the model reads."""
+"""A tool's docstring in each common style gives the descriptions that the model reads."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ ARGUMENTS = {"iban": "The receiver's account, without spaces.", "cents": "How mu
 
 @pytest.mark.parametrize("text", [GOOGLE, SPHINX, NUMPY], ids=["Google", "Sphinx", "NumPy"])
 def test_each_style_describes_the_tool_and_its_parameters(text: str) -> None:
-    """An author keeps the style of their code base; what is for people stays out of the prompt."""
+    """Google, Sphinx and NumPy styles give the same description and parameters, without sections for people."""
     assert describe(text) == ("Transfer money.\n\nOnly within the euro area.", ARGUMENTS)
 
 
 def test_a_numpy_entry_may_describe_several_parameters() -> None:
-    """The style allows `x, y : float`."""
+    """NumPy style allows `x, y : float`."""
     text = "Move.\n\nParameters\n----------\nx, y : float\n    In metres.\n"
     assert describe(text).arguments == {"x": "In metres.", "y": "In metres."}
 
@@ -88,24 +88,24 @@ def test_a_numpy_entry_may_describe_several_parameters() -> None:
     ],
 )
 def test_a_docstring_without_sections_is_the_description(text: str) -> None:
-    """Colons and dashes occur in prose."""
+    """Colons and dashes in prose start no section."""
     assert describe(text) == (text, {})
 
 
 @pytest.mark.parametrize("notes", ["Note:\n    For people.", "Notes\n-----\nFor people."], ids=["Google", "NumPy"])
-def test_notes_are_for_people_also_where_no_parameters_are(notes: str) -> None:
-    """A tool without parameters has no other section to tell its style by."""
+def test_notes_are_left_out_without_parameters(notes: str) -> None:
+    """Notes are left out, even if no parameters show the docstring's style."""
     assert describe(f"Say the time.\n\n{notes}") == ("Say the time.", {})
 
 
 @pytest.mark.parametrize("text", [None, "", " \n "])
-def test_nothing_describes_nothing(text: str | None) -> None:
-    """`@tool` refuses it with the function's name."""
+def test_an_empty_docstring_describes_nothing(text: str | None) -> None:
+    """An empty docstring gives an empty description, which `@tool` refuses with the function's name."""
     assert describe(text) == ("", {})
 
 
 def test_the_model_sees_the_descriptions() -> None:
-    """What the styles are read for."""
+    """The model gets the descriptions of the tool and its parameters."""
 
     @tool(effect="pure")
     def scale(factor: float) -> float:

@@ -1,4 +1,4 @@
-"""Tools of MCP servers, over stdio and over HTTP, and of servers that behave badly."""
+"""Tools of MCP servers over stdio and HTTP, including servers that fail or misbehave."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT_S = 60.0
 
 
 class Rig:
-    """The connections of a process, and a clock to move."""
+    """A process's MCP connections, with a moved clock."""
 
     def __init__(self, failure_threshold: int = 50) -> None:
         self.clock = MovedClock()
@@ -48,7 +48,7 @@ class Rig:
         self.connections = Connections(settings, self.breakers, self.clock, jitter=lambda: 0.5)
 
     def tool(self, server: McpServer, name: str) -> RunnableTool:
-        """One of the server's tools, once it is connected."""
+        """One of the server's tools, once the server is connected."""
         agent = Agent("a", "Answer.", tools=[server])
         self.until(lambda: agent.toolset(self.connections).find(f"{server.name}:{name}") is not None)
         found = agent.toolset(self.connections).find(f"{server.name}:{name}")
@@ -56,7 +56,7 @@ class Rig:
         return found
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, while the clock runs ahead of the pauses between two connections."""
+        """Wait for a condition, advancing the clock past the pauses between connection attempts."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"
@@ -65,18 +65,18 @@ class Rig:
 
     @contextmanager
     def calling(self, add: RunnableTool) -> Iterator[Future[str]]:
-        """A call of a server's `add` under way; what it comes to is 3."""
+        """A running call of the server's `add`, whose result is 3."""
         with ThreadPoolExecutor(1) as pool:
             yield pool.submit(add.call, {"a": 1, "b": 2}, context())
 
     def pass_pause(self, call: Future[str], caplog: pytest.LogCaptureFixture) -> None:
-        """Have the clock pass the pause before the next connection, and not all of what a call waits for that."""
+        """Advance the clock past the pause before the next connection, but not past the call's own limit."""
         rig_waits(lambda: call.done() or "is not connected" in caplog.text)
-        wait([call], timeout=0.3)  # the pause begins when that is said
+        wait([call], timeout=0.3)  # the pause begins after that log line
         self.clock.advance(timedelta(seconds=2))
 
     def answers(self, server: McpServer) -> None:
-        """Wait until a call gets its answer."""
+        """Wait until a call succeeds."""
         add = self.tool(server, "add")
 
         def answered() -> bool:
@@ -89,13 +89,13 @@ class Rig:
 
 
 def context() -> ToolContext:
-    """A turn that wants its results."""
+    """The context of a call."""
     return ToolContext("u", uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), "cli", threading.Event())
 
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    """Connections for the tests of this module, which share one server each way."""
+    """Connections for this module's tests, which share one server per transport."""
     made = Rig()
     yield made
     made.connections.close()
@@ -104,12 +104,12 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def local() -> McpServer:
-    """The server as a child process."""
+    """The server as a child process, over stdio."""
     return McpServer("local", command=[sys.executable, PROGRAM, "stdio"], env={"GIVEN": "1"}, connect_timeout_s=WAIT_S)
 
 
 def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tools are next to the agent's own, with its prefix, its schema and its description."""
+    """A server's tools are next to the agent's own, with its prefix, their schemas and their descriptions."""
     monkeypatch.setenv("PERDURE_SECRET_KEY", "ours")
 
     @tool
@@ -129,7 +129,7 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
 
 
 def test_a_child_sees_no_variable_of_ours(rig: Rig, local: McpServer) -> None:
-    """An untrusted server must not see perdure's keys."""
+    """An untrusted server must not get perdure's environment variables."""
     names = rig.tool(local, "environment").call({}, context()).split()
 
     assert "GIVEN" in names
@@ -137,14 +137,14 @@ def test_a_child_sees_no_variable_of_ours(rig: Rig, local: McpServer) -> None:
 
 
 def test_a_call_carries_its_idempotency_key(rig: Rig, local: McpServer) -> None:
-    """A server that deduplicates needs something to do it by."""
+    """A call carries an idempotency key, by which a server can deduplicate."""
     given = context()
 
     assert rig.tool(local, "key").call({}, given) == str(given.effect_id)
 
 
-def test_what_is_no_text_is_said_to_be_there(rig: Rig, local: McpServer) -> None:
-    """The result names a picture instead of its bytes; characters that cannot be stored are replaced."""
+def test_content_that_is_no_text_is_named(rig: Rig, local: McpServer) -> None:
+    """A result names its images and links instead of including them, and unstorable characters are replaced."""
     text = rig.tool(local, "things").call({}, context())
 
     assert text == (
@@ -160,8 +160,8 @@ def test_arguments_must_be_a_strict_object(rig: Rig, local: McpServer, arguments
         rig.tool(local, "add").parse(arguments)
 
 
-def test_a_failure_is_the_servers_own_sentence(rig: Rig, local: McpServer) -> None:
-    """`isError` and refused arguments are for the model to read, and no failure of the server."""
+def test_a_failure_is_the_servers_own_message(rig: Rig, local: McpServer) -> None:
+    """`isError` and refused arguments are messages for the model, and no failure of the server."""
     with pytest.raises(ToolError, match=r"^No seats are left\.$"):
         rig.tool(local, "refuse").call({}, context())
     with pytest.raises(ToolError, match="validation error"):
@@ -169,7 +169,7 @@ def test_a_failure_is_the_servers_own_sentence(rig: Rig, local: McpServer) -> No
 
 
 def test_an_answer_too_long_to_read_costs_its_own_call_only(rig: Rig, local: McpServer) -> None:
-    """The worker holds a few megabytes of it at most, and the connection stays."""
+    """An oversized answer fails only its own call; the worker reads a bounded part, and the connection stays."""
     rig.answers(local)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -182,7 +182,7 @@ def test_an_answer_too_long_to_read_costs_its_own_call_only(rig: Rig, local: Mcp
 
 
 def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: McpServer) -> None:
-    """It would fill the model's context otherwise."""
+    """A result longer than the limit is cut with a notice, because it would fill the model's context."""
     text = rig.tool(local, "big").call({"megabytes": 1}, context())
 
     assert len(text) <= local.max_result_chars
@@ -190,7 +190,7 @@ def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: Mc
 
 
 def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """The turn continues at once, and the server can stop its work."""
+    """A cancelled call ends at once, and the server is notified."""
     hang, given, mark = rig.tool(local, "hang"), context(), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -203,7 +203,7 @@ def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: Mcp
 
 
 def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """The outcome is unknown; the server answers a listing, so the connection is kept."""
+    """A call without an answer has an unknown outcome. The connection is kept if the server still answers a listing."""
     hang, mark = rig.tool(local, "hang"), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -215,8 +215,8 @@ def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, t
     rig.answers(local)
 
 
-def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
-    """The next prompt has it, without a restart."""
+def test_a_server_announces_a_new_tool(rig: Rig, local: McpServer) -> None:
+    """A tool that a server announces is in the next prompt, without a restart."""
     assert rig.tool(local, "grow").call({}, context()) == "grown"
 
     assert rig.tool(local, "grown").call({}, context()) == "new"
@@ -226,7 +226,7 @@ def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
 def test_a_server_that_dies_in_mid_call_is_started_again(
     rig: Rig, local: McpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That call's outcome is unknown; the next one, or its repetition, waits until the server is back."""
+    """After a server's death the running call's outcome is unknown, and the next call waits for its restart."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
     with pytest.raises(OutcomeUnknown, match="local:die was called, and there is no answer"):
@@ -240,7 +240,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(
 
 @pytest.mark.long
 def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
-    """Within a bound, and only a moment after it was lost: later calls fail at once, and its tools stay known."""
+    """A call waits a limited time for a lost server; later calls fail at once, and its tools stay listed."""
     mark = tmp_path / "started"
     script = f"import pathlib, runpy, sys; pathlib.Path({str(mark)!r}).touch(exist_ok=False)\n"
     script += f"sys.argv = ['', 'stdio']; runpy.run_path({PROGRAM!r}, run_name='__main__')"
@@ -254,20 +254,20 @@ def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path:
         with pytest.raises(ToolError, match="Not called: the server once cannot be reached") as caught:
             call.result()
     assert not isinstance(caught.value, OutcomeUnknown)
-    with pytest.raises(ToolError, match="Not called"):  # the clock stands still: this does not wait
+    with pytest.raises(ToolError, match="Not called"):  # on a stopped clock, so this call does not wait
         add.call({"a": 1, "b": 2}, context())
     assert "once:add" in Agent("a", "x", tools=[server]).toolset(rig.connections).names
 
 
 @pytest.mark.long
-def test_a_server_that_fails_again_and_again_is_left_alone(local: McpServer) -> None:
-    """Its breaker opens, for all its tools; calls fail with a sentence, and one that succeeds later closes it."""
+def test_repeated_failures_open_a_servers_breaker(local: McpServer) -> None:
+    """Repeated failures open the breaker for all of a server's tools; a later success closes it."""
     rig = Rig(failure_threshold=2)
     try:
         die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
         def opened() -> bool:
-            with pytest.raises(ToolError):  # it dies, or is not there
+            with pytest.raises(ToolError):  # the server dies or is not running
                 die.call({}, context())
             return [(each.name, each.state) for each in rig.breakers.list()] == [("mcp:local", "open")]
 
@@ -282,7 +282,7 @@ def test_a_server_that_fails_again_and_again_is_left_alone(local: McpServer) -> 
 
 @pytest.mark.long
 def test_a_server_that_floods_is_held_up_and_ended() -> None:
-    """Gigabytes without an end of line reach neither memory nor the log."""
+    """Endless output without a line end uses no memory and fills no log, and the server is killed."""
     script = "import os\nwhile True: os.write(1, b'y' * 65536); os.write(2, b'z' * 65536)"
     server = McpServer("flood", command=[sys.executable, "-S", "-c", script], connect_timeout_s=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -298,7 +298,7 @@ def test_a_server_that_floods_is_held_up_and_ended() -> None:
 
 
 def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The agent lacks its tools and the log says why; no later turn waits for it again."""
+    """A server that does not start is waited for once: the log has the reason, and later turns do not wait."""
     rig = Rig()
     server = McpServer("gone", command=[sys.executable, "-S", "-c", "raise SystemExit(7)"], connect_timeout_s=WAIT_S)
     try:
@@ -314,7 +314,7 @@ def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCapture
 
 @pytest.mark.long
 def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """While it is unavailable its tools are listed and fail; a call that was not sent has a known outcome."""
+    """While an HTTP server is unavailable, its tools stay listed and their calls fail with a known outcome."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -350,13 +350,13 @@ def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.
 
 @pytest.mark.long
 def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
-    """Neither the server nor what the server started; a call under way ends as well.
+    """Closing ends running calls, the servers and the processes that they started.
 
-    The last of the tests that share a server.
+    It must be the last of the tests that share a server.
     """
     rig.answers(local)
     started = int(rig.tool(local, "child").call({}, context()))
-    groups = set(rig.connections._process_groups)  # a server that was started anew may still be ending
+    groups = set(rig.connections._process_groups)  # a restarted server may still be ending
     assert groups
     hang, add = rig.tool(local, "hang"), rig.tool(local, "add")
     with ThreadPoolExecutor(1) as pool:
@@ -370,8 +370,8 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
         add.call({"a": 1, "b": 2}, context())
 
 
-def test_what_a_server_asks_is_answered_one_by_one() -> None:
-    """The SDK would start a task for each question, and there is no end to what a server may ask."""
+def test_a_servers_requests_are_answered_one_by_one() -> None:
+    """A server's requests are answered one by one, because the SDK would start a task for each."""
 
     async def flooded() -> tuple[Any, int]:
         incoming, read = anyio.create_memory_object_stream[Item](2_000)
@@ -411,14 +411,14 @@ def test_what_a_server_asks_is_answered_one_by_one() -> None:
     ],
 )
 def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, found: int | None) -> None:
-    """Servers write an answer's id first or last; what the text holds is no id."""
+    """The id of an oversized answer is found at its beginning or end, and never inside its text."""
     said = _too_long("s", (head, tail))
 
     assert (None if said is None else getattr(said.message, "id", None)) == found
 
 
 class _Plain:
-    """Streams as a transport."""
+    """A pair of streams as a transport."""
 
     def __init__(self, *streams: Any) -> None:
         self._streams: Any = streams
@@ -428,11 +428,11 @@ class _Plain:
         return streams
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
 def rig_waits(condition: Callable[[], bool]) -> None:
-    """Wait for a condition of the outside world."""
+    """Wait for a condition that another process fulfils."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -449,7 +449,7 @@ def alive(pid: int) -> bool:
 
 
 def serve(port: int) -> subprocess.Popen[bytes]:
-    """The server over HTTP, once it listens."""
+    """Start the server over HTTP and wait until it listens."""
     quiet = subprocess.DEVNULL
     served = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stdout=quiet, stderr=quiet)
     rig_waits(lambda: listens(port))

@@ -1,4 +1,4 @@
-"""What an author declares of an MCP server, and which of its tools are offered."""
+"""What an author declares about an MCP server, and which of its tools are offered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.tools.registry import Effect
 
 
 def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Every prompt would be refused for one of them; the others stay."""
+    """Unusable tools are left out, because a provider would refuse every prompt with one of them."""
     server = McpServer("s", url="http://localhost/mcp", effects={"good": "pure", "typo": "pure"})
     fine: dict[str, Any] = {"type": "object"}
     listed = [
@@ -47,7 +47,7 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[str, Any], expected: Effect) -> None:
-    """A server that calls its payment harmless would have it repeated."""
+    """A server's own hints count only if the author trusts them, because a wrong one would repeat a payment."""
     server = McpServer("s", url="http://localhost/mcp", **declared)
     listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
 
@@ -57,7 +57,7 @@ def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[
 
 
 def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.LogCaptureFixture) -> None:
-    """A name that the server does not have is reported: a call that should wait would not."""
+    """Approval is declared for all tools or by name. An unknown name is reported, because its call would not wait."""
     listed = [Listed(name=name, input_schema={"type": "object"}) for name in ("look", "pay")]
 
     def waits(declared: Any) -> list[bool]:
@@ -75,7 +75,7 @@ def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.Lo
 
 
 def test_a_command_must_be_allowed() -> None:
-    """An agent's module does not decide alone what runs on a machine: the refusal says what to set."""
+    """An agent's module cannot start any command: the operator must allow it. The refusal says what to set."""
     servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]
     settings = Settings.model_validate({"mcp": {"commands": "npx, uvx"}}).mcp
 
@@ -85,7 +85,7 @@ def test_a_command_must_be_allowed() -> None:
 
 
 def test_two_servers_of_one_name_are_refused() -> None:
-    """The owner of a tool would be ambiguous."""
+    """Two servers with the same name are refused, because a tool's owner would be ambiguous."""
     one, other = McpServer("w", url="http://one/mcp"), McpServer("w", url="http://other/mcp")
 
     with pytest.raises(SettingsError, match="named 'w'"):
@@ -107,19 +107,19 @@ def test_two_servers_of_one_name_are_refused() -> None:
         ({"url": "http://x", "max_result_chars": 0}, "1 or more"),
     ],
 )
-def test_a_declaration_that_cannot_work_says_so_at_once(given: dict[str, Any], why: str) -> None:
-    """The author reads it at the start, not in the log of the first turn."""
+def test_an_invalid_declaration_stops_the_start(given: dict[str, Any], why: str) -> None:
+    """An invalid declaration is an error at the start, not at the first turn."""
     with pytest.raises(SettingsError, match=why):
         McpServer("s", **given)
 
 
 def test_secrets_are_not_shown() -> None:
-    """A declaration may be logged."""
+    """A declaration's `repr` hides secrets, because it may be logged."""
     shown = repr(McpServer("s", url="http://x/mcp", headers={"authorization": "Bearer SECRET"}, env={"K": "SECRET"}))
 
     assert "SECRET" not in shown
 
 
 def no_answer(*_: Any) -> CallToolResult:
-    """For tools that are not called."""
+    """Fail: these tools are not called."""
     raise AssertionError

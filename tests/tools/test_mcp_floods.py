@@ -1,4 +1,4 @@
-"""MCP servers that send too much: refused at a bound where it is read, whatever way it comes."""
+"""Oversized answers of MCP servers are refused while they are read, over every transport."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _event_bomb() -> Iterator[bytes]:
 
 @contextmanager
 def _serving(body: Body, kind: str, encoding: str | None, status: int) -> Iterator[str]:
-    """A server that answers every request with this; its address."""
+    """The address of a server that answers every request with this body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -68,7 +68,7 @@ def _serving(body: Body, kind: str, encoding: str | None, status: int) -> Iterat
             if encoding:
                 self.send_header("Content-Encoding", encoding)
             self.end_headers()
-            with suppress(OSError):  # the client hangs up
+            with suppress(OSError):  # the client disconnects
                 for each in body():
                     self.wfile.write(each)
 
@@ -106,7 +106,7 @@ async def _answer(url: str) -> Any:
     ],
 )
 def test_a_hundred_megabytes_over_http_are_not_read(body: Body, kind: str, encoding: str | None, status: int) -> None:
-    """The call fails, and the worker holds a few megabytes of the answer at most."""
+    """An oversized answer over HTTP fails the call, and the worker reads only a few megabytes of it."""
     with _serving(body, kind, encoding, status) as url, peak() as found:
         item = anyio.run(_answer, url)
     assert isinstance(item, SessionMessage)
@@ -117,7 +117,7 @@ def test_a_hundred_megabytes_over_http_are_not_read(body: Body, kind: str, encod
 
 
 def test_a_line_of_a_hundred_megabytes_is_not_kept() -> None:
-    """Over stdio it is read to its end, for what follows it, in pieces that are forgotten."""
+    """An oversized line over stdio is read to its end, but not kept, so that the next line can be read."""
     program = f"""
 import sys
 sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""The memory tools: only the turn's user, once per call, with quoted results."""
+"""The memory tools act for the turn's user only, once per call, and quote what they return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["harness"]
 
 
 def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> ToolContext:
-    """The context of a call that this user's turn has asked for."""
+    """The context of a call in a new turn of this user."""
     accepted = harness.send(text, user_id=user_id)
     claimed, hold = harness.claimed(accepted.session_id)
     assert claimed.turn is not None
@@ -55,8 +55,8 @@ def _contents(harness: Harness) -> list[str]:
     return [row.content for row in rows]
 
 
-def test_what_they_do_to_the_world_is_declared() -> None:
-    """So that a crash between intent and result repeats what may be repeated, and that is all three."""
+def test_the_tools_effects_are_declared() -> None:
+    """The tools' effect classes let a crashed call be repeated: all three are safe to repeat."""
     assert [each.effect for each in (remember, recall, forget)] == [
         Effect.IDEMPOTENT,
         Effect.PURE,
@@ -65,7 +65,7 @@ def test_what_they_do_to_the_world_is_declared() -> None:
 
 
 def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
-    """With the effect's id as its own."""
+    """A repeated call stores one memory, whose id is the effect's."""
     context = _context(harness)
     first = _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9)
     assert _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9) == first
@@ -74,8 +74,8 @@ def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
 
 
 def test_the_same_is_known_once_and_what_changed_supersedes(harness: Harness) -> None:
-    """Of two that say the same one stays; of two that contradict each other the later one holds."""
-    limits = type(harness.settings.consolidation)(similarity=0.8)  # of the built-in embedder's
+    """A statement that is repeated is stored once, and a contradicting one supersedes it."""
+    limits = type(harness.settings.consolidation)(similarity=0.8)  # for the built-in embedder
     harness.settings = harness.settings.model_copy(update={"consolidation": limits})
     context = _context(harness)
     gym = "pays {} euros a month for the gym in the old harbour street where the trainers are kind"
@@ -89,8 +89,8 @@ def test_the_same_is_known_once_and_what_changed_supersedes(harness: Harness) ->
     assert [row.content for row in history] == [f"Ana {gym.format(30)}"]
 
 
-def test_it_knows_the_message_that_it_came_from(harness: Harness) -> None:
-    """Its source is the user's message of this turn, which is committed before a tool begins."""
+def test_a_memorys_source_is_the_turns_message(harness: Harness) -> None:
+    """A memory's source is the user's message of the same turn, which is committed before a tool runs."""
     harness.equip(remember)
     harness.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
     harness.ask("my cat is Miso, remember that", message_id="the message")
@@ -100,7 +100,7 @@ def test_it_knows_the_message_that_it_came_from(harness: Harness) -> None:
 
 
 def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
-    """Another user's memory is not found; what is found is never learnt again."""
+    """Only the user's own memories are recalled, and quoted, so that they are not learnt again."""
     ana, bob = _context(harness), _context(harness, "bob")
     _call(remember, ana, content="The secret number of Ana is 7")
     _call(remember, bob, content="The secret number of Bob is 8")
@@ -112,7 +112,7 @@ def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
 
 
 def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -> None:
-    """Idempotent; another user's memory is not found."""
+    """Forgetting deletes the user's memory and the entities that only it mentions. Again, or by others, is an error."""
     ana, bob = _context(harness), _context(harness, "bob")
     memory_id = _call(remember, ana, content="Ana's boss is Zoltan").split()[-1].rstrip(".")
     harness.sql(
@@ -132,8 +132,8 @@ def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -
     assert harness.sql("SELECT count(*) FROM entities")[0][0] == 0
 
 
-def test_of_a_user_who_was_erased_nothing_is_remembered(harness: Harness) -> None:
-    """The tool was under way; its user is gone, or back with another session."""
+def test_nothing_is_stored_for_an_erased_user(harness: Harness) -> None:
+    """A tool that runs during its user's erasure stores nothing, even if the user has a new session."""
     context = _context(harness)
     harness.runtime.eraser.erase("ana")
     with pytest.raises(ToolError, match="was erased"):
@@ -158,13 +158,13 @@ def test_of_a_user_who_was_erased_nothing_is_remembered(harness: Harness) -> Non
     ],
 )
 def test_bad_arguments_are_refused_with_a_reason(tool: Tool, arguments: dict[str, object]) -> None:
-    """Before anything begins."""
+    """Invalid arguments are refused before the tool runs."""
     with pytest.raises(ToolError, match="refused"):
         tool.parse(json.dumps(arguments))
 
 
-def test_without_a_memory_the_model_is_told_so(harness: Harness) -> None:
-    """A context that an author makes for a test."""
+def test_without_a_memory_the_tools_fail(harness: Harness) -> None:
+    """In a context without memory, as an author's test may make, the tools fail with a message."""
     context = replace(_context(harness), memory=None)
     with pytest.raises(ToolError, match="no memory"):
         _call(recall, context, query="x")

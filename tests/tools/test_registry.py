@@ -1,4 +1,4 @@
-"""From a plain function to a tool, and what a model's arguments meet on their way in."""
+"""Declaring a function as a tool, and validating a model's arguments for it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def everything(  # noqa: D417 (parameters that are not described are part of the
 
 
 def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
-    """It is all that the model knows of a tool; the sections for people would only cost tokens."""
+    """A tool's descriptions come from its docstring, without the sections for people, which would cost tokens."""
     assert everything.name == "everything"
     assert everything.description == "Use a parameter of every kind.\n\nA second paragraph."
     properties = everything.parameters["properties"]
@@ -81,7 +81,7 @@ def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
 
 
 def test_the_schema_holds_what_a_model_may_give() -> None:
-    """The context is the engine's to give, names that collide with pydantic's own stay as they are."""
+    """The schema omits the context, which the engine passes, and keeps names that pydantic uses itself."""
     schema = everything.schema()
     assert schema.parameters["type"] == "object"
     assert schema.parameters["required"] == ["city", "copy"]
@@ -93,14 +93,14 @@ def test_the_schema_holds_what_a_model_may_give() -> None:
 
 
 def test_a_tool_is_unsafe_unless_it_says_otherwise() -> None:
-    """An effect of unknown class must never be repeated."""
+    """A tool is unsafe by default, because an effect of unknown class must not be repeated."""
     assert everything.effect is Effect.UNSAFE
     assert everything.timeout_s is None
     assert everything.probe is None
 
 
 def test_a_tool_says_what_it_is() -> None:
-    """What is declared decides what becomes of an effect in doubt."""
+    """A tool keeps its declaration, which decides how an effect in doubt is resolved."""
 
     def did_not(context: ToolContext) -> ProbeOutcome:
         return DidNotHappen()
@@ -117,7 +117,7 @@ def test_a_tool_says_what_it_is() -> None:
 
 
 def test_arguments_become_what_the_signature_says() -> None:
-    """A model writes JSON; the function gets its own types, and defaults where nothing was given."""
+    """Arguments are converted from JSON to the signature's types, and defaults are added."""
     parsed = everything.parse(
         '{"city": "서울", "copy": "12", "_hidden": 1, "sizes": ["large"], "mode": "slow", "day": "2026-02-28",'
         ' "address": {"street": "x", "number": 3}, "guest": {"name": "Ana"}, "model_dump": [1]}'
@@ -163,7 +163,7 @@ def test_arguments_become_what_the_signature_says() -> None:
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_with_the_reason(arguments: str, reason: str) -> None:
-    """The model reads the message and tries again, so it says what is wrong and what is expected."""
+    """The error for invalid arguments says what is wrong and what is expected, because the model tries again."""
     with pytest.raises(ToolError) as caught:
         everything.parse(arguments)
     assert reason in caught.value.message
@@ -178,19 +178,19 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "  \n", "{}"])
 def test_no_arguments_at_all_are_an_empty_object(arguments: str) -> None:
-    """Several providers send an empty string for a tool without parameters."""
+    """Several providers send an empty string as the arguments of a tool without parameters."""
     assert nothing.parse(arguments) == {}
     assert nothing.call({}, CONTEXT) == "null"
 
 
 def test_huge_integers_survive() -> None:
-    """Ids of other systems do not fit a float, and must not be rounded."""
+    """Large integers are not rounded, because ids of other systems may exceed a float's precision."""
     huge = 10**4_000 + 7
     assert everything.parse(f'{{"city": "a", "copy": {huge}}}')["copy"] == huge
 
 
 def test_the_context_is_injected() -> None:
-    """A tool needs its idempotency key and the user it acts for, neither of which a model may choose."""
+    """The engine passes the user and the idempotency key; a model cannot choose them."""
 
     @tool
     def whoami(loud: bool, who: ToolContext) -> str:
@@ -203,7 +203,7 @@ def test_the_context_is_injected() -> None:
 
 
 def test_defaults_are_not_shared_between_calls() -> None:
-    """A list that one call changed must not greet the next one."""
+    """A call that changes a default list does not affect the next call."""
 
     @tool
     def collect(into: list[int] = []) -> list[int]:  # noqa: B006 (the very mistake)
@@ -289,7 +289,7 @@ def undocumented(a: int) -> str:  # noqa: D103 (the very mistake)
 def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     function: Callable[..., Any], reason: str
 ) -> None:
-    """A mistake in an agent's module stops the start and says where it is, instead of failing in a user's turn."""
+    """An invalid function stops the start with its name, instead of failing in a user's turn."""
     with pytest.raises(SettingsError, match=reason) as caught:
         tool(function)
     assert function.__name__ in str(caught.value)
@@ -312,7 +312,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_refused(declaration: dict[str, Any], reason: str) -> None:
-    """Providers refuse a whole request for one bad tool name."""
+    """An invalid declaration is refused: providers refuse a whole request for one bad tool name."""
 
     def fine(a: int) -> str:
         """Do."""
@@ -323,7 +323,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(declaration: dict[str, Any
 
 
 def test_a_bound_method_is_a_function_too() -> None:
-    """Tools that share a client are most simply methods of it."""
+    """A bound method can be a tool, so that tools can share a client."""
 
     class Shop:
         def order(self, item: str) -> str:

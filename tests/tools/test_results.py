@@ -1,4 +1,4 @@
-"""What a tool returns or raises, on its way into the transcript."""
+"""A tool's results and errors become storable text of limited length for the transcript."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def raising(error: BaseException) -> Tool:
     ],
 )
 def test_results_become_text_that_can_be_stored(value: Any, shown: str) -> None:
-    """Text as it is, anything else as JSON that a person can read; nothing that PostgreSQL refuses."""
+    """Text stays as it is, other values become readable JSON, and unstorable characters are replaced."""
     assert returning(value).call({}, CONTEXT) == shown
 
 
 @given(st.text())
 def test_any_text_becomes_text_that_can_be_stored(text: str) -> None:
-    """Including every half of a surrogate pair; and storable text stays as it is."""
+    """Any text becomes storable, and storable text stays as it is."""
     stored = untrusted.storable(text)
     stored.encode()
     assert "\x00" not in stored
@@ -102,13 +102,13 @@ def _endless_number() -> int:
 
 @pytest.mark.parametrize("make", [object, _circle, _deep, _keyed_by_tuples, _endless_number])
 def test_a_result_without_a_json_form_is_an_error_that_says_so(make: Callable[[], Any]) -> None:
-    """The effect has happened: the error says that the tool ran, so that the model does not repeat it."""
+    """A result that cannot be JSON is an error that says that the tool ran, so that the model does not repeat it."""
     with pytest.raises(ToolError, match="The tool returns ran, but its result of type"):
         returning(make()).call({}, CONTEXT)
 
 
 def test_a_result_over_the_limit_is_cut_visibly() -> None:
-    """Ten megabytes would never fit a prompt again; the model must know that there was more."""
+    """A result over the limit is cut, with a notice that there was more."""
     shown = returning("x" * 10_000_000).call({}, CONTEXT)
     assert len(shown) == MAX_RESULT_CHARS
     assert shown.endswith("[cut: 10,000,000 characters in all, the first 32,000 at most are shown]")
@@ -116,12 +116,12 @@ def test_a_result_over_the_limit_is_cut_visibly() -> None:
 
 
 def test_a_tool_has_a_limit_of_its_own() -> None:
-    """A tool that returns documents may need more, one that lists files less."""
+    """A tool can declare its own limit."""
     assert len(returning("x" * 1_000, max_result_chars=200).call({}, CONTEXT)) == 200
 
 
-def test_a_tool_error_reaches_the_model_in_the_authors_words() -> None:
-    """It is how a tool tells the model what to do otherwise."""
+def test_a_tool_error_reaches_the_model_unchanged() -> None:
+    """A `ToolError` reaches the model with the author's message."""
     with pytest.raises(ToolError) as caught:
         raising(ToolError("No such city.\nTry Lyon.\x00")).call({}, CONTEXT)
     assert caught.value.message == "No such city.\nTry Lyon.\ufffd"
@@ -137,8 +137,8 @@ def test_a_tool_error_reaches_the_model_in_the_authors_words() -> None:
         (RuntimeError("half \ud83d"), "RuntimeError: half \ufffd"),
     ],
 )
-def test_any_other_error_is_told_in_one_line(error: Exception, message: str) -> None:
-    """The model gets a type and a line; the stack trace goes to the log with the cause."""
+def test_any_other_error_becomes_one_line(error: Exception, message: str) -> None:
+    """Other errors reach the model as a type and one line; the log has the traceback."""
     with pytest.raises(ToolError) as caught:
         raising(error).call({}, CONTEXT)
     assert caught.value.message == message
@@ -146,14 +146,14 @@ def test_any_other_error_is_told_in_one_line(error: Exception, message: str) -> 
 
 
 def test_an_errors_line_is_bounded() -> None:
-    """Some libraries put the whole response into their message."""
+    """The error line is limited, because some libraries put a whole response into it."""
     with pytest.raises(ToolError) as caught:
         raising(ValueError("x" * 1_000_000)).call({}, CONTEXT)
     assert len(caught.value.message) == 500
 
 
 def test_a_tool_that_exits_ends_itself_only() -> None:
-    """A wrapped command line calls sys.exit; the worker's thread must survive it."""
+    """A tool that calls `sys.exit`, as a wrapped command line may, does not end the worker's thread."""
 
     @tool
     def exits() -> None:
@@ -189,7 +189,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_hundred_megabytes_are_cut_before_they_are_copied(kind: str) -> None:
-    """Such a result peaked at 837 MB: the worker holds what the tool made, and a few kilobytes more."""
+    """A large result is cut before it is copied. It once peaked at 837 MB for 100 MB."""
     returns = returning(LARGE[kind]())
     with peak() as found:
         shown = returns.call({}, CONTEXT)
@@ -201,7 +201,7 @@ def test_a_hundred_megabytes_are_cut_before_they_are_copied(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [ToolError, OutcomeUnknown, ValueError])
 def test_an_error_of_a_hundred_megabytes_is_cut_before_it_is_copied(kind: type[Exception]) -> None:
-    """A library that puts the whole response into its message must not multiply it."""
+    """A large error message is cut before it is copied."""
     raises = raising(kind("x" * 100_000_000))
     with peak() as found, pytest.raises((ToolError, OutcomeUnknown)) as caught:
         raises.call({}, CONTEXT)
@@ -210,7 +210,7 @@ def test_an_error_of_a_hundred_megabytes_is_cut_before_it_is_copied(kind: type[E
 
 
 def test_what_is_cut_begins_as_the_whole_would() -> None:
-    """The model reads the beginning of the same JSON, and that there is more."""
+    """A cut result begins like the whole JSON."""
     value = {"rows": [{"n": number, "city": "서울"} for number in range(5_000)], "at": {UUID(int=1)}}
     whole = json.dumps({**value, "at": [str(UUID(int=1))]}, ensure_ascii=False)
     shown = returning(value).call({}, CONTEXT)

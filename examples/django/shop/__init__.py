@@ -1,4 +1,4 @@
-"""A shop in Django with agents. As Django's documentation has it, the Celery application is loaded with the project."""
+"""A Django shop with agents. The Celery application is loaded with the project, as Celery's documentation advises."""
 
 from shop.celery import app as celery_app
 
