@@ -30,7 +30,7 @@ BODY = b'{"delivery_id": "d", "session_id": "s", "seq": 1, "status": "done"}'
 
 
 def printed(language: str) -> str:
-    """The one block of the page in a language."""
+    """The page's only code block in a language."""
     (block,) = re.findall(rf"^```{language}\n(.*?)^```$", read("docs/callbacks.md"), re.MULTILINE | re.DOTALL)
     assert isinstance(block, str)
     return block
@@ -97,7 +97,7 @@ def carrier(*secrets: str, **given: Any) -> UrlCarrier:
 
 
 def test_a_callback_of_a_turn_is_taken_once(receiver: Printed, harness: Harness) -> None:
-    """At each attempt it has the same id, by which the receiver deduplicates; each is answered with success."""
+    """Every attempt has the same id, by which the receiver deduplicates; each attempt is answered with success."""
     harness.settings = harness.settings.model_copy(update={"reply_urls": ("127.0.0.0/8",)})
     sent = harness.send("hello", reply_to={"url": receiver.url})
     harness.run(sent.session_id)
@@ -112,7 +112,7 @@ def test_a_callback_of_a_turn_is_taken_once(receiver: Printed, harness: Harness)
 
 
 def test_a_delivery_that_was_recorded_by_no_worker_is_taken_once(receiver: Printed) -> None:
-    """The receiver answered, and the worker died before it wrote that down."""
+    """A worker that dies after the receiver's answer leads to a second delivery."""
     for _ in range(2):
         carrier().carry({"url": receiver.url}, BODY, ID)
 
@@ -120,7 +120,7 @@ def test_a_delivery_that_was_recorded_by_no_worker_is_taken_once(receiver: Print
 
 
 def test_what_another_secret_signed_is_refused(receiver: Printed) -> None:
-    """401, and nothing is taken; while secrets rotate, one of two signatures is enough."""
+    """A wrong signature gets a 401; while secrets rotate, one valid signature of two is enough."""
     with pytest.raises(DeliveryFailed, match="401"):
         carrier(make_secret()).carry({"url": receiver.url}, BODY, ID)
     carrier(make_secret(), SECRET).carry({"url": receiver.url}, BODY, ID)

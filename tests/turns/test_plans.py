@@ -1,4 +1,4 @@
-"""The hot statements at size: by index, never a sequential scan, and bounded rows."""
+"""The frequent statements on large tables: index access, no sequential scan, a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ MORE_ROWS = {
     "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000,
 }  # fmt: skip
-"""What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
+"""Statements whose rows are bounded by the window, a backlog, a round's limit or the rate limit (here: all)."""
 
 
 @pytest.mark.long
@@ -150,7 +150,7 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harnes
 
 @pytest.mark.long
 def test_turns_are_listed_by_index(large: Harness) -> None:
-    """The newest few of 20,000, whatever they are chosen by; of those that wait or run, all are looked at."""
+    """A list of settled turns reads about the rows that it shows; a list of unsettled turns reads all of them."""
     large.sql(
         "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
         " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"
