@@ -1,4 +1,4 @@
-"""Replies that travel: to a URL, signed and repeated until taken, and to a task by name."""
+"""Replies to a URL, signed and repeated until accepted, and to a task by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes.receiver import Delivery, Receiver
 def test_a_url_is_posted_to_until_it_takes_the_reply(
     celery_setup: CeleryTestSetup, installation: Installation, receiver: Receiver
 ) -> None:
-    """A receiver that fails for a moment gets the reply again, and can tell by its id that it is the same."""
+    """A receiver that fails once gets the reply again, and can recognize it by its id."""
     receiver.statuses.append(500)
     accepted = installation.accept("hello", reply_to={"url": receiver.url})
 
