@@ -81,11 +81,11 @@ class Target:
         return turn
 
     def go_on(self) -> Iterator[int]:
-        """Numbers, until the attack is over."""
+        """Count up until the attack is over."""
         return itertools.takewhile(lambda _: not self.over.is_set(), itertools.count())
 
     def spread(self, count: int) -> Iterator[int]:
-        """Numbers up to `count`, spread evenly over the attack's time."""
+        """Count up to `count`, evenly over the attack's time."""
         for number in itertools.islice(self.go_on(), count):
             yield number
             self.over.wait(self.seconds / count)
@@ -148,7 +148,7 @@ def name_queues(target: Target) -> None:
 
 
 def guess_keys(target: Target) -> None:
-    """Try keys."""
+    """Guess keys."""
     with target.client("a key that is no key at all") as client:
         for number in target.go_on():
             response = client.get("/v1/sessions", params={"user_id": f"{number}"})

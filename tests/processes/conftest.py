@@ -29,7 +29,7 @@ _installations = pytest.StashKey[list[Installation]]()
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No process that these tests started is left after them."""
+    """Fails if a process of these tests is left at the end."""
     yield
     assert nodes.left_over() == []
 

@@ -76,7 +76,7 @@ class ProcessContainer:
         self.start()
 
     def reload(self) -> None:
-        """Nothing is cached."""
+        """Do nothing: no state is cached."""
 
 
 class WorkerContainer(ProcessContainer):

@@ -37,7 +37,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """For `reply_to`."""
+        """The URL for `reply_to`."""
         return f"http://127.0.0.1:{self._server.server_port}/replies"
 
     def of(self, turn_id: str) -> list[Delivery]:
@@ -66,11 +66,11 @@ class SilentReceiver:
 
     @property
     def url(self) -> str:
-        """For `reply_to`."""
+        """The URL for `reply_to`."""
         return f"http://127.0.0.1:{self._server.getsockname()[1]}/replies"
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the server and its connections."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         for each in self._held:

@@ -1,8 +1,8 @@
 """kill -9 of the worker at every commit boundary of a turn, one after another.
 
 The cases are enumerated, not sampled (`make test` plays one of each kind). They take seconds of
-waiting each (for leases to run out), so they are played side by side on a few installations
-before the first test looks at its own; each installation plays one case at a time.
+waiting each (for leases to expire), so they are played concurrently on a few installations, each of
+which plays one case at a time, before the first test checks its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Redis may be flushed, restarted, stopped or silent: what is lost is speed, never a message."""
+"""Redis may be flushed, restarted, stopped or unresponsive: that costs time, never a message."""
 
 from __future__ import annotations
 

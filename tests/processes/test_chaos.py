@@ -125,11 +125,11 @@ class Chaos:
         worker.container.start()
 
     def flush(self) -> None:
-        """Redis forgets everything."""
+        """Redis loses all its data."""
         self._installation.redis.flush()
 
     def forget(self) -> None:
-        """Redis loses perdure's queues and keys, and nothing else."""
+        """Redis loses only perdure's queues and keys."""
         with Redis.from_url(client_url(self._installation.redis.url), socket_timeout=10) as client:
             own = [key for glob in OWN_KEYS for key in client.scan_iter(match=glob, count=1_000)]
             if own:

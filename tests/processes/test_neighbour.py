@@ -246,7 +246,7 @@ def test_a_worker_that_stops_returns_what_it_held(
     assert worker.container.wait() == 0
 
 
-def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
+def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
     """Kombu would publish the message to its exchange, whose bindings perdure does not know, and lose it."""
@@ -263,7 +263,7 @@ def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
     assert neighbour.runs() == {"quick": 1}
 
 
-def test_what_the_previous_release_left_is_restored(
+def test_messages_left_by_the_previous_release_are_restored(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
     """The previous release used kombu's default keys; only perdure's abandoned messages there are restored."""

@@ -52,7 +52,7 @@ def test_a_url_is_posted_to_until_it_takes_the_reply(
 
 @pytest.mark.long
 def test_a_task_is_sent_the_reply(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A service that speaks Celery gets the turn as keyword arguments of its own task."""
+    """A Celery application gets the turn as keyword arguments of its own task."""
     came: list[dict[str, Any]] = []
     app: Celery = celery_setup.app
     arrived = threading.Event()

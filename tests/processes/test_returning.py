@@ -26,7 +26,7 @@ CHAT = (*COMMAND, "chat", "--user", USER)
 
 
 def _shown(installation: Installation, text: str) -> list[dict[str, str]]:
-    """The prompt that the model was given when `text` was the newest thing said."""
+    """The newest prompt whose last message is `text`."""
     prompts = [body["messages"] for body in installation.model_server.server.requests]
     return next(prompt for prompt in reversed(prompts) if prompt[-1]["content"] == text)
 

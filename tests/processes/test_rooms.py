@@ -120,7 +120,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
 
 
 @pytest.mark.long
-def test_one_worker_works_off_what_it_had_no_room_for(installation: Installation) -> None:
+def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installation) -> None:
     """The worker consumes again as soon as a turn has ended, without the sweeper and at full concurrency.
 
     The turns need three seconds of the model's time; with a pause of a second after each four, they took 18 seconds.

@@ -1,4 +1,4 @@
-"""`perdure.send` in an application's process, with real workers: the wake-up, and a death before it."""
+"""`perdure.send` in an application's process, with real workers: the wake-up, and a crash before it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_killed_between_the_commit_and_the_wake_up(installation: Installation) -
 
 
 @pytest.mark.long
-def test_the_gateway_routes_what_is_asked_for(installation: Installation) -> None:
+def test_the_gateway_routes_a_requested_turn(installation: Installation) -> None:
     """The gateway routes a turn before it reads or cancels it, without a worker."""
     environment = {**installation.environment, "PERDURE_AGENTS": "perdure.builtin", "PERDURE_MODEL": "offline"}
     turn_id = run(installation, "hello", "die")[0]["turn_id"]

@@ -18,7 +18,7 @@ FLOOD, AT_ONCE = 40, 3
 
 @pytest.fixture
 def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
-    """Two workers of two threads each: one more than a user may have."""
+    """Two workers with two threads each: in all, one thread more than a user's limit."""
     settings = installation.runtime.settings
     session = settings.session.model_copy(update={"scope": Scope.CHANNEL})
     turn = settings.turn.model_copy(update={"user_concurrency": AT_ONCE})

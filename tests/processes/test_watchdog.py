@@ -52,7 +52,7 @@ def watchdogs(pid: int) -> list[psutil.Process]:
 
 
 def arguments(process: psutil.Process) -> list[str]:
-    """The arguments of a process; none if it has ended."""
+    """The arguments of a process; empty if it has ended."""
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:

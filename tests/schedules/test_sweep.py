@@ -171,7 +171,7 @@ def test_of_eight_sweepers_one_has_the_round(
     assert wire == ["hourly", "other"]
 
 
-def test_rounds_that_ran_in_another_order_than_they_began_are_one(
+def test_rounds_out_of_order_count_as_one(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
     """If the later of two rounds wrote the row first, its time must not be taken for a wrong clock's."""

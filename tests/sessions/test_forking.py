@@ -319,7 +319,7 @@ def test_a_tick_that_is_not_there_yet_is_refused(harness: Harness, tick: int) ->
     assert harness.counts() == before
 
 
-def test_what_cannot_be_forked_is_refused(harness: Harness) -> None:
+def test_an_invalid_fork_is_refused(harness: Harness) -> None:
     """An unknown session, a negative tick, a tick before the first settled turn, a session without one."""
     source = _talked(harness)
     fresh = harness.send(user_id="bob").session_id

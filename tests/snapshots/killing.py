@@ -123,7 +123,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 
 
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Stop a save at `point`, save a newer version concurrently, continue; returns the stored version."""
+    """Stop a save at `point`, save a newer version, resume the save; returns whether the newer one was held up."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):

@@ -53,14 +53,14 @@ def test_every_state_of_a_session_is_a_status(state: str) -> None:
 
 
 @given(variables=VARIABLES, events=EVENTS, indent=st.sampled_from([None, 2]))
-def test_what_is_dumped_is_what_is_parsed(variables: Any, events: Any, indent: int | None) -> None:
+def test_a_dumped_snapshot_is_parsed_unchanged(variables: Any, events: Any, indent: int | None) -> None:
     """Every export can be imported."""
     snapshot = snapshot_of(AGENT, 1, variables, events)
     assert parse(dump(snapshot, indent=indent), AGENT) == snapshot
 
 
 @given(variables=VARIABLES, events=EVENTS)
-def test_what_was_checked_stays_as_it_is(variables: Any, events: tuple[Event, ...]) -> None:
+def test_checked_variables_and_events_stay_unchanged(variables: Any, events: tuple[Event, ...]) -> None:
     """A tool must see the same variables before and after a crash, so values that JSON would change are converted."""
     assert checked_variables(variables) == variables
     assert events_of(checked_events(events)) == events
@@ -211,7 +211,7 @@ def test_a_wrong_type_or_key_is_refused_with_its_place(path: tuple[Any, ...], va
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "null", "[]", '"snapshot"', "{", '{"a": NaN}', '{"a": 1, "a": 2}'])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
+def test_a_document_that_is_no_json_object_is_refused(text: str) -> None:
     """The refusal has a reason, not a stack trace."""
     with pytest.raises(InvalidRequest, match=r"The snapshot cannot be read: \w"):
         parse(text)

@@ -132,7 +132,7 @@ def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
-def test_what_is_deleted_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path) -> None:
+def test_a_deleted_snapshot_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path) -> None:
     """Deleted variables must not remain in free pages, the write-ahead log or snapshots set aside."""
     store, agent_id, other = STORES_ON_DISK[kind](tmp_path), uuid4(), uuid4()
     for tick in (1, 2):

@@ -25,7 +25,7 @@ def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
     assert harness.counts() == before
 
 
-def test_a_repeated_message_says_how_far_its_turn_is(harness: Harness) -> None:
+def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
     """A duplicate reports the turn's current status, and a settled turn is not woken."""
     first = harness.send(message_id="m1")
     harness.run(first.session_id)

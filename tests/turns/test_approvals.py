@@ -286,7 +286,7 @@ def test_interrupted_while_it_waits(harness: Harness) -> None:
     assert _ran == []
 
 
-def test_an_end_that_is_asked_for_denies_what_waits(harness: Harness) -> None:
+def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
     """The turn continues with the denial, then the session may end."""
     turn = _asked(harness)
     session_id = UUID(turn["session_id"])

@@ -1,4 +1,4 @@
-"""`async def` tools, probes and hooks: one event loop a process, with the effects and limits of other tools."""
+"""`async def` tools, probes and hooks: one event loop per process, with the effects and limits of other tools."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
 
 
 def test_a_call_of_a_cancelled_turn_is_not_begun() -> None:
-    """A call that is repeated after its turn was cancelled does nothing."""
+    """After a turn's cancellation, a repeated call must not start its tool."""
     began: list[int] = []
 
     @tool

@@ -245,7 +245,7 @@ def test_the_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) 
 
 
 def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, broker: Broker) -> None:
-    """The session's end is requested while the task is being sent."""
+    """If the session's end is requested while the task is being sent, the turn does not wait for it."""
     harness.script(calls(("reports_export", {})), says("done"))
     accepted = harness.send()
 
@@ -316,7 +316,7 @@ def test_a_crash_between_intent_and_note_sends_only_what_is_safe_again(
     assert _results(harness, turn) == ["once"]
 
 
-def test_a_tool_that_is_gone_after_a_deploy_is_still_waited_for(harness: Harness, broker: Broker) -> None:
+def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: Broker) -> None:
     """The removed tool's task was sent, so its result still reaches the model."""
     turn = _asked(harness)
     harness.equip(look)
@@ -474,7 +474,7 @@ def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Har
 
 
 def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
-    """Each locks the session before it reads the other parts."""
+    """Each result locks the session before it reads the other parts, so that none is overwritten."""
     turn = _many(harness, 2)
     side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
     _resume(harness, turn)
@@ -518,7 +518,7 @@ def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, bro
 
 
 def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: Harness, broker: Broker) -> None:
-    """A part whose link was lost just before has its result, and is not revoked."""
+    """A part whose callback was lost gets its result from the backend, and is not revoked."""
     turn = _many(harness, 2)
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)

@@ -1,7 +1,7 @@
 """Whole turns on providers that behave badly: each ends, in time, with the right reply or the right code.
 
-The real SDKs, in process, against servers of the tests' own; behind them a breaker, retries and
-the engine as in production. `tests/models/provider_suite.py` shows the same of single calls.
+The real SDKs run in this process against the tests' own servers, with the breaker, the retries and
+the engine of production. `tests/models/provider_suite.py` covers single calls.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def runtime(harness: Harness, provider: Provider) -> Runtime:
 
 
 def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
-    """Have one message answered; the turn, which has ended."""
+    """Send one message and run it; returns the settled turn."""
     accepted = accept(runtime, Incoming(user_id="ana", text="Say it again."))
     began = time.monotonic()
     Runner(runtime, "harness").run(accepted.session_id)
@@ -102,7 +102,7 @@ def nonsense(payload: bytes) -> Make:
 
 
 def always(step: Step) -> Make:
-    """The same for every provider."""
+    """The same step for every provider."""
     return lambda _: step
 
 

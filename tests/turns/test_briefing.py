@@ -33,7 +33,7 @@ FACT = "The user's dog is called Waffle and was born in Lyon"
 
 @pytest.fixture
 def knowing(harness: Harness) -> Harness:
-    """An agent that remembers, and Ana, who told it of her dog on the CLI in a session that is over."""
+    """An agent with memory tools, which stored a memory of Ana's dog in a CLI session that has ended."""
     harness.equip(remember, recall, forget)
     harness.script(calls(("remember", {"content": FACT})), says("noted"))
     told = harness.ask("please remember my dog Waffle, she comes from Lyon", channel="cli")

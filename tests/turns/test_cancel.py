@@ -143,7 +143,7 @@ def test_an_unknown_turn(harness: Harness) -> None:
         cancel(harness.runtime, uuid4())
 
 
-def test_a_cancel_beside_a_settle_gives_one_of_the_two(harness: Harness) -> None:
+def test_a_concurrent_cancel_and_settle_give_one_of_the_two(harness: Harness) -> None:
     """Both lock the session, so the turn is either done with its reply or cancelled without one."""
     seen = set()
     for number in range(25):

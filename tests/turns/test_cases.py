@@ -277,7 +277,7 @@ def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -
     assert kept[0].feedback == {"score": -1, "comment": None}
 
 
-def test_what_is_learnt_while_its_user_is_erased_goes_too(harness: Harness) -> None:
+def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None:
     """The erasure waits for feedback in progress; later feedback finds no turn."""
     turn = harness.ask(ASKED, user_id="zoe")
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -44,7 +44,7 @@ def _talk(harness: Harness) -> None:
 
 
 def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
-    """Five commits, seven statements: accept, claim, history, what is remembered, two steps, settle."""
+    """Five commits, seven statements: accept, claim, history, memory context, two steps, settle."""
     harness.equip(double)
     for _ in range(3):
         _talk(harness)  # opens the session, and prepares each statement on its connection
@@ -79,7 +79,7 @@ def test_working_variables_cost_a_row_where_they_change_and_no_statement(harness
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 2
 
 
-def test_several_tools_side_by_side_cost_a_commit_each(harness: Harness) -> None:
+def test_concurrent_tools_cost_a_commit_each(harness: Harness) -> None:
     """Each result of concurrent calls is committed as it arrives, so that a crash loses none."""
     harness.equip(double)
     _talk(harness)

@@ -75,7 +75,7 @@ def test_the_limit_is_exact_under_concurrency(harness: Harness, *, known: bool) 
     assert sum(isinstance(each, RateLimited) for each in found) == 5
 
 
-def test_a_clock_set_back_shuts_nobody_out(limited: Harness) -> None:
+def test_a_clock_set_back_blocks_no_user(limited: Harness) -> None:
     """Messages with a time in the future are not counted."""
     limited.move(86_400)
     for _ in range(2):

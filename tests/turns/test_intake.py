@@ -25,7 +25,7 @@ def test_no_turn_begins_while_it_is_closed(harness: Harness) -> None:
     assert harness.run(accepted.session_id) == Ran(1)
 
 
-def test_what_runs_may_finish(harness: Harness) -> None:
+def test_running_turns_may_finish(harness: Harness) -> None:
     """A drain reports running turns and leaves them to their workers."""
     accepted = harness.send()
     found, _ = harness.claimed(accepted.session_id)
@@ -56,7 +56,7 @@ def test_sweepers_wake_nothing_while_it_is_closed_and_all_when_it_is_open_again(
     assert harness.waker.sessions == [accepted.session_id]
 
 
-def test_closing_it_twice_is_closing_it(harness: Harness) -> None:
+def test_closing_it_twice_is_the_same(harness: Harness) -> None:
     """A second operator may close the intake again; one opening is enough."""
     for _ in range(2):
         intake.close(harness.database)

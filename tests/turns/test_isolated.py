@@ -29,7 +29,7 @@ UNTIL = 200.0 + GRACE_S
 
 
 def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
-    """What the last of `looks` decides; the ones before decide nothing."""
+    """The decision at the last of `looks`; the earlier ones must decide nothing."""
     watch = Watch("host:1 alone", 0)
     *before, (standing, now) = looks
     assert [watch.see(*each) for each in before] == [None] * len(before)
@@ -37,14 +37,14 @@ def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
 
 
 def test_a_silent_process_is_killed_when_its_turn_is_cancelled() -> None:
-    """A responsive process ends by itself after the tool that it runs."""
+    """A responsive process is not killed: it ends by itself after the tool that it runs."""
     standing = replace(HELD, cancelled=True)
     assert seen((replace(standing, is_silent=False), 0), (replace(standing, is_silent=False), 10_000)) is None
     assert seen((HELD, 0), (standing, 1)) is not None
 
 
 def test_the_time_limit_counts_from_the_last_commit() -> None:
-    """Time under lease: what the turn had spent by its last commit, and what has passed since."""
+    """The turn's time is what it had spent under lease by its last commit, plus the time since."""
     assert seen((HELD, 0), (HELD, UNTIL - 1)) is None
     assert seen((HELD, 0), (HELD, UNTIL)) is not None
     later = replace(HELD, tick=5, spent_s=150.0)
@@ -143,12 +143,12 @@ def test_the_limit_is_the_agents_own(harness: Harness) -> None:
 
 
 def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
-    """Have the turn settled whose process was killed at its time limit."""
+    """Settle the turn of a process that was killed at its time limit."""
     return Runner(harness.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
 
 
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
-    """Its time was up: it is not tried again, and what waits behind it is woken."""
+    """A turn that has used up its time is not tried again, and its session is woken for the next one."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     harness.move(301)
@@ -186,7 +186,7 @@ def test_a_turn_that_another_runner_has_is_left_to_it(harness: Harness) -> None:
 
 
 def test_a_turn_that_was_settled_just_before_stays_so(harness: Harness) -> None:
-    """The process may have committed between the look and the kill; the turn behind it is not charged."""
+    """The process may have committed between the look and the kill; the next turn gets no strike."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(

@@ -57,7 +57,7 @@ SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
-def test_what_becomes_of_the_second_message(harness: Harness, situation: str, on_busy: str) -> None:
+def test_the_second_message_in_each_situation(harness: Harness, situation: str, on_busy: str) -> None:
     """Each documented combination: what happens to the first turn, which turn the second joins, and both settle."""
     session_id = SITUATIONS[situation](harness)
     first = harness.sql("SELECT turn_id, status FROM turns")[0]
@@ -197,7 +197,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
-def test_what_differs_is_not_merged_but_waits(harness: Harness, difference: str) -> None:
+def test_a_message_that_differs_is_not_merged_but_waits(harness: Harness, difference: str) -> None:
     """One reply cannot go to two places, nor come from two agents."""
     given, other = DIFFERENT[difference]
     harness.equip()
@@ -207,7 +207,7 @@ def test_what_differs_is_not_merged_but_waits(harness: Harness, difference: str)
     assert (second.turn_id == first.turn_id, second.seq) == (False, 3)
 
 
-def test_what_agrees_is_merged(harness: Harness) -> None:
+def test_matching_messages_are_merged(harness: Harness) -> None:
     """Messages with the same agent, by name or by default, and the same receiver are merged."""
     receiver = {"url": "https://a.example"}
     first = harness.send("one", reply_to=receiver, priority=3)
@@ -266,7 +266,7 @@ def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
 
 
 def test_what_an_interruption_costs_does_not_grow_with_the_queue(harness: Harness) -> None:
-    """As many statements for 60 queued turns as for 4, few wake-ups; every turn is settled and every delivery owed."""
+    """As many statements for 60 queued turns as for 4, few wake-ups; all turns are settled, all deliveries recorded."""
     few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
     owed = harness.sql(

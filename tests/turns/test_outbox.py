@@ -334,7 +334,7 @@ def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
 
 
 def test_the_signature_is_hmac_sha256_of_the_body() -> None:
-    """RFC 4231, test case 2: receivers check it with any library."""
+    """Test case 2 of RFC 4231: receivers can verify the signature with any library."""
     assert signature(b"Jefe", b"what do ya want for nothing?") == (
         "sha256=5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
     )

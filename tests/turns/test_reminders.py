@@ -27,12 +27,12 @@ def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.",
 
 
 def soon(harness: Harness, seconds: float) -> str:
-    """The time in so many `seconds`, as a caller writes it."""
+    """The time `seconds` from now, as a caller writes it."""
     return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()
 
 
 def fired(harness: Harness) -> list[str]:
-    """The message ids of what was fired."""
+    """The message ids of the fired slots."""
     return [row.message_id for row in harness.sql("SELECT message_id FROM inbox ORDER BY accepted_at, message_id")]
 
 
@@ -132,7 +132,7 @@ def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
         ({"cron": "* * * * *", "text": "x" * 10_001}, "text: must have"),
     ],
 )
-def test_what_is_refused(harness: Harness, given: dict[str, Any], why: str) -> None:
+def test_an_invalid_schedule_is_refused(harness: Harness, given: dict[str, Any], why: str) -> None:
     """Nothing is stored, and the message says what is accepted."""
     with pytest.raises(InvalidRequest, match=why):
         add(harness, **given)

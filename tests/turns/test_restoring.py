@@ -65,7 +65,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness]
 
 
 def _queued(harness: Harness, *texts: str) -> UUID:
-    """A session that has answered one message, with these behind it."""
+    """A session that has answered one message, with these messages queued."""
     session_id = UUID(harness.ask("first")["session_id"])
     for number, text in enumerate(texts):
         assert harness.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
@@ -73,7 +73,7 @@ def _queued(harness: Harness, *texts: str) -> UUID:
 
 
 def _exported(harness: Harness, session_id: UUID) -> AgentSnapshot:
-    """What an export writes, read as an import does."""
+    """The session's export, parsed as by an import."""
     return parse(dump(read(harness.database, session_id)))
 
 

@@ -72,7 +72,7 @@ class Spy(MemorySnapshots):
         super().set_aside(agent_id, upto, reason)
 
     def kept_aside(self, agent_id: UUID) -> bool:
-        """Whether something of the agent was set aside."""
+        """Whether a snapshot of the agent was set aside."""
         return agent_id in self._aside
 
     def _fail(self, method: str, agent_id: UUID) -> None:
@@ -339,7 +339,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     assert spy.saved[-1] == _committed(harness, session_id).version
 
 
-def test_a_snapshot_that_is_gone_is_built_again(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
     """A restart of a Redis without persistence costs no more than a line in the log."""
     session_id = UUID(_count(harness)["session_id"])
     spy.delete(session_id)
@@ -452,7 +452,7 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness,
 def test_a_disk_that_takes_nothing_holds_the_turn_until_it_does(
     harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
-    """With the real stores: no answer is seen before it is saved, the sweeper tries again, the model is asked once."""
+    """With the real stores: no reply is visible before it is saved, the sweeper retries, the model is asked once."""
     store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
     harness.equip(keep)
     assert _kept(harness, "little")["status"] == "done"

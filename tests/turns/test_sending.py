@@ -1,4 +1,4 @@
-"""`perdure.send`: a message in the application's own transaction, and what becomes of it after the commit."""
+"""`perdure.send`: a message in the application's own transaction, and its routing after the commit."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken
 
 
 def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """The driver asyncpg checks types more strictly than psycopg2; a rollback leaves nothing with it, too."""
+    """The driver asyncpg checks types more strictly than psycopg2; with it, too, a rollback discards the message."""
     engine = create_async_engine(database.url.set(drivername="postgresql+asyncpg"))
 
     async def use() -> Sent:
@@ -235,7 +235,7 @@ def test_a_role_needs_the_right_to_insert_and_no_other(
         harness.sql('DROP ROLE "shop ""clerk"""')
 
 
-def test_what_is_refused_at_once(application: Engine, woken: list[str]) -> None:
+def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]) -> None:
     """Checks that need no other row are made before the insert."""
     with application.connect() as connection:
         with pytest.raises(InvalidRequest, match="text"):
@@ -253,7 +253,7 @@ def test_what_is_refused_at_once(application: Engine, woken: list[str]) -> None:
 
 
 def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -> None:
-    """Twice in one transaction, and once more through another ingress: all three ids are of one turn."""
+    """A message sent twice in one transaction and once through another ingress is one turn."""
     with application.begin() as connection:
         first, again = (send(connection, user_id="ana", text="hello", message_id="m") for _ in range(2))
         other = send(connection, user_id="ana", text="something else", message_id="m")

@@ -44,7 +44,7 @@ def _flood(harness: Harness, number: int, **given: Any) -> list[Accepted]:
 
 
 def _round(harness: Harness) -> list[UUID]:
-    """One round of the sweeper; what it woke."""
+    """Run one round of the sweeper; returns the sessions that it woke."""
     harness.move(harness.settings.turn.sweep_s + 0.1)
     harness.waker.sessions.clear()
     assert sweep(harness.runtime) is not None
@@ -203,7 +203,7 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
     assert set(woken) == expected
 
 
-def test_what_waits_for_a_person_takes_no_place(harness: Harness) -> None:
+def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None:
     """A turn that waits for approval frees its place; after the decision it queues for one like any other."""
     harness.set(user_concurrency=1)
     harness.equip(pay)
@@ -255,7 +255,7 @@ def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) 
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
-def test_more_messages_to_a_session_that_waits_wake_nobody(harness: Harness, on_busy: str) -> None:
+def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, on_busy: str) -> None:
     """A flood of messages into conversations that wait must not fill the broker's queue either."""
     _flood(harness, MOST + 1)
     harness.waker.sessions.clear()

@@ -60,7 +60,7 @@ def _answers_the_next_message(harness: Harness) -> None:
 
 
 def test_a_turn_of_two_steps(harness: Harness) -> None:
-    """Ask, call, ask again, reply: transcript, usage and counters say so."""
+    """The transcript, usage and counters of a turn with one tool call."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4})), says("It is 8."))
     turn = harness.ask("double 4")
@@ -142,7 +142,7 @@ def test_a_call_that_cannot_be_done_goes_back_to_the_model(harness: Harness, cas
 
 @pytest.mark.parametrize("given", ["grüße 😀 \u202e", 10**300, -0.0, [[["deep"]]], {"a": None}, "", "\\u0000"])
 def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
-    """What is valid, however unusual, reaches the tool and comes back as it was."""
+    """Valid arguments, however unusual, reach the tool unchanged."""
     harness.equip(repeat)
     harness.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
     harness.ask()
@@ -177,7 +177,7 @@ def test_many_calls_at_once(harness: Harness, number: int) -> None:
 
 
 def test_the_same_call_id_twice(harness: Harness) -> None:
-    """In one reply and in two: each call gets its own result, and the provider accepts the prompt."""
+    """Within one reply and across two, each call gets its own result, and the provider accepts the prompt."""
     harness.equip(double)
     harness.script(
         calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
@@ -242,7 +242,7 @@ def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
 
 
 def test_too_many_steps(harness: Harness) -> None:
-    """A model that never comes to an end is stopped, with a reply that says so."""
+    """A model that never stops calling tools is stopped, with a reply that says so."""
     harness.equip(double, max_steps=3)
     harness.script(*[calls(("double", {"number": number})) for number in range(10)])
     turn = harness.ask()
@@ -288,7 +288,7 @@ def test_time_is_counted_over_all_the_runners_of_a_turn(harness: Harness) -> Non
 
 
 def test_a_model_call_gets_no_more_time_than_the_turn_has(harness: Harness) -> None:
-    """The last call of a turn is cut at the turn's end."""
+    """The last call of a turn ends at the turn's time limit."""
     left: list[float] = []
 
     def look(request: ModelRequest, call: ModelCall) -> ModelReply:

@@ -169,7 +169,7 @@ def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """An entry in Redis that PostgreSQL lacks is flushed with what its calls and usage hold."""
+    """An entry in Redis that PostgreSQL lacks is flushed with the unknown members of its calls and usage."""
     session_id = harness.send("hello").session_id
     harness.run(session_id)
     spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
@@ -242,7 +242,7 @@ def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: Path) -> None:
-    """What an application of a newer release sends is accepted without what is new in it."""
+    """A message from an application of a newer release is accepted without its unknown members."""
     harness.sql(
         "INSERT INTO unrouted (turn_id, user_id, message) VALUES (gen_random_uuid(), 'ana', %(message)s)",
         message=as_json({"text": "hello", "mood": "merry"}),

@@ -29,7 +29,7 @@ def _lost(harness: Harness, number: int = 1) -> list[UUID]:
 
 
 def _round(harness: Harness) -> list[UUID]:
-    """One round, after the time between rounds; the sessions that it woke."""
+    """Run one round, one interval later; returns the sessions that it woke."""
     harness.move(harness.settings.turn.sweep_s + 0.1)
     harness.waker.sessions.clear()
     assert sweep(harness.runtime) is not None
@@ -184,7 +184,7 @@ def test_an_idle_round_costs_seven_commits(harness: Harness) -> None:
 
 
 def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six poisoned sessions find no isolation slot, again and again; a lost wake-up behind them gets its turn."""
+    """Six poisoned sessions repeatedly find no isolation slot; a session with a lost wake-up is still woken."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
     crowded = set(_lost(harness, 6))
     harness.move(1)
@@ -204,7 +204,7 @@ def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatc
 
 
 def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness) -> None:
-    """It backs off, so that others come first, but not so far that a free isolation slot stays unused."""
+    """Such a session backs off, so that others come first, but not so far that a free slot stays unused."""
     (session_id,) = _lost(harness)
     seen = [0]
     for number in range(1, 120):
@@ -265,7 +265,7 @@ def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
 
 
 def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up is not counted as one."""
+    """A refused wake-up does not count for the back-off."""
     harness.waker.away = True
     harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     for _ in range(6):

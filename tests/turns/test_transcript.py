@@ -40,7 +40,7 @@ replies = st.builds(
 
 @st.composite
 def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
-    """The entries of a turn: what was asked, any number of steps, and one of the ways to end."""
+    """The entries of a turn: its messages, any number of steps, and one of its possible ends."""
     entries = [Entry(turn_id, Role.USER, storable(draw(texts))) for _ in range(draw(st.integers(1, 3)))]
     for reply in draw(st.lists(replies.filter(lambda each: bool(each.tool_calls)), max_size=3)):
         asking = said(turn_id, reply)
@@ -58,7 +58,7 @@ def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
 
 @st.composite
 def transcripts(draw: st.DrawFn) -> list[list[Entry]]:
-    """Several turns; each entry knows its number."""
+    """Several turns with numbered entries."""
     made = [draw(turns(UUID(int=number))) for number in range(1, draw(st.integers(1, 6)) + 1)]
     return _numbered(made)
 

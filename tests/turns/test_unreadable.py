@@ -191,7 +191,7 @@ def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harnes
 
 
 def test_what_fails_after_the_commit_is_no_strike(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn is settled; the next one of the session runs under the same lease."""
+    """An error after the settling commit costs nothing: the session's next turn runs under the same lease."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")

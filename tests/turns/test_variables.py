@@ -1,4 +1,4 @@
-"""Working variables: read and set by tools, committed with the step, there for the next runner."""
+"""Working variables: read and set by tools, committed with the step, loaded by the next runner."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment
     assert variables(harness, sent.session_id) == {"n": 2}
 
 
-def test_calls_side_by_side_share_one_set(harness: Harness) -> None:
+def test_concurrent_calls_share_one_set(harness: Harness) -> None:
     """Of twenty concurrent increments none is lost."""
     harness.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
     turn = harness.ask()
@@ -132,7 +132,7 @@ def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness,
     assert _results(harness) == ["1", "set"]
 
 
-def test_what_was_committed_with_a_step_stands_when_the_turn_fails(harness: Harness) -> None:
+def test_committed_changes_stay_when_the_turn_fails(harness: Harness) -> None:
     """A failed turn keeps the variables of its committed steps."""
     harness.script(calls(("add", {"name": "n"})), PerdureError("the model is gone"))
     turn = harness.ask()
@@ -193,7 +193,7 @@ def test_a_call_whose_time_is_up_sets_nothing_any_more(harness: Harness) -> None
     assert _seen(harness) == {"n": 1}
 
 
-def test_each_settled_turn_says_at_which_tick(harness: Harness) -> None:
+def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
     """A fork needs the tick at which each turn was settled, and the variables at that tick."""
     for number in (1, 2):
         harness.script(calls(("put", {"name": "n", "value": number})), says("set"))
@@ -205,7 +205,7 @@ def test_each_settled_turn_says_at_which_tick(harness: Harness) -> None:
     assert [tuple(row) for row in history] == [(2, '{"n":1}'), (5, '{"n":2}')]
 
 
-def test_what_is_read_is_a_copy() -> None:
+def test_a_read_value_is_a_copy() -> None:
     """A change of a value in place would not be committed, and be lost with the process."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)

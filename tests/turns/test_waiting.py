@@ -1,4 +1,4 @@
-"""Waiting for a turn to be settled, and ceasing to wait."""
+"""Waiting for a turn to be settled, and cancelling the wait."""
 
 from __future__ import annotations
 

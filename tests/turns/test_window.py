@@ -18,7 +18,7 @@ def _converse(harness: Harness, turns: int) -> None:
 
 
 def _said(harness: Harness) -> list[str]:
-    """What the user says in the newest prompt."""
+    """The user's messages in the newest prompt."""
     return [message.content for message in harness.model.requests[-1].messages if message.role is Role.USER]
 
 
