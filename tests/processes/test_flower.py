@@ -23,7 +23,7 @@ PAGES = ("", "workers", "tasks", "api/workers?refresh=1", "api/tasks", "api/task
 
 @contextmanager
 def flower(perdure: Perdure, data: Path) -> Iterator[httpx2.Client]:
-    """`perdure flower` and a client with its password."""
+    """Run `perdure flower`; yields a client with its password."""
     port = free_port()
     process = perdure.start("flower", "--port", str(port))
     client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)

@@ -70,7 +70,7 @@ def test_hundreds_wait_at_once_on_one_thread() -> None:
 
 
 def test_a_turn_with_calls_that_run_at_the_same_time(harness: Harness) -> None:
-    """Two calls of one reply meet each other; their results enter the transcript in the order asked."""
+    """Two calls of one reply run concurrently; their results enter the transcript in the calls' order."""
     met: dict[str, asyncio.Event] = {}
 
     @tool(effect="idempotent")
@@ -199,7 +199,7 @@ def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str
 
 
 def test_a_tool_that_exits_ends_no_loop() -> None:
-    """`SystemExit` would end the thread that runs every other call."""
+    """An uncaught `SystemExit` would end the thread that runs all async calls."""
 
     @tool(effect="pure")
     async def leave() -> str:

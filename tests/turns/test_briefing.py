@@ -73,7 +73,7 @@ def test_what_was_told_on_one_channel_is_known_on_another(knowing: Harness) -> N
 
 
 def test_another_user_recalls_none_of_it(knowing: Harness) -> None:
-    """The same question of another user recalls nothing."""
+    """The same question by another user recalls nothing."""
     knowing.ask("what is my dog called?", user_id="bob")
     assert "Waffle" not in _system(knowing)
     assert "recalled_memory" not in _system(knowing)
@@ -102,7 +102,7 @@ class _Broken(_Away):
 
 
 def test_the_past_costs_the_same_however_long_it_is(knowing: Harness) -> None:
-    """As many statements after forty sessions and a hundred memories as after two."""
+    """The number of statements does not grow with the user's sessions and memories."""
 
     def executed() -> list[str]:
         with counted(knowing.database) as (statements, _):

@@ -119,7 +119,7 @@ def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) 
 
 
 def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
-    """A garbage collection or a call in C may silence it briefly, and accepted turns run before their session ends."""
+    """A garbage collection or a call in C may silence a process briefly, and accepted turns run before the end."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     request_end(harness.database, sent.session_id, "asked")

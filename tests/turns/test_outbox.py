@@ -329,7 +329,7 @@ def test_any_reason_can_be_kept(harness: Harness, reason: str) -> None:
 
 
 def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
-    """A wake-up from before an erasure is harmless."""
+    """A wake-up for a delivery that was erased is harmless."""
     assert _deliver(harness, Recipient(), uuid4()) == NotDue()
 
 

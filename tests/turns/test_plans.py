@@ -135,7 +135,7 @@ MORE_ROWS = {
 
 @pytest.mark.long
 def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harness) -> None:
-    """At some 20,000 turns, in a session of 2,000, with a custom plan and with a generic one.
+    """Checked with some 20,000 turns, in a session of 2,000, with a custom and with a generic plan.
 
     A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
     """

@@ -152,7 +152,7 @@ def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
 
 
 def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
-    """A result that the model cannot read anyway must not be stored and sent again at each step."""
+    """A result that is too long for the model must not be stored, and sent again at each step."""
     harness.equip(endless)
     harness.script(calls(("endless", {})), says("long"))
     assert harness.ask()["status"] == "done"
