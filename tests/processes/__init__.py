@@ -1,1 +1,1 @@
-"""Crashes: real worker processes, real servers, real signals."""
+"""Tests of real worker processes: crashes, signals, servers that fail."""

@@ -1,7 +1,7 @@
-"""What the workers of these tests are given as PERDURE_AGENTS: tools of every class, and faults.
+"""The PERDURE_AGENTS of the workers in these tests: tools of every class, and faults.
 
-Importing it hooks the fault directory of the test into the process: each commit boundary is noted there
-and meets the armed fault. Waits that no setting reaches are cut short: two of the outbox, and, where the environment
+Importing it hooks the test's fault directory into the process: each commit boundary is recorded there and can trigger
+the armed fault. Waits without a setting are shortened: two of the outbox, one of awaited calls, and, if the environment
 says so, the watchdog's limit.
 """
 
@@ -81,7 +81,7 @@ def _ask_the_world(context: ToolContext) -> ProbeOutcome:
 
 @tool(effect="unsafe", probe=_ask_the_world)
 def probed(note: str, context: ToolContext) -> str:
-    """Must not be repeated, but the world can be asked whether it happened."""
+    """Must not be repeated, but a probe can tell whether it happened."""
     return _act("probed", note, context)
 
 
@@ -95,7 +95,7 @@ def deadly(note: str, context: ToolContext) -> str:
 
 @tool(effect="pure")
 def stuck(note: str, context: ToolContext) -> str:
-    """Never comes back, the first time that it is called."""
+    """Never returns from its first call."""
     result = _act("stuck", note, context)
     if len(_faults.effects(note)) == 1:
         threading.Event().wait()
@@ -110,7 +110,7 @@ def guarded(note: str, context: ToolContext) -> str:
 
 @tool(effect="unsafe")
 def hanging(note: str, context: ToolContext) -> str:
-    """Never comes back."""
+    """Never returns."""
     _act("hanging", note, context)
     threading.Event().wait()
     return "unreachable"
@@ -126,7 +126,7 @@ def slow(note: str, context: ToolContext) -> str:
 
 @tool(effect="pure")
 def frozen(note: str, context: ToolContext) -> str:
-    """Holds Python's interpreter lock and never comes back: no thread of its process runs any more."""
+    """Holds Python's interpreter lock and never returns, so that no thread of its process runs any more."""
     _act("frozen", note, context)
     ctypes.PyDLL(None).sleep(_FROZEN_S)
     return "unreachable"

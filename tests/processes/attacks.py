@@ -1,9 +1,9 @@
-"""What hostile senders do to an installation over HTTP and its broker; each attack is one function of a `Target`.
+"""Attacks on an installation over HTTP and its broker; each attack is one function of a `Target`.
 
-An attack repeats what stopped the fleet once, at the size at which it did, spread over all of the time. It never waits
-for the fleet, and a refusal does not end it. `Attackers` run all attacks at the same time. As a program,
-`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, they do not hold the lock of
-the measuring process's interpreter.
+An attack repeats, at its original size, what once stopped the fleet, spread over the given time. It does not wait for
+the fleet, and continues after a refusal. `Attackers` runs all attacks concurrently. As a program of its own,
+`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, the attacks do not hold the interpreter lock
+of the measuring process.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _GUESS_S = 0.05
 """Seconds between two guessed keys."""
 
 _REPEAT_S = 0.5
-"""Seconds between two messages of an attack whose single messages do the harm."""
+"""Seconds between two messages of an attack in which each message does harm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An installation from outside. `over` is set when the attack is to end; `answers` counts answers by status."""
+    """An installation as attackers see it. Setting `over` ends the attack; `answers` counts answers by status."""
 
     url: str
     key: str
@@ -73,7 +73,7 @@ class Target:
         return httpx2.Client(base_url=self.url, headers=headers, timeout=60)
 
     def send(self, client: httpx2.Client, text: str, **given: Any) -> dict[str, Any] | None:
-        """Send one message; the accepted turn, `None` where it is refused."""
+        """Send one message; returns the accepted turn, or `None` if it is refused."""
         response = client.post("/v1/messages", json={"text": text, **given})
         self.answers[f"{response.status_code}"] += 1
         assert response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR, response.text
@@ -81,18 +81,18 @@ class Target:
         return turn
 
     def go_on(self) -> Iterator[int]:
-        """Numbers, until the attack is over."""
+        """Count up until the attack is over."""
         return itertools.takewhile(lambda _: not self.over.is_set(), itertools.count())
 
     def spread(self, count: int) -> Iterator[int]:
-        """Numbers up to `count`, spread evenly over the attack's time."""
+        """Count up to `count`, evenly over the attack's time."""
         for number in itertools.islice(self.go_on(), count):
             yield number
             self.over.wait(self.seconds / count)
 
 
 def calculate(target: Target) -> None:
-    """Ask for what no machine can compute."""
+    """Ask for calculations that no machine can finish."""
     with target.client() as client:
         for number in target.go_on():
             text = CALCULATIONS[number % len(CALCULATIONS)]
@@ -101,7 +101,7 @@ def calculate(target: Target) -> None:
 
 
 def write_hostile_texts(target: Target) -> None:
-    """Write what makes patterns and loops slow, and praise the answer, so that it becomes a case."""
+    """Send texts that slow down patterns and loops, and praise the answers, so that they become cases."""
     texts = list(hostile.STORABLE.values())
     with target.client() as client:
         for number in target.go_on():
@@ -135,7 +135,7 @@ def owe_to_silence(target: Target) -> None:
 
 
 def name_queues(target: Target) -> None:
-    """Have replies sent to the broker's own keys, and to addresses that are none of the sender's."""
+    """Have replies sent to the broker's own keys, and to addresses that a sender may not use."""
     targets: list[dict[str, str]] = [{"task": "replies.take", "queue": name} for name in BROKEN_QUEUES]
     targets += [
         {"url": url} for url in ("http://169.254.169.254/latest", "http://0x7f000001/", "http://[::ffff:7f00:1]/")
@@ -148,7 +148,7 @@ def name_queues(target: Target) -> None:
 
 
 def guess_keys(target: Target) -> None:
-    """Try keys."""
+    """Guess keys."""
     with target.client("a key that is no key at all") as client:
         for number in target.go_on():
             response = client.get("/v1/sessions", params={"user_id": f"{number}"})
@@ -216,7 +216,7 @@ class Attackers:
 
 
 def main() -> None:
-    """Attack for some seconds; print what was answered, and what broke an attack off, as JSON."""
+    """Attack for the given seconds; print the answers and the errors that ended an attack, as JSON."""
     url, key, broker_url, silent_url, seconds = sys.argv[1:]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _DESCRIPTORS) if hard > 0 else _DESCRIPTORS, hard))

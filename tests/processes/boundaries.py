@@ -1,9 +1,9 @@
-"""Every place at which a turn's worker can be killed, and what then becomes of the turn.
+"""Every place at which a turn's worker can be killed, and how the turn then ends.
 
 A turn is followed from `turns.submit` to its delivery. `places` enumerates where its process can
-die; a test compares that with what an undisturbed turn really passes, so that a boundary added
-to the engine cannot be forgotten here. `CaseRunner.run` plays one case: arm, submit, die, be
-resubmitted where the sender had no answer, accept a second message meanwhile, settle, deliver.
+die; a test compares them with what an undisturbed turn really passes, so that a boundary added
+to the engine cannot be forgotten here. `CaseRunner.run` plays one case: arm, submit, die, resubmit
+if the sender had no answer, accept a second message, settle, deliver.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = (*ALONE, SIDE_BY_SIDE)
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
 REPEATABLE = ("turns.claim", "deliveries.take")
-"""Hints may come twice; of these commits only the first one of a turn does anything."""
+"""Wake-ups may be repeated; only a turn's first commit with one of these names has an effect."""
 
 BESIDE = (
     "turns.renew",
@@ -46,7 +46,7 @@ BESIDE = (
     "slots.take_round",
     "slots.register",
 )
-"""Commits that a worker makes beside its turns, every few seconds."""
+"""Commits that a worker makes every few seconds, independently of its turns."""
 
 _ELSEWHERE = (
     "slots.",
@@ -60,13 +60,13 @@ _ELSEWHERE = (
     "casebank.",
     "retention.",
 )
-"""How the names of those begin that belong to no turn and to no end, and have kill tests of their own."""
+"""Prefixes of commits that belong to no turn and no session's end, and have kill tests of their own."""
 
 MODEL_CALLS = 2
 
 
 def is_beside(name: str) -> bool:
-    """Whether a commit is none of a turn's or of a session's end."""
+    """Whether a commit belongs to no turn and no session's end."""
     return name in BESIDE or name.startswith(_ELSEWHERE)
 
 
@@ -112,7 +112,7 @@ CASES = [Case(kind, place) for kind in KINDS for place in places(kind)]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case."""
+    """The result of a case."""
 
     text: str
     second_text: str
@@ -121,7 +121,7 @@ class Outcome:
     messages: list[Any]
     effects: list[Effect]
     statuses: dict[str, str]
-    """Of the effect rows, by tool."""
+    """Statuses of the effect rows, by tool."""
     deliveries: list[Delivery]
 
 
@@ -146,11 +146,11 @@ class CaseRunner:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """End it all."""
+        """Stop the workers and the servers."""
         self._stack.close()
 
     def undisturbed(self, kind: str) -> list[tuple[str, str]]:
-        """What a turn that nobody disturbs passes, sorted; hints that came twice count once."""
+        """The places that an undisturbed turn passes, sorted; repeated wake-ups count once."""
         faults = self.installation.faults
         for worker in self.installation.workers:
             worker.container.ready()
@@ -190,7 +190,7 @@ class CaseRunner:
 
     @contextmanager
     def _killing(self, case: Case, text: str) -> Iterator[Callable[[], Fired]]:
-        """Prepare the kill; what is yielded waits for it and says when it struck whom."""
+        """Prepare the kill; yields a function that waits for it and returns when it struck which process."""
         faults = self.installation.faults
         if case.place.name == "model":
             asked = self.model_server.gate(text, case.place.nth)
@@ -200,7 +200,7 @@ class CaseRunner:
         faults.arm(case.place)
         gate = (
             self.model_server.gate(text) if case.place.name == "turns.renew" else None
-        )  # a call that takes a heartbeat's time
+        )  # a call that outlasts a heartbeat
         yield lambda: self._buried(wait_until(faults.fired, f"the fault at {case.place} fires"))
         if gate is not None:
             gate.opened.set()
@@ -226,7 +226,7 @@ class CaseRunner:
         return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
     def _submit(self, text: str, task_id: str) -> dict[str, Any]:
-        """Send a message and wait for its acceptance, as a sender does who had no answer."""
+        """Send a message and wait for its acceptance, as a sender without an answer does."""
         accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
         return accepted
 

@@ -1,6 +1,6 @@
-"""What the workers of `test_erasing` are given as PERDURE_AGENTS: tools and hooks whose failures quote the user.
+"""The PERDURE_AGENTS of the workers in `test_erasing`: tools and hooks whose failures quote the user.
 
-Their names are those that the model of these tests (`model_server`) knows.
+The tools have the names that the model of these tests (`model_server`) calls.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from perdure.tools.registry import ToolContext
 
 @tool(effect="pure")
 def pure(note: str, context: ToolContext) -> str:
-    """Returns what it is told, and keeps it."""
+    """Stores its argument and returns it."""
     context.working_variables["kept"] = note
     return f"noted {note}"
 
 
 @tool(effect="unsafe")
 def unsafe(note: str) -> str:
-    """Fails, and says with what."""
+    """Fails with an error that quotes the argument."""
     raise ValueError(note)
 
 
 @tool(effect="idempotent")
 def idempotent(note: str) -> str:
-    """Refuses, and says what."""
+    """Refuses with a message that quotes the argument."""
     try:
         return {"known": note}[note]
     except KeyError as error:

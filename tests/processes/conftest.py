@@ -1,9 +1,9 @@
 """pytest-celery's fixtures over embedded servers and worker processes.
 
 `celery_setup` and the clusters are pytest-celery's own names; here the broker and the backend
-are one embedded Redis of the test's own, and a worker is a process (see `nodes`). A test says
-how many workers it wants with `@pytest.mark.parametrize("worker_count", [1])`. Whatever a
-failing test's workers wrote is shown with it, and none of them outlives the session.
+are one embedded Redis of the test's own, and a worker is a process (see `nodes`). A test sets the
+number of workers with `@pytest.mark.parametrize("worker_count", [1])`. A failing test shows its
+workers' logs, and no worker outlives the session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _installations = pytest.StashKey[list[Installation]]()
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No process that these tests started is left after them."""
+    """Fails if a process of these tests is left at the end."""
     yield
     assert nodes.left_over() == []
 
@@ -74,7 +74,7 @@ def installation(
     model_server: ModelServer,
     tmp_path: Path,
 ) -> Iterator[Installation]:
-    """A perdure without workers as yet."""
+    """An installation without workers."""
     made = Installation(database_url, redis_server, model_server, tmp_path)
     request.node.stash.setdefault(_installations, []).append(made)
     yield made
@@ -83,7 +83,7 @@ def installation(
 
 @pytest.fixture
 def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]:
-    """Another application on the same Redis database, without a worker as yet."""
+    """Another application on the same Redis database, without a worker."""
     made = Neighbour(installation, tmp_path / "neighbour")
     yield made
     made.close()
@@ -136,7 +136,7 @@ def celery_setup_cls() -> type[CeleryTestSetup]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Show what the workers wrote beside a failure."""
+    """Add the workers' logs to the report of a failure."""
     report = yield
     if report.failed:
         for installation in item.stash.get(_installations, []):

@@ -1,10 +1,9 @@
-"""What a test and its workers share: faults at exact places, and a journal that outlives a crash.
+"""Shared by a test and its workers: faults at exact places, and a journal that survives a crash.
 
 A place is a commit boundary of the engine (`Database.observe`: before the commit is sent, after
-it is known) or a point within a tool. The test arms a fault at a place's n-th passing; whichever
-process comes to it then, sends itself the signal: once, for the fault is taken by renaming a
-file. Notes and effects are whole lines appended to files, so that a SIGKILL loses none that a
-process has written, and no engine's transaction has a part in them.
+it is known) or a point within a tool. The test arms a fault at a place's n-th passing. The first
+process that gets there takes the fault by renaming a file, and sends itself the signal. Notes and
+effects are whole lines appended to files, outside of any transaction, so that a SIGKILL loses none.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SCENE = "PERDURE_TEST_FAULTS"
 """The environment variable that names the directory of faults to a worker."""
 
 SILENCE_S = "PERDURE_TEST_SILENCE_S"
-"""The environment variable that is the watchdog's least limit in a worker; two leases stay a bound."""
+"""The environment variable with the watchdog's least limit in a worker; two leases remain a lower bound."""
 
 _LOOK_S = 0.01
 _SLOWEST_S = 120.0
@@ -46,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A process passed a place. `at` is the machine's monotonic clock, alike in all processes."""
+    """A process passed a place. `at`: the machine's monotonic clock, the same in all processes."""
 
     at: float
     pid: int
@@ -56,7 +55,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A tool did what it does, in the world outside of the engine."""
+    """A side effect of a tool, recorded outside of the engine."""
 
     tool: str
     effect_id: str
@@ -90,7 +89,7 @@ class Faults:
     # --- the test's side -----------------------------------------------------------------
 
     def arm(self, place: Place, number: signal.Signals = signal.SIGKILL) -> None:
-        """Have the next process that passes `place` so often send itself `number`."""
+        """Arm a fault: the process with the `nth` passing of `place` sends itself the signal `number`."""
         self._fired.unlink(missing_ok=True)
         fault = {**asdict(place), "signal": int(number), "id": time.monotonic_ns()}
         _write(self._armed, fault)
@@ -100,7 +99,7 @@ class Faults:
         self._armed.unlink(missing_ok=True)
 
     def fired(self) -> Fired | None:
-        """Whom the armed fault struck, if it has."""
+        """The process that the armed fault struck; `None` if it has not fired."""
         try:
             return Fired(**json.loads(self._fired.read_text()))
         except FileNotFoundError:
@@ -116,21 +115,21 @@ class Faults:
         return [effect for effect in effects if note is None or effect.note == note]
 
     def let_go(self) -> None:
-        """Let slow tools come to their end."""
+        """Let slow tools return."""
         self._let_go.touch()
 
     # --- a worker's side -----------------------------------------------------------------
 
     def wait_let_go(self) -> None:
-        """What a slow tool does."""
+        """Wait until the test lets slow tools return."""
         wait_until(self._let_go.exists, "slow tools may end", _SLOWEST_S)
 
     def act(self, effect: Effect) -> None:
-        """Do what the tool does."""
+        """Record a tool's side effect."""
         _append(self._effects, json.dumps(asdict(effect)))
 
     def pass_by(self, moment: str, name: str) -> None:
-        """Note the place; meet the fault that is armed here, if one is."""
+        """Record the place, and trigger the fault that is armed here, if any."""
         _append(self._journal, f"{time.monotonic()} {os.getpid()} {moment} {name}")
         try:
             fault = json.loads(self._armed.read_text())
@@ -150,7 +149,7 @@ class Faults:
         except FileNotFoundError:
             return  # another process took it
         _write(self._fired, asdict(Fired(time.monotonic(), os.getpid())))
-        # To this very thread: a stop of the process at large may reach it a commit too late.
+        # To this thread: a signal to the process may stop this thread one commit too late.
         signal.pthread_kill(threading.get_ident(), fault["signal"])
 
 
@@ -160,7 +159,7 @@ def done(tool: str, note: str) -> str:
 
 
 def wait_until(condition: Callable[[], T | None], what: str, within_s: float = 20.0) -> T:
-    """The first true value of `condition`; the test fails if there is none `within_s` seconds."""
+    """The first true value of `condition`; fails the test if there is none within `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""One perdure under test: its database, its Redis, its model, and the accepting side in this process.
+"""One installation under test: its database, its Redis, its model, and a process that accepts messages (this one).
 
-Times are short, so that recovery takes seconds. What a test reads of an outcome, it reads
-through the engine's own reading side; what must hold whatever happened is `check`.
+Times are short, so that recovery takes seconds. Tests read outcomes through the engine's own
+reading functions; `check` asserts the invariants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECRET = "whsec_" + base64.b64encode(b"the secret of these tests").decode()
 REPLY_QUEUE = "another service"
 
 RECOVERY_S = LEASE_S + SWEEP_S + 3
-"""Seconds within which another worker goes on with what a killed one left."""
+"""Seconds within which another worker continues the turns of a killed one."""
 
 _SETTINGS = {
     "PERDURE_TURN__LEASE_S": str(LEASE_S),
@@ -60,7 +60,7 @@ _SETTINGS = {
 
 
 class Installation:
-    """What the workers of one test work on, and whoever writes to them."""
+    """The servers, the workers and the accepting side of one test."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Installation:
 
     @property
     def waker(self) -> CeleryWaker:
-        """The accepting side's way to the workers."""
+        """Publishes the accepting side's wake-ups."""
         return self._waker
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
@@ -118,7 +118,7 @@ class Installation:
         return accept(self.runtime, Incoming(user_id=user, text=text, **more))
 
     def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
-        """Wait until the turns are settled; their bodies."""
+        """Wait until the turns are settled; returns their bodies."""
         ids = [UUID(str(turn_id)) for turn_id in turn_ids]
         waiting = [self.watch.settled(turn_id) for turn_id in ids]
         _, missing = concurrent.futures.wait(waiting, within_s)
@@ -144,7 +144,7 @@ class Installation:
         return int(rows[0].lease_owner.split()[0].rpartition(":")[2])
 
     def snapshot(self) -> dict[str, list[Any]]:
-        """All that the tables hold, but the sweeper's own bookkeeping and results that came late."""
+        """The rows of the tables, without the sweeper's bookkeeping and late results."""
         return {
             "sessions": self._rows("sessions", "woken_at", "wakes"),
             "turns": self._rows("turns"),
@@ -155,7 +155,7 @@ class Installation:
         }
 
     def check(self) -> None:
-        """What holds once all is settled, whatever happened: each message once, each answered once, in order."""
+        """Check the invariants once all turns are settled: each message is answered once, in order."""
         for row in self.query("SELECT session_id, unsettled, turn_count, message_count FROM sessions"):
             messages = self.transcript(row.session_id)
             assert row.unsettled == 0
@@ -181,7 +181,7 @@ class Installation:
         assert order == sorted(order, key=[row.turn_id for row in begun].index), "turns do not interleave"
 
     def close(self) -> None:
-        """End the workers and everything that this side holds open."""
+        """Stop the workers and close this process's connections."""
         for worker in self.workers:
             worker.teardown()
         self.watch.close()

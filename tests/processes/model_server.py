@@ -1,11 +1,11 @@
-"""The model of these tests: the real SDK speaks to it, and it knows no state but the transcript.
+"""The model of these tests: a server for the real SDK, whose answers depend on the transcript only.
 
-A message `pure: 3` has it call the tool `pure` with the whole text as its note, `all: 3` three
-tools side by side; anything else is answered at once. Since the answer follows from the
-transcript alone, a call that is repeated after a crash is answered alike. A gate holds the
-answers to one text back, so that a test can act while a worker is inside the call.
+For the message `pure: 3` it calls the tool `pure` with the whole text as its note, for `all: 3`
+three tools concurrently; other messages it answers at once. A call that is repeated after a crash
+gets the same answer. A gate holds back the answer to one text, so that a test can act while a
+worker is inside the call.
 
-Asked what is worth remembering of a conversation, it names one memory, of its first line.
+Asked for the memories of a conversation, it returns one, of the conversation's first line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_S = 60.0
 
 
 class Gate:
-    """Holds back the `nth` call about one text. `asked` is set when it has come."""
+    """Holds back the `nth` call about one text. `asked` is set when the call has arrived."""
 
     def __init__(self, nth: int) -> None:
         self.nth = nth
@@ -45,11 +45,10 @@ class Gate:
 
 
 class ModelServer:
-    """A model's server. `down` has it answer none.
+    """A model's server. With `down` set, it answers 503.
 
-    `latency_s` is how long it thinks about each answer, `latencies` about those to some texts.
-    `answers` has whole answers to some texts.
-    `asked` says when it was asked about each text, by the machine's monotonic clock.
+    `latency_s` is the latency of each answer, `latencies` those for some texts, `answers` whole answers to
+    some texts. `asked`: when it was asked about each text, by the machine's monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -74,7 +73,7 @@ class ModelServer:
         self.server.stop()
 
     def answer(self, body: Wire) -> Step:
-        """What it says to a prompt."""
+        """The answer to a prompt."""
         if self.down:
             return Status(503, message="The model is down.")
         text = _newest(body)
@@ -111,7 +110,7 @@ def answer_to(text: str, *results: str) -> str:
 
 
 def memory_of(text: str) -> str:
-    """What it remembers of a conversation that begins with `text`."""
+    """The memory that the model draws from a conversation that begins with `text`."""
     return f"The user spoke of {text}."
 
 

@@ -1,7 +1,7 @@
 """An ordinary Celery application that shares perdure's Redis database: `celery -A tests.processes.neighbour worker`.
 
-It has Celery's defaults, and two tasks that are slow in the two usual ways: one is acknowledged late, one is
-postponed. Each execution appends a line to a file of the test's directory.
+It has Celery's defaults, and tasks that a broker holds for long: acknowledged late, or postponed. Each execution
+appends a line to a file in the test's directory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def quick() -> None:
 
 @app.task(name="neighbour.timed", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def timed(name: str, seconds: float) -> None:
-    """Run for so long, acknowledged at the end only."""
+    """Run for `seconds`, acknowledged at the end only."""
     _note(name)
     threading.Event().wait(seconds)
 

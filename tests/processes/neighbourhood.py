@@ -46,7 +46,7 @@ class Neighbour:
         (self.directory / "gate").touch()
 
     def send_timed(self, count: int, long_s: float, countdown_s: float) -> list[str]:
-        """Send so many late-acknowledged tasks that take `long_s`, and postponed ones; the names in `runs`."""
+        """Send `count` late-acknowledged tasks that take `long_s` and `count` postponed ones; returns their names."""
         names = [f"{kind}-{number}" for kind in ("long", "postponed") for number in range(count)]
         for name in names:
             if name.startswith("long"):

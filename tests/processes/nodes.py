@@ -25,11 +25,11 @@ from tests.processes.faults import wait_until
 _QUIET = ["--without-gossip", "--without-mingle"]
 
 groups: set[int] = set()
-"""Process groups of all workers ever started here; each must be empty in the end."""
+"""Process groups of all workers ever started here; each must be empty after the tests."""
 
 
 def left_over() -> list[psutil.Process]:
-    """Processes of a group that was started here and that still live."""
+    """Processes that were started here and still run."""
     return [process for process in psutil.process_iter() if _group(process.pid) in groups and not _is_zombie(process)]
 
 
@@ -55,15 +55,15 @@ class ProcessContainer:
         raise NotImplementedError
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait for the main process to end; its exit status where that is known."""
+        """Wait for the main process to end; returns its exit status, if known."""
         raise NotImplementedError
 
     def signal(self, number: signals.Signals) -> None:
-        """Send a signal to the main process, and do not wait for what it brings."""
+        """Send a signal to the main process, without waiting for its effect."""
         os.kill(self.pid, number)
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """Send a signal to the main process; wait for its end if that is what the signal brings."""
+        """Send a signal to the main process; after SIGKILL or SIGTERM, wait for its end."""
         number = signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)
         os.kill(self.pid, number)
         if number in (signals.SIGKILL, signals.SIGTERM):
@@ -76,7 +76,7 @@ class ProcessContainer:
         self.start()
 
     def reload(self) -> None:
-        """Nothing is cached."""
+        """Do nothing: no state is cached."""
 
 
 class WorkerContainer(ProcessContainer):
@@ -119,7 +119,7 @@ class WorkerContainer(ProcessContainer):
         groups.add(self.pid)
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait for its end; its exit status, negative for a signal."""
+        """Wait for its end; returns its exit status, negative for a signal."""
         if self._process is None:
             return None
         self._process.join(timeout_s)
@@ -128,11 +128,11 @@ class WorkerContainer(ProcessContainer):
         return self._process.exitcode
 
     def logs(self) -> str:
-        """What it has written, over all its lives."""
+        """The log of all its runs."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def ready(self) -> bool:
-        """Wait until it takes work; fails when it does not."""
+        """Wait until it takes work; fails if it does not."""
         wait_until(lambda: " ready." in self.logs()[self._log_start :], f"{self.name} is ready")
         return True
 
@@ -140,7 +140,7 @@ class WorkerContainer(ProcessContainer):
         """End it and everything that it started."""
         if self._process is None:
             return
-        self._process.kill()  # it may not lead its group yet
+        self._process.kill()  # it may not be its group's leader yet
         self.wait()
         _end_group(self.pid)
         self._process.close()
@@ -158,12 +158,12 @@ class RedisContainer(ProcessContainer):
 
     @property
     def url(self) -> str:
-        """In kombu's spelling."""
+        """The URL in kombu's form."""
         return self._runs[-1].url
 
     @property
     def celeryconfig(self) -> dict[str, str]:
-        """For pytest-celery; there is no network between that an address could differ on."""
+        """For pytest-celery: tests and containers see the same address."""
         return {"url": self.url, "host_url": self.url}
 
     @property
@@ -177,7 +177,7 @@ class RedisContainer(ProcessContainer):
         return "running" if _lives(self.pid) else "exited"
 
     def start(self) -> None:
-        """Start it on what its append-only file holds."""
+        """Start it with the data of its append-only file."""
         self._runs.append(redis.start(self._directory))
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
@@ -186,17 +186,17 @@ class RedisContainer(ProcessContainer):
         return None
 
     def flush(self) -> None:
-        """Forget everything."""
+        """Delete all keys."""
         client = Redis.from_url(redis.client_url(self.url), socket_timeout=10)
         client.flushall()
         client.close()
 
     def logs(self) -> str:
-        """What it has written."""
+        """The server's log."""
         return (self._directory / "server.log").read_text(errors="replace")
 
     def ready(self) -> bool:
-        """It answers when `start` has returned."""
+        """True: `start` returns when the server answers."""
         return True
 
     def teardown(self) -> None:
@@ -208,7 +208,7 @@ class RedisContainer(ProcessContainer):
 
 
 class PostgresServer:
-    """A PostgreSQL in a directory of its own, with the tables, that may be restarted."""
+    """A PostgreSQL with perdure's tables, in a directory of its own, that a test may restart."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -217,11 +217,11 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """For SQLAlchemy."""
+        """The URL for SQLAlchemy."""
         return self._runs[-1].url
 
     def restart(self, number: signals.Signals) -> None:
-        """End the server by a signal, and start it on what it had committed."""
+        """End the server by a signal, and start it again on its committed data."""
         self.end(number)
         self.start()
 
@@ -231,7 +231,7 @@ class PostgresServer:
         wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL is away", 60)
 
     def start(self) -> None:
-        """Start the server again, on what it had committed."""
+        """Start the server again on its committed data."""
         self._runs.append(postgres.start(self._directory))
 
     def stop(self) -> None:
@@ -244,7 +244,7 @@ class RedisBroker(CeleryTestBroker):  # type: ignore[misc]
     """Redis as the broker."""
 
     def teardown(self) -> None:
-        """The backend, which is the same server, stops it."""
+        """Do nothing: the backend stops the server, which is the same."""
 
 
 class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
@@ -252,7 +252,7 @@ class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
 
 
 class Worker(CeleryTestWorker):  # type: ignore[misc]
-    """A worker node; its container says more than pytest-celery's."""
+    """A worker node, with a container that has more methods than pytest-celery's."""
 
     container: WorkerContainer
 
@@ -263,7 +263,7 @@ class Worker(CeleryTestWorker):  # type: ignore[misc]
 
 
 class Setup(CeleryTestSetup):  # type: ignore[misc]
-    """The setup whose application knows the broker's and the backend's URL, and nothing else."""
+    """A setup whose application knows only the URLs of the broker and the backend."""
 
     def teardown(self) -> None:
         """Close the application's connections."""

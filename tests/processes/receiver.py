@@ -14,20 +14,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One POST as it came."""
+    """One POST as received."""
 
     raw: bytes
     headers: Mapping[str, str]
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON in it."""
+        """The parsed body."""
         body: dict[str, Any] = json.loads(self.raw)
         return body
 
 
 class Receiver:
-    """Answers 204, or what `statuses` says for the next ones, and keeps what came."""
+    """Answers with the next of `statuses`, else with 204, and records the requests in `came`."""
 
     def __init__(self) -> None:
         self.statuses: deque[int] = deque()
@@ -37,15 +37,15 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """For `reply_to`."""
+        """The URL for `reply_to`."""
         return f"http://127.0.0.1:{self._server.server_port}/replies"
 
     def of(self, turn_id: str) -> list[Delivery]:
-        """What came about one turn."""
+        """The deliveries of one turn."""
         return [each for each in list(self.came) if each.body["turn_id"] == turn_id]
 
     def take(self, delivery: Delivery) -> int:
-        """Keep a delivery; the status to answer."""
+        """Record a delivery; returns the status to answer."""
         self.came.append(delivery)
         return self.statuses.popleft() if self.statuses else 204
 
@@ -56,7 +56,7 @@ class Receiver:
 
 
 class SilentReceiver:
-    """Accepts connections and never answers; `connections` is how many it has accepted."""
+    """Accepts connections and never answers; `connections` counts them."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -66,11 +66,11 @@ class SilentReceiver:
 
     @property
     def url(self) -> str:
-        """For `reply_to`."""
+        """The URL for `reply_to`."""
         return f"http://127.0.0.1:{self._server.getsockname()[1]}/replies"
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the server and its connections."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         for each in self._held:
@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: workers that die in the middle are part of the tests."""
+        """Log nothing: the tests kill workers in the middle of requests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,4 +110,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the parent's name)
-        """Say nothing on stderr."""
+        """Log nothing on stderr."""

@@ -1,6 +1,6 @@
 """An application whose tasks are tools of an agent: `celery -A tests.processes.reports worker`.
 
-It has Celery's defaults and shares perdure's broker. Its tasks act in the world of `tests.processes.faults`.
+It has Celery's defaults and shares perdure's broker. Its tasks record their effects in `tests.processes.faults`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def charge(self: Any, note: str) -> str:
 
 @app.task(name="reports.slow", bind=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def slow(self: Any, note: str) -> str:
-    """Report progress, and end when the test lets it."""
+    """Report progress, and return when the test allows it."""
     self.update_state(state="PROGRESS", meta={"done": 1, "of": 2})
     _faults.act(Effect("slow report", self.request.id, note, os.getpid()))
     _faults.wait_let_go()
@@ -61,7 +61,7 @@ def fail(note: str) -> str:
 
 @app.task(name="reports.odd", shared=False)  # type: ignore[untyped-decorator]  # as above
 def odd(note: str) -> object:
-    """Return what is not JSON."""
+    """Return an object that is not JSON."""
     return threading.Event()
 
 

@@ -1,7 +1,7 @@
 """An application that has perdure in its own Celery application: `celery -A tests.processes.shop worker`.
 
-It is configured after `install`, against perdure wherever it can be: late acknowledgement, pickle, a route for every
-task, a rate limit for every task, a prefetch multiplier, and a beat schedule of its own.
+It is configured after `install`, with every setting that could harm perdure's tasks: late acknowledgement, pickle, a
+route and a rate limit for every task, a prefetch multiplier, and a beat schedule of its own.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def quick() -> None:
 
 @app.task(name="sessions.expired_carts", shared=False)  # type: ignore[untyped-decorator]  # as above
 def expired_carts() -> None:
-    """Have a name that begins as some of perdure's."""
+    """A task whose name begins like some of perdure's."""
     _note("expired-carts")
 
 
 @app.task(name="reports.make", shared=False)  # type: ignore[untyped-decorator]  # as above
 def report(note: str) -> str:
-    """Be a tool of the agent."""
+    """A task that is a tool of the agent."""
     _note("report")
     return done("report", note)
 

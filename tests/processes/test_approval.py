@@ -1,4 +1,4 @@
-"""An approval outlives everything that runs, and holds nothing of it meanwhile."""
+"""A turn that waits for approval survives restarts of all processes, and holds no lease while it waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL that this test may stop; the suite's own must go on."""
+    """A PostgreSQL that this test may stop, unlike the suite's own."""
     made = PostgresServer(tmp_path_factory.mktemp("database") / "postgres")
     yield made
     made.stop()
@@ -38,7 +38,7 @@ def database_url(server: PostgresServer) -> str:
 def test_an_approval_waits_across_a_restart_of_everything(
     installation: Installation, perdure: Perdure, server: PostgresServer
 ) -> None:
-    """Worker, gateway, Redis and PostgreSQL end and begin again; then the edited arguments are run, once."""
+    """Worker, gateway, Redis and PostgreSQL restart; then the call runs once, with the edited arguments."""
     text, edited = "guarded: much", "guarded: less"
     worker = installation.worker("--concurrency", "1")
     worker.ready()

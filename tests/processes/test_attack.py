@@ -1,8 +1,8 @@
-"""A fleet under attack: ordinary users wait little longer, nothing is lost, and no process needs an operator.
+"""A fleet under attack: ordinary users wait little longer, nothing is lost, and no process needs a restart.
 
-`make chaos` spreads the attacks over a minute. `make check` packs all of them into ten seconds, without a bound on the
-delay. The attackers' process has a low priority: attackers compute on machines of their own, and not on the two cores
-that the fleet, PostgreSQL, Redis and the ordinary users share here.
+`make chaos` spreads the attacks over a minute. `make check` packs them into ten seconds, without a bound on the delay.
+The attackers' process has a low priority, since real attackers use machines of their own, and not the two cores that
+the fleet, PostgreSQL, Redis and the ordinary users share here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.processes.receiver import SilentReceiver
 KEY = "the key of the tests' own service"
 USERS = 20
 MOST = 3.0
-"""Bound on the 99th percentile under attack over the one in quiet. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
+"""Bound on the ratio of 99th percentiles, under attack to without. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
 
 NICENESS = "10"
 
@@ -48,7 +48,7 @@ ORDINARY = {
     "PERDURE_TURN__SWEEP_S": "5",
     "PERDURE_TURN__TOOL_TIMEOUT_S": "30",
 }
-"""The settings of a fleet as it comes, but for the short times of other tests."""
+"""The default settings, instead of the short times of other tests."""
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ class Ordinary:
 
 @contextmanager
 def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Attackers are at work within the block, in a process of their own; the dictionary then says what they met."""
+    """Attack within the block, from another process; after it the dictionary has the attackers' report."""
     arguments = [url, KEY, broker_url, silent_url, str(seconds)]
     command = ["nice", "-n", NICENESS, sys.executable, "-m", "tests.processes.attacks", *arguments]
     report: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iter
 def test_ordinary_users_hardly_notice_an_attack(
     installation: Installation, silence: SilentReceiver, seconds: int, most: float | None
 ) -> None:
-    """All that once stopped the fleet, at the same time: the others are answered, at `most` so many times later."""
+    """Under all attacks at once, ordinary users are answered, with at most `most` times the usual delay."""
     environment = {**installation.environment, **ORDINARY, "PERDURE_REPLY_URLS": f"{silence.url}*"}
     workers = [installation.worker(**environment) for _ in range(2)]
     for worker in workers:

@@ -1,8 +1,8 @@
 """kill -9 of the worker at every commit boundary of a turn, one after another.
 
 The cases are enumerated, not sampled (`make test` plays one of each kind). They take seconds of
-waiting each (for leases to run out), so they are played side by side on a few installations
-before the first test looks at its own; each installation plays one case at a time.
+waiting each (for leases to expire), so they are played concurrently on a few installations, each of
+which plays one case at a time, before the first test checks its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE_OF_EACH_KIND = {
     "probed-before-turns.step-2",
     "all-before-turns.settle-1",
 }
-"""The cases that `make test` plays, too."""
+"""The cases that `make test` also plays."""
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits until all cases have been played
 
@@ -59,7 +59,7 @@ def case_runners(
 
 @pytest.fixture(scope="module")
 def undisturbed(case_runners: list[CaseRunner]) -> dict[str, list[tuple[str, str]]]:
-    """What a turn of each kind passes when nobody kills anything."""
+    """The places that an undisturbed turn of each kind passes."""
     return {kind: case_runners[0].undisturbed(kind) for kind in KINDS}
 
 
@@ -67,7 +67,7 @@ def undisturbed(case_runners: list[CaseRunner]) -> dict[str, list[tuple[str, str
 def played(
     wanted: list[Case], case_runners: list[CaseRunner], undisturbed: object
 ) -> Iterator[dict[Case, Future[Outcome]]]:
-    """The wanted cases, played."""
+    """The wanted cases, being played."""
     free: queue.SimpleQueue[CaseRunner] = queue.SimpleQueue()
     for case_runner in case_runners:
         free.put(case_runner)
@@ -87,12 +87,12 @@ def played(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]]], kind: str) -> None:
-    """A commit that is added to a turn must be added to the kills."""
+    """A commit that is added to a turn must be added to the places of `boundaries`."""
     assert undisturbed[kind] == passed(kind)
 
 
-def test_each_kind_has_its_one() -> None:
-    """A place that is renamed must not drop out of what is always played."""
+def test_one_case_of_each_kind_is_always_played() -> None:
+    """A renamed place must not silently drop out of `ONE_OF_EACH_KIND`."""
     assert sorted(case.kind for case in CASES if str(case) in ONE_OF_EACH_KIND) == sorted(KINDS)
 
 
@@ -102,7 +102,7 @@ def test_each_kind_has_its_one() -> None:
     ids=str,
 )
 def test_killed_there_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
-    """Wherever a process dies, the transcript reads as if it had not, and effects are as their tools declare."""
+    """Wherever a process dies, the transcript is that of an undisturbed turn, and effects obey their tools' classes."""
     outcome = played[case].result()
     tools = PLANS[case.kind]
     _check_effects(case, outcome)
@@ -151,8 +151,10 @@ def _in_doubt(case: Case) -> bool:
     return within or place in {("after", "turns.step", 1), ("before", "turns.step", 2)}
 
 
-def test_all_sessions_hold_what_must_hold(case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]) -> None:
-    """Each case looked at its own session; none may have touched another."""
+def test_the_invariants_hold_for_all_sessions(
+    case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]
+) -> None:
+    """Each case checks its own session only; here all sessions are checked."""
     for future in played.values():
         future.exception()
     for case_runner in case_runners:

@@ -24,7 +24,7 @@ KEYS: dict[str, str] = {
     "_kombu.binding.perdure:celeryev": "string",
     "_kombu.binding_deadlines": "string",
 }
-"""What a penetration test makes of the keys that a worker needs and no other program uses."""
+"""Keys that a worker needs and no other program uses, with a type that breaks them."""
 
 TAKEN: dict[str, str] = {"sessions": "hash", "memory": "string", "maintenance\x06\x163": "set"}
 """Keys of another program that have the names of perdure's queues, or of one level of a queue."""
@@ -55,7 +55,7 @@ def _aside(client: Any) -> dict[str, str]:
 
 @pytest.mark.long
 def test_a_worker_starts_over_broken_keys(installation: Installation, client: Any) -> None:
-    """It crashed in a loop until an operator deleted the key; now each is renamed, once, and reported."""
+    """A broken key once made workers crash in a loop; now each key is renamed and reported once."""
     _break(client, *KEYS)
     installation.worker().ready()
     (turn,) = installation.settled(installation.accept("hello").turn_id)
@@ -71,8 +71,8 @@ def test_a_worker_starts_over_broken_keys(installation: Installation, client: An
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["perdure:unacked", "perdure:unacked_index"])
-def test_a_worker_goes_on_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
-    """A submission that is taken at that moment is accepted, too: kombu has it removed from its queue already."""
+def test_a_worker_continues_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
+    """A submission that kombu has just removed from its queue is accepted, too."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -89,8 +89,8 @@ def test_a_worker_goes_on_when_a_key_is_broken(installation: Installation, clien
 
 
 @pytest.mark.long
-def test_publishers_are_helped_by_a_worker(installation: Installation, client: Any) -> None:
-    """A binding that breaks while all run: no worker reads it, and no publisher can publish."""
+def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, client: Any) -> None:
+    """A binding that breaks at runtime stops publishers, although no worker reads it."""
     installation.worker().ready()
     _break(client, "_kombu.binding.turns", "perdure:unacked_mutex")
     wait_until(lambda: len(_aside(client)) == 2, "the keys are set aside", 20)
@@ -99,7 +99,7 @@ def test_publishers_are_helped_by_a_worker(installation: Installation, client: A
 
 
 def test_keys_of_another_program_stay_as_they_are(installation: Installation, client: Any) -> None:
-    """A web shop keeps its cookies in the hash `sessions`: the other queues go on, and the operator learns of it."""
+    """If another program uses a queue's name as a key, the other queues work, and the log tells the operator."""
     _break(client, *TAKEN)
     client.expire("memory", 1_000)
     worker = installation.worker()
@@ -117,7 +117,7 @@ def test_keys_of_another_program_stay_as_they_are(installation: Installation, cl
 
 @pytest.mark.long
 def test_a_queue_is_taken_from_again_when_its_key_is_free(installation: Installation, client: Any) -> None:
-    """The key appears while the worker runs; the worker goes on, and needs no restart once it is removed."""
+    """After another program's key is removed, the running worker consumes the queue again without a restart."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid

@@ -1,4 +1,4 @@
-"""Redis may be flushed, restarted, stopped or silent: what is lost is speed, never a message."""
+"""Redis may be flushed, restarted, stopped or unresponsive: that costs time, never a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGES = 200
 SESSIONS = 40
 SENDERS = 8
 ANSWERS_WITHIN_S = 6.0
-"""Several times what one wait for the broker may take, for a machine that is busy."""
+"""Several times the longest wait for the broker, for a busy machine."""
 TIMED_OUT = 5
 
 
@@ -39,10 +39,10 @@ def _lose_all(installation: Installation) -> None:
     "disturb",
     [_flush, _restart, _lose_all],
 )
-def test_messages_in_flight_survive_what_befalls_redis(
+def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]
 ) -> None:
-    """The queue holds hints; each message is a row, and is answered exactly once without them."""
+    """The queue holds only wake-ups; each message is a row, and is answered exactly once without them."""
     installation.model_server.latency_s = 0.05
     with ThreadPoolExecutor(SENDERS) as senders:
         sending = [
@@ -59,10 +59,10 @@ def test_messages_in_flight_survive_what_befalls_redis(
 
 @pytest.mark.long
 @pytest.mark.parametrize("silence", ["SIGKILL", "SIGSTOP"])
-def test_messages_are_accepted_while_redis_is_away(
+def test_messages_are_accepted_while_redis_is_unavailable(
     celery_setup: CeleryTestSetup, installation: Installation, silence: str
 ) -> None:
-    """A sender must not wait for a broker that refuses, nor for one that says nothing at all."""
+    """A sender must wait neither for a broker that refuses nor for an unresponsive one."""
     pids = [worker.pid for worker in installation.workers]
     before = installation.accept("before")
     installation.redis.kill(silence)
@@ -82,7 +82,7 @@ def test_messages_are_accepted_while_redis_is_away(
 
 @pytest.mark.long
 def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A connection on which nothing comes any more must be noticed, though nobody has closed it."""
+    """A worker must detect an unresponsive connection, although it was not closed."""
     installation.settled(installation.accept("before").turn_id)
     installation.redis.kill("SIGSTOP")
     accepted = installation.accept("meanwhile")

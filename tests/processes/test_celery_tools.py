@@ -38,7 +38,7 @@ BOUNDARIES = [
     Place("after", "turns.step", 2),
 ]
 ALWAYS = {"before-turns.note_sent-1", "before-turns.finish_task-1"}
-"""The boundaries at which `make test` kills, too."""
+"""The boundaries at which `make test` also kills."""
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def _answer(installation: Installation, text: str) -> str:
 
 
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
-    """A result, an error, what is not JSON, no stored result, a task that no worker knows, progress."""
+    """A result, an error, a result that is not JSON or not stored, an unknown task, and progress."""
     installation.worker().ready()
     text = "report: a"
     assert _answer(installation, text) == answer_to(text, done("report", text))
@@ -99,7 +99,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
 
 
 def test_a_list_of_arguments_is_one_task_each(installation: Installation, application: Worker) -> None:
-    """Each runs once, and the model reads all results in their order."""
+    """Each task of the list runs once, and the model reads all results in their order."""
     installation.worker().ready()
     text = "reports: a"
     notes = [f"{text} {number}" for number in range(PARTS)]
@@ -109,10 +109,8 @@ def test_a_list_of_arguments_is_one_task_each(installation: Installation, applic
     installation.check()
 
 
-def test_a_wait_outlives_every_process_and_the_loss_of_its_link(
-    installation: Installation, application: Worker
-) -> None:
-    """No worker runs when the task ends, and its link is lost with the queue: the result backend has the result."""
+def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Installation, application: Worker) -> None:
+    """No worker runs when the task ends, and its callback is lost: the result is found in the result backend."""
     worker = installation.worker()
     worker.ready()
     text = "slowly: outlives"
@@ -133,7 +131,7 @@ def test_a_wait_outlives_every_process_and_the_loss_of_its_link(
 
 
 def test_a_cancelled_turns_task_is_not_begun(installation: Installation) -> None:
-    """The application's one process is busy; when it comes to the task, its turn is cancelled."""
+    """The turn is cancelled before the application's only process gets to the task, which must not run."""
     _application(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id
@@ -156,7 +154,7 @@ def test_a_cancelled_turns_task_is_not_begun(installation: Installation) -> None
 def test_over_rabbitmq(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path
 ) -> None:
-    """The link reaches `ingress`, whose arguments any publisher declares alike; the results are in Redis."""
+    """The application's callback reaches the queue `ingress` over RabbitMQ; results are in Redis."""
     with rabbit.running(tmp_path) as broker_url:
         installation = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
         try:
@@ -185,7 +183,7 @@ def _status(installation: Installation, turn_id: UUID) -> str:
 def test_killed_there_the_task_is_done_once(
     installation: Installation, application: Worker, kind: str, place: Place
 ) -> None:
-    """Wherever a worker dies, the result arrives once; an unsafe task that may be sent is not sent again."""
+    """Wherever a worker dies, the result arrives once; an unsafe task that may have been sent is not sent again."""
     workers = [installation.worker(), installation.worker()]
     for each in workers:
         each.ready()

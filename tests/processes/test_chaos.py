@@ -1,12 +1,12 @@
-"""Minutes of faults drawn at random over a fleet; what must hold is checked in the end.
+"""Minutes of random faults over a fleet; the invariants are checked at the end.
 
 Next to the fleet there are receivers of replies that accept a connection and never answer, turns with a row that
 no release can read, and, after the first third of the time, another Celery application on the same Redis database.
-From its arrival on, Redis is neither emptied nor restarted, which would cost the application its tasks whoever else
-uses the database; perdure's own keys are removed instead.
+Once it runs, Redis is neither flushed nor restarted, since the application would lose its tasks in any case; perdure's
+own keys are removed instead.
 
-Run by `make chaos`. `PERDURE_CHAOS_MINUTES` says how long (default 3), `PERDURE_CHAOS_SEED`
-repeats a run's draws.
+Run by `make chaos`. `PERDURE_CHAOS_MINUTES` is the duration (default 3), `PERDURE_CHAOS_SEED`
+repeats a run's random choices.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ SEED = int(os.environ.get("PERDURE_CHAOS_SEED", str(time.time_ns() % 1_000_000))
 USERS = 24
 KINDS = ("hello", "pure", "idempotent", "unsafe", "probed", "all")
 OWED = 10
-"""One turn in so many owes its reply to a receiver; half of these receivers never answer."""
+"""One turn in ten has a `reply_to`; half of these receivers never answer."""
 
 DOOMED = 3
 """Turns that get an unreadable row."""
 
 LONG_S, COUNTDOWN_S = 110, 150
-"""Of the neighbour's two tasks: past perdure's visibility timeout, far within the neighbour's."""
+"""Durations of the neighbour's tasks: longer than perdure's visibility timeout, shorter than the neighbour's."""
 
 NEIGHBOURS_TASKS = 4
 
 BACKLOG_S = 300
-"""Seconds within which all is settled once the faults have ended. Minutes of backlog drain slowly on busy cores."""
+"""Seconds within which all turns are settled after the faults. Minutes of backlog drain slowly on busy cores."""
 
 OWN_KEYS = ["perdure:*", *(glob for name in QUEUES for glob in (name, f"{name}\x06\x16*"))]
 """Globs of perdure's keys in Redis: its own, and the lists of its queues at each priority."""
@@ -80,7 +80,7 @@ def database_url(server: PostgresServer) -> str:
 
 @pytest.fixture
 def worker_count() -> int:
-    """A fleet of which some always live."""
+    """Enough workers that some always run."""
     return 3
 
 
@@ -102,7 +102,7 @@ class Chaos:
         self._drawn = drawn
         self._pause = threading.Event()
         self.harmless = [self.kill, self.kill, self.stop, self.leave, self.forget, self.silence, self.outage]
-        """To another application on the same Redis database, by themselves."""
+        """Faults that do not harm another application on the same Redis database."""
         self.all = [*self.harmless, self.flush, self.restart]
 
     def kill(self) -> None:
@@ -119,38 +119,38 @@ class Chaos:
         os.kill(worker.pid, signal.SIGCONT)
 
     def leave(self) -> None:
-        """A worker is deployed."""
+        """A worker is stopped and started, as by a deploy."""
         worker = self._drawn.choice(self._fleet)
         worker.kill(signal.SIGTERM)
         worker.container.start()
 
     def flush(self) -> None:
-        """Redis forgets everything."""
+        """Redis loses all its data."""
         self._installation.redis.flush()
 
     def forget(self) -> None:
-        """Redis loses perdure's queues and keys, and nothing else."""
+        """Redis loses only perdure's queues and keys."""
         with Redis.from_url(client_url(self._installation.redis.url), socket_timeout=10) as client:
             own = [key for glob in OWN_KEYS for key in client.scan_iter(match=glob, count=1_000)]
             if own:
                 client.delete(*own)
 
     def restart(self) -> None:
-        """Redis dies and comes back."""
+        """Redis is killed and started again."""
         self._installation.redis.restart()
 
     def silence(self) -> None:
-        """Redis says nothing for a while."""
+        """Redis is unresponsive for up to three seconds."""
         self._installation.redis.kill("SIGSTOP")
         self._pause.wait(self._drawn.uniform(0, 3))
         self._installation.redis.kill("SIGCONT")
 
     def outage(self) -> None:
-        """PostgreSQL restarts, in one way or another."""
+        """PostgreSQL restarts, in a random way."""
         self._server.restart(self._drawn.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
 
 
-def test_what_holds_holds_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures, given by name)
+def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures, given by name)
     celery_setup: CeleryTestSetup,
     installation: Installation,
     server: PostgresServer,
@@ -233,7 +233,7 @@ class Sender:
 
 
 def _spoil(installation: Installation) -> list[Accepted]:
-    """Have a few turns wait for a person, make a row of each unreadable, and let them go on; a message waits behind."""
+    """Let a few turns wait for approval, make a row of each unreadable, and approve them."""
     doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
     for each in doomed:
         wait_until(partial(_waits, installation, each.turn_id), "the turn waits for a person", 60)
@@ -253,7 +253,7 @@ def _waits(installation: Installation, turn_id: UUID) -> bool:
 
 
 def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[dict[str, Any]]:
-    """The turns with an unreadable row, once they are given up; the next message of their sessions is answered."""
+    """Wait until the turns with an unreadable row have failed; the next message of each session is answered."""
     turns = installation.settled(*(each.turn_id for each in doomed), within_s=120)
     assert {(turn["status"], turn["error"]["code"]) for turn in turns} == {("failed", "BUDGET_EXHAUSTED")}
     behind = [
@@ -277,7 +277,7 @@ def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
 
 
 def _check_effects(installation: Installation) -> None:
-    # Out of any fence's reach: a worker stopped inside a tool, whose effect follows its successor's probe.
+    # No fence prevents this: a worker stopped inside a tool acts after its successor's probe.
     frozen = [effect for effect in installation.faults.effects() if effect.after_s >= TOOL_TIMEOUT_S]
     happened = Counter((effect.tool, effect.effect_id) for effect in installation.faults.effects())
     stopped = Counter((effect.tool, effect.effect_id) for effect in frozen)

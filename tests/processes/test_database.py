@@ -23,7 +23,7 @@ GIVE_UP_S = 40.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL that these tests may restart; the suite's own must go on."""
+    """A PostgreSQL that these tests may restart, unlike the suite's own."""
     made = PostgresServer(tmp_path_factory.mktemp("database") / "postgres")
     yield made
     made.stop()
@@ -48,7 +48,7 @@ def database_url(server: PostgresServer) -> str:
 def test_accepted_messages_survive_a_restart(
     celery_setup: CeleryTestSetup, installation: Installation, server: PostgresServer, number: signal.Signals
 ) -> None:
-    """A fast shutdown, an immediate one and a killed postmaster: acceptance means a committed row."""
+    """An accepted message survives a fast shutdown, an immediate one and a killed postmaster."""
     installation.model_server.latency_s = 0.05
     pids = [worker.pid for worker in installation.workers]
     accepted: list[Accepted] = []
@@ -76,7 +76,7 @@ def test_accepted_messages_survive_a_restart(
 
 
 def _until_accepted(installation: Installation, text: str) -> Accepted:
-    """Send as a careful client does: under one id, again for as long as there is no answer."""
+    """Send as a careful client does: under one id, repeatedly until there is an answer."""
     user = f"user {text.partition('-')[2]}-{text.partition(' ')[0]}"
     give_up = time.monotonic() + GIVE_UP_S
     while True:

@@ -1,4 +1,4 @@
-"""`perdure drain` of two workers that are in the middle of something."""
+"""`perdure drain` of two busy workers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Draining:
         self._thread.start()
 
     def waits(self) -> bool:
-        """Whether it goes on."""
+        """Whether the command still runs."""
         return self._thread.is_alive()
 
     def report(self) -> dict[str, Any]:
-        """What it prints in the end, with status 0."""
+        """The report that the command prints when it exits with status 0."""
         self._thread.join()
         assert self._ended[0].returncode == 0, self._ended[0].stderr
         report: dict[str, Any] = json.loads(self._ended[0].stdout)
@@ -49,7 +49,7 @@ class Draining:
 
 @pytest.mark.long
 def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
-    """The model call is given up, the tool is awaited; nothing begins; all goes on after --resume, and sessions end."""
+    """A drain aborts the model call, awaits the tool and begins no turn; after --resume the turns run, sessions end."""
     gate = installation.model_server.gate("hello")
     first, second = (installation.worker("--concurrency=1", **SLOW_TOOL) for _ in range(2))
     for worker in (first, second):

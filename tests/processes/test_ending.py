@@ -1,6 +1,6 @@
-"""kill -9 of the worker at every commit boundary of a session's end; what does not wait for it, and what hands it on.
+"""kill -9 of the worker at every commit boundary of a session's end; handing an end on; messages during it.
 
-One fleet for all: two workers, of which one at a time is killed and started again.
+All tests share two workers, of which one at a time is killed and started again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.processes.nodes import Worker
 from tests.sessions.session_log import SessionLog
 
 TURNS = 5
-"""Of a session that is long enough to be remembered."""
+"""Turns of a session that is long enough for memories."""
 
 COMMITS = ("sessions.claim_ending", "sessions.save_summary", "snapshots.delete", "sessions.finish_ending")
 """The commits of one undisturbed end, in order."""
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Fleet:
-    """Two workers, and a database that writes down what becomes of sessions."""
+    """Two workers, and a database that logs the changes of sessions."""
 
     def __init__(self, case_runner: CaseRunner) -> None:
         self.installation: Installation = case_runner.installation
@@ -46,13 +46,13 @@ class Fleet:
             worker.container.ready()
 
     def sql(self, text: str, **parameters: Any) -> Any:
-        """Run a statement of the test's own."""
+        """Run a statement of the test."""
         with self.installation.database.engine.connect() as connection:
             result = connection.exec_driver_sql(text, parameters)
             return result.fetchall() if result.returns_rows else ()
 
     def talk(self, text: str, turns: int = 1) -> UUID:
-        """A session in which the user `text` has said `text` so often, and was answered."""
+        """A session in which the user `text` sent `text` `turns` times, and was answered."""
         accepted = [self.installation.accept(text, user=text) for _ in range(turns)]
         self.installation.settled(*(each.turn_id for each in accepted))
         return accepted[0].session_id
@@ -63,7 +63,7 @@ class Fleet:
         self.installation.runtime.wake.ending(session_id)
 
     def state(self, session_id: UUID) -> str:
-        """The session's state at this moment."""
+        """The session's current state."""
         found: str = self.sql("SELECT state FROM sessions WHERE session_id = %(id)s", id=session_id)[0].state
         return found
 
@@ -72,21 +72,21 @@ class Fleet:
         wait_until(lambda: self.state(session_id) == "ended", f"session {session_id} ends", 60)
 
     def wait_consolidated(self, session_id: UUID) -> list[str]:
-        """Wait until memories were drawn from it; what its user is known by then."""
+        """Wait until the session is consolidated; returns its user's memories."""
         done = "SELECT FROM sessions WHERE session_id = %(id)s AND consolidated_at IS NOT NULL"
         wait_until(lambda: self.sql(done, id=session_id), f"session {session_id} is consolidated", 60)
         known = "SELECT m.content FROM memories AS m JOIN sessions AS s USING (user_id) WHERE s.session_id = %(id)s"
         return [row.content for row in self.sql(known, id=session_id)]
 
     def buried(self, pid: int) -> int | None:
-        """Wait until the worker is dead, and start it again; its exit status."""
+        """Wait until the worker is dead, and start it again; returns its exit status."""
         worker: Worker = next(each for each in self.installation.workers if each.pid == pid)
         status: int | None = worker.container.wait()
         worker.container.start()
         return status
 
     def holder(self, session_id: UUID) -> int:
-        """The process that ends the session at this moment."""
+        """The process that is ending the session."""
         since = self.installation.faults.notes()
         assert self.state(session_id) == "summarizing"
         return next(note.pid for note in reversed(since) if (note.moment, note.name) == ("after", COMMITS[0]))
@@ -104,13 +104,13 @@ def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def summarised_as(text: str, turns: int = 1) -> str:
-    """What the model is shown of a session in which `text` was said so often, to summarise it."""
+    """The text that the model gets to summarise a session in which `text` was sent `turns` times."""
     return "\n".join([f"user: {text}\nassistant: {answer_to(text)}"] * turns)
 
 
 @pytest.mark.long
 def test_the_enumeration_is_complete(fleet: Fleet) -> None:
-    """A commit that is added to an end must be added to the kills."""
+    """A commit that is added to a session's end must be added to `COMMITS`."""
     session_id = fleet.talk("undisturbed")
     since = len(fleet.installation.faults.notes())
     fleet.request_end(session_id)
@@ -123,7 +123,7 @@ def test_the_enumeration_is_complete(fleet: Fleet) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
-    """Wherever its process dies, another goes on; memories are drawn from it once."""
+    """Wherever the ending process dies, another one continues, and memories are drawn once."""
     text = f"killed {place}"
     session_id = fleet.talk(text, TURNS)
     if place == SUMMARIZING:
@@ -145,8 +145,8 @@ def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place
 
 
 @pytest.mark.long
-def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> None:
-    """It waits for the model no longer than its drain may take, and leaves with status 0; another is asked anew."""
+def test_a_worker_that_shuts_down_hands_the_summary_on(fleet: Fleet) -> None:
+    """The worker waits for the model at most for its drain time and exits with 0; another worker asks again."""
     text = "handed on"
     session_id = fleet.talk(text, TURNS)
     gate = fleet.installation.model_server.gate(summarised_as(text, TURNS))
@@ -154,7 +154,7 @@ def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> No
     gate.wait()
     leaving = fleet.holder(session_id)
     os.kill(leaving, signal.SIGTERM)
-    fleet.wait_ended(session_id)  # the gate is closed still: only this first call hangs at it
+    fleet.wait_ended(session_id)  # the gate is still closed: only the first call waits for it
     assert fleet.buried(leaving) == 0
     gate.opened.set()
     fleet.session_log.check_ended(session_id)
@@ -166,7 +166,7 @@ def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> No
 
 @pytest.mark.long
 def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
-    """While the model hangs over the summary, the next session begins, answers, and has heard of what was said."""
+    """While the model hangs in the summary, the next session answers, and its prompt has the earlier conversation."""
     text = "before a long summary"
     session_id = fleet.talk(text)
     gate = fleet.installation.model_server.gate(summarised_as(text))
@@ -184,7 +184,7 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
-    """What an end passes, each place once: a hint may come twice, and claims in vain."""
+    """The places that an end passes, each once: a repeated wake-up claims in vain."""
     notes = fleet.installation.faults.notes(since)
     places = [(note.moment, note.name) for note in notes if not is_beside(note.name)]
     return list(dict.fromkeys(places))

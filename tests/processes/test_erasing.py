@@ -1,7 +1,7 @@
-"""Erased means erased: what a user wrote, by whatever way, is in no file, key, table or log afterwards.
+"""After an erasure, no file, key, table or log contains anything that the user wrote in any way.
 
-The servers are the embedded ones, as `perdure up` runs them. What is excluded below is documented in
-docs/operating.md ("What erasing reaches"), with how long a text stays there.
+The servers are the embedded ones, as `perdure up` runs them. docs/operating.md ("What erasing reaches") documents the
+files excluded below, and how long a text stays there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.processes.model_server import ModelServer
 from tests.processes.nodes import PostgresServer, RedisContainer
 
 SECRET = "zyxomma"
-"""In every text of the user that is erased, their id included."""
+"""Part of every text of the erased user, their id included."""
 
 USER = f"user-{SECRET}"
 OTHER, KEPT = "user-other", "quokka"
@@ -43,14 +43,14 @@ SETTINGS = {
 }
 
 EXCLUDED = ("postgres/data/pg_wal", "postgres/data/base")
-"""Under the data directory: PostgreSQL's write-ahead log and the files of its tables, where deleted rows stay."""
+"""Under the data directory: PostgreSQL's write-ahead log and table files, in which deleted rows remain for a time."""
 
 
 class Quoting(ModelServer):
     """A model whose server refuses some texts, and quotes them in its error."""
 
     def answer(self, body: Wire) -> Step:
-        """What it says to a prompt."""
+        """The answer to a prompt."""
         newest = str(body["messages"][-1]["content"])
         return Status(400, message=f"cannot answer {newest}") if newest.startswith("refuse:") else super().answer(body)
 
@@ -63,7 +63,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installation(data: Path, tmp_path: Path) -> Iterator[Installation]:
-    """A perdure on embedded servers of its own, with a worker, whose logs are under the data directory."""
+    """An installation with embedded servers of its own and one worker; all logs are under the data directory."""
     data.mkdir()
     postgres, broker, model_server = (
         PostgresServer(data / "postgres"),
@@ -89,7 +89,7 @@ def perdure(installation: Installation, tmp_path: Path) -> Perdure:
 
 
 class UserData:
-    """A user and all that they write, each text with their word in it."""
+    """A user who writes in every way; each text contains `word`."""
 
     def __init__(self, client: httpx2.Client, installation: Installation, user: str, word: str) -> None:
         self._client = client
@@ -98,7 +98,7 @@ class UserData:
         self.word = word
 
     def by_http(self, text: str, **more: Any) -> dict[str, Any]:
-        """The turn of a message, once it is settled."""
+        """Send a message; returns its settled turn."""
         body = {"user_id": self.user, "text": text, **more}
         accepted = self._client.post("/v1/messages", json=body).raise_for_status().json()
         turn: dict[str, Any] = self._client.get(f"/v1/turns/{accepted['turn_id']}?wait=20").json()
@@ -106,7 +106,7 @@ class UserData:
         return turn
 
     def refused_by_http(self) -> None:
-        """Messages that are not accepted."""
+        """Send messages that are refused."""
         word, post = self.word, partial(self._client.post, "/v1/messages")
         assert post(json={"user_id": self.user, "text": word * 200}).status_code == 413
         assert post(json={"user_id": self.user, "text": word, "nonsense": word}).status_code == 400
@@ -116,7 +116,7 @@ class UserData:
         assert post(json=again).status_code == 409
 
     def by_celery(self) -> list[str]:
-        """Submissions, accepted, refused and unreadable; the errors that the refused ones' results hold."""
+        """Send accepted, refused and unreadable submissions; returns the errors of the refused ones."""
         url, user, word = self._installation.environment["PERDURE_BROKER_URL"], self.user, self.word
         app = Celery("foreign", broker=url, backend=url, set_as_current=False)
         submit = partial(app.send_task, "turns.submit", queue="ingress")
@@ -141,7 +141,7 @@ class UserData:
 
 
 def live(user_data: UserData, installation: Installation, perdure: Perdure, directory: Path) -> list[str]:
-    """Write by every way in; returns the errors of refused submissions."""
+    """Write in every way; returns the errors of refused submissions."""
     word = user_data.word
     for text in (f"I am {word}", f"pure: {word}", f"unsafe: {word}", f"idempotent: {word}"):
         assert user_data.by_http(text)["status"] == "done"
@@ -170,12 +170,12 @@ def _import(user_data: UserData, perdure: Perdure, directory: Path) -> None:
     assert perdure("messages", "import", str(file)).returncode == 1, "the last line is bad"
     for left in directory.glob("*-*"):
         if left.name.startswith(("in-", "out-", "err-")):
-            left.unlink()  # the terminal of this test
+            left.unlink()  # output files of this test's commands
     file.unlink()
 
 
 def _remember(user_data: UserData, installation: Installation, turn_id: str) -> None:
-    """End the session of a turn, and have memories drawn from it."""
+    """End the session of a turn, and wait for its memories."""
     session_id = user_data._client.get(f"/v1/turns/{turn_id}").json()["session_id"]
     user_data._client.post(f"/v1/sessions/{session_id}/end", json={"reason": user_data.word}).raise_for_status()
     asked = {"user": user_data.user}
@@ -184,7 +184,7 @@ def _remember(user_data: UserData, installation: Installation, turn_id: str) -> 
 
 
 def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None:
-    """Have a statement with a text in it fail: its table is locked for longer than it waits."""
+    """Let a statement that contains a text fail by a lock timeout."""
     url = installation.database.url
     with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
         connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
@@ -196,7 +196,7 @@ def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None
 
 
 def poison(user_data: UserData, installation: Installation) -> None:
-    """A turn that kills its worker, and is given up by the next one."""
+    """Send a turn that kills its worker and fails at the next one."""
     (worker,) = installation.workers
     text = f"deadly: {user_data.word}"
     accepted = user_data._client.post("/v1/messages", json={"user_id": user_data.user, "text": text}).json()
@@ -207,7 +207,7 @@ def poison(user_data: UserData, installation: Installation) -> None:
 
 
 def in_tables(installation: Installation, word: str) -> dict[str, int]:
-    """Rows of each table, the system's catalogues included, that hold a word."""
+    """The number of rows of each table, system catalogues included, that contain `word`."""
     tables = installation.query(
         "SELECT format('%%I.%%I', nspname, relname) AS name FROM pg_class AS c JOIN pg_namespace AS n "
         "ON n.oid = relnamespace WHERE relkind = 'r' AND NOT relisshared"
@@ -220,7 +220,7 @@ def in_tables(installation: Installation, word: str) -> dict[str, int]:
 
 
 def in_redis(url: str, word: str) -> list[str]:
-    """The keys that hold a word."""
+    """The keys that contain `word`."""
     client: Any = Redis.from_url(redis.client_url(url), decode_responses=True)
     readers = {
         "string": client.get,
@@ -236,7 +236,7 @@ def in_redis(url: str, word: str) -> list[str]:
 
 
 def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -> list[str]:
-    """The files under a directory that hold a word, or whose names do."""
+    """The files under a directory whose names or contents contain `word`."""
     found = []
     for path in directory.rglob("*"):
         name = str(path.relative_to(directory))
@@ -253,7 +253,7 @@ def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -
 def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
     installation: Installation, perdure: Perdure, data: Path, tmp_path: Path
 ) -> None:
-    """Through HTTP, Celery, a terminal, an import; tools, memories, cases; what was refused, failed or killed."""
+    """Texts sent by HTTP, Celery, CLI and import, stored by tools, memories and cases, refused, failed or killed."""
     with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
         for user_data in (UserData(client, installation, OTHER, KEPT), UserData(client, installation, USER, SECRET)):
             errors = live(user_data, installation, perdure, tmp_path)
@@ -281,7 +281,7 @@ def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
 
 
 def _erased_for_good(installation: Installation, data: Path) -> None:
-    """What docs/operating.md tells operators to do empties what is excluded, too."""
+    """The steps that docs/operating.md gives to operators also empty the table files."""
     with installation.database.engine.connect() as connection:
         connection.exec_driver_sql("VACUUM FULL")
         connection.exec_driver_sql("CHECKPOINT")

@@ -1,4 +1,4 @@
-"""What Flower shows of the tasks of a fleet, to whom: ids and times, to those who have the password."""
+"""Flower shows a fleet's tasks, with ids and times but no texts, to those who have the password."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = ("", "workers", "tasks", "api/workers?refresh=1", "api/tasks", "api/task
 
 @contextmanager
 def flower(perdure: Perdure, data: Path) -> Iterator[httpx2.Client]:
-    """`perdure flower`, to somebody with its password."""
+    """Run `perdure flower`; yields a client with its password."""
     port = free_port()
     process = perdure.start("flower", "--port", str(port))
     client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
@@ -46,7 +46,7 @@ def _answers(client: httpx2.Client) -> bool:
 
 @pytest.fixture
 def foreign(installation: Installation) -> Iterator[Celery]:
-    """A service that knows the broker, the task's name and where Flower listens, and announces what it sends."""
+    """An application that knows the broker and the task's name, and sends task events to Flower's exchange."""
     url = installation.environment["PERDURE_BROKER_URL"]
     app = Celery("foreign", broker=url, backend=url, set_as_current=False)
     app.conf.update(task_send_sent_event=True, event_exchange="perdure:celeryev")
@@ -55,7 +55,7 @@ def foreign(installation: Installation) -> Iterator[Celery]:
 
 
 def sent(app: Celery, queue: str = "ingress", **message: Any) -> str:
-    """The id of a submission whose every free part is the secret."""
+    """Send a submission with the secret in every free field; returns its id."""
     kwargs = {"user_id": f"ann {SECRET}", "text": f"my PIN is {SECRET}", **message}
     return str(app.send_task("turns.submit", kwargs=kwargs, queue=queue, shadow=SECRET).id)
 
@@ -64,7 +64,7 @@ def sent(app: Celery, queue: str = "ingress", **message: Any) -> str:
 def test_no_text_of_a_user_is_in_flower(
     installation: Installation, perdure: Perdure, foreign: Celery, tmp_path: Path
 ) -> None:
-    """Submitted by a program of another team, accepted, refused, and with positional arguments."""
+    """Neither accepted nor refused submissions, nor positional arguments, show their texts in Flower."""
     worker = installation.worker("--task-events")
     worker.container.ready()
     with flower(perdure, tmp_path / "data") as client:
@@ -84,7 +84,7 @@ def test_no_text_of_a_user_is_in_flower(
 
 
 def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
-    """The states of submissions, once Flower has heard of one that is accepted, refused, and taken by no worker."""
+    """The states of submissions, once Flower has seen an accepted, a refused and an unconsumed one."""
     ids: set[str] = set()
 
     def known() -> dict[str, str]:
@@ -103,7 +103,7 @@ def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
 def test_flower_asks_for_its_password_and_answers_to_its_own_name_only(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
-    """A page that resolves its name to this machine reaches nothing, `/metrics` included."""
+    """A web page whose host name resolves to this machine reaches no page of Flower, `/metrics` included."""
     with flower(perdure, tmp_path / "data") as client:
         for page in PAGES:
             assert client.get(f"/{page}", headers={"Host": "evil.example"}).status_code == 403, page

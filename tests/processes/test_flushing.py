@@ -1,4 +1,4 @@
-"""What Redis alone remembers of a session, when a worker that has worked on it is told to leave."""
+"""At its shutdown a worker writes to PostgreSQL what only Redis has of its sessions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("worker_count", [1])
-def test_a_worker_that_leaves_writes_down_what_postgresql_lacks(
+def test_a_worker_that_shuts_down_writes_what_postgresql_lacks(
     installation: Installation, celery_setup: CeleryTestSetup
 ) -> None:
-    """Once, and under a current token only: what somebody else has claimed since is theirs to flush."""
+    """Entries are written once, and only under a current token: another worker flushes sessions that it has claimed."""
     worker = installation.workers[0]
     redis = RedisMemory.at(installation.redis.url, MemorySettings(), SystemClock())
     known = installation.accept("hello", user="ana")
@@ -48,7 +48,7 @@ def test_a_worker_that_leaves_writes_down_what_postgresql_lacks(
     assert _said(installation, known.session_id) == written
     assert _turns(installation, known.session_id) == [known.turn_id, lost[known.session_id].turn_id]
 
-    # Another one that worked on it finds the same in Redis, and nothing to write.
+    # After another run, Redis holds nothing that PostgreSQL lacks.
     worker.container.start()
     again = installation.accept("again", user="ana")
     assert again.session_id == known.session_id
@@ -62,7 +62,7 @@ def test_a_worker_that_leaves_writes_down_what_postgresql_lacks(
 
 
 def _lost(token: int) -> RememberedTurn:
-    """A turn as its runner remembered it, whose commit a failover has lost."""
+    """A turn as Redis has it, whose commit was lost in a failover."""
     now = datetime.now(UTC)
     return RememberedTurn(
         turn_id=new_id(SystemClock()),

@@ -1,4 +1,4 @@
-"""perdure in an application's own Celery application: its real workers, killed and told to leave."""
+"""perdure installed in another Celery application: the application's real workers, killed and shut down."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Shop:
 
 @pytest.fixture(name="shop")
 def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
-    """The application, without a worker as yet."""
+    """The application, without a worker."""
     made = Shop(installation, tmp_path / "shop")
     yield made
     made.open_gate()
@@ -92,7 +92,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
 
 
 def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
-    """It is routed as the application's tasks are; without a result backend, its link brings the result."""
+    """The task is routed like the application's others; its callback brings the result without a result backend."""
     shop.perdures()
     text = "report: a"
     (turn,) = installation.settled(installation.accept(text).turn_id, within_s=AT_ONCE_S)
@@ -102,7 +102,7 @@ def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation,
 
 
 def test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks(installation: Installation, shop: Shop) -> None:
-    """The turn goes on elsewhere at once; the application's task ends as Celery has it, however long it takes."""
+    """Another worker continues the turn at once; the application's task may take its time, as in Celery."""
     leaving = shop.perdures()
     gate = installation.model_server.gate("hello")
     shop.app.send_task("shop.slow")
@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks(installation: I
 
 @pytest.mark.long
 def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Installation, shop: Shop) -> None:
-    """The limit is for perdure's own work: a late-acknowledged task that it cut off would run twice."""
+    """The limit applies to perdure's work only: a late-acknowledged task that it killed would run twice."""
     installation.environment["PERDURE_SHUTDOWN__HARD_EXIT_S"] = "1.5"
     leaving = shop.perdures()
     shop.app.send_task("shop.slow")
@@ -139,7 +139,7 @@ def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Inst
 
 @pytest.mark.long
 def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation, shop: Shop) -> None:
-    """A lease and a sweep later, another worker of the application has it."""
+    """Another worker of the application continues the turn after a lease and a sweep."""
     victim = shop.perdures()
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
@@ -154,7 +154,7 @@ def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation,
 
 @pytest.mark.long
 def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation: Installation, shop: Shop) -> None:
-    """It has no thread and no connection of perdure's, and consumes none of its queues."""
+    """Such a worker has none of perdure's threads and connections, and consumes none of its queues."""
     before = installation.query(CONNECTIONS)
     worker = shop.worker("-c", "1")
     worker.container.ready()
@@ -186,7 +186,7 @@ def test_an_application_that_is_not_adapted_shares_the_servers(  # noqa: PLR0917
     long_s: float,
     countdown_s: float,
 ) -> None:
-    """Next to `celery -A perdure` and to an application with perdure: its tasks run once, its tables are untouched."""
+    """Next to perdure's workers, the tasks of an unrelated application run once and its tables stay untouched."""
     tables = [f"public.{name}" for name in THEIRS]
     with installation.database.engine.begin() as connection:
         for table in tables:
@@ -216,7 +216,7 @@ def test_an_application_that_is_not_adapted_shares_the_servers(  # noqa: PLR0917
 
 
 def test_a_prefork_worker_of_perdures_queues_is_refused(installation: Installation, shop: Shop) -> None:
-    """It says which option to change, and ends with the status of a wrong setting."""
+    """The worker logs which option to change, and exits with the status of an invalid setting."""
     worker = shop.worker("-Q", "turns")
     assert worker.container.wait() == 2
     assert "start the worker with `-P threads`" in worker.logs()

@@ -1,4 +1,4 @@
-"""A turn alone in a process that holds its interpreter's lock: what ends it, and what becomes of its turn."""
+"""An isolated turn whose process holds the interpreter lock: what ends the process, and how the turn ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "frozen: alone"
 
 
 def held(installation: Installation, **environment: str) -> tuple[Worker, Accepted, psutil.Process]:
-    """A worker, a turn, and its process, in which a tool holds the interpreter's lock."""
+    """A worker, an isolated turn, and its process, in which a tool holds the interpreter lock."""
     accepted = installation.accept(TEXT)
     installation.query("UPDATE sessions SET claims = %(claims)s RETURNING 1", claims=ISOLATE_FROM_CLAIM)
     worker = installation.worker(**environment)
@@ -31,7 +31,7 @@ def held(installation: Installation, **environment: str) -> tuple[Worker, Accept
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, be it reaped or not."""
+    """Whether a process has ended, reaped or not."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -39,8 +39,8 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.long
-def test_its_time_limit_ends_it_for_good(installation: Installation) -> None:
-    """A turn whose time was up once must not have it four times more."""
+def test_the_time_limit_ends_the_turn_for_good(installation: Installation) -> None:
+    """A turn that has used up its time limit must not be attempted again."""
     worker, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
 
     (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
@@ -56,8 +56,8 @@ def test_its_time_limit_ends_it_for_good(installation: Installation) -> None:
 
 
 @pytest.mark.long
-def test_a_cancellation_ends_it(installation: Installation) -> None:
-    """It cannot see that, and its user must not wait until its time is up."""
+def test_a_cancellation_ends_the_process(installation: Installation) -> None:
+    """The process cannot notice the cancellation, and the user must not wait for the time limit."""
     _, accepted, child = held(installation)
     cancel(installation.runtime, accepted.turn_id)
 
@@ -69,8 +69,8 @@ def test_a_cancellation_ends_it(installation: Installation) -> None:
 
 
 @pytest.mark.long
-def test_its_session_ends_after_its_time_limit(installation: Installation) -> None:
-    """A requested end does not kill the process: accepted turns run first, for their time limit at most."""
+def test_a_requested_end_waits_for_the_time_limit(installation: Installation) -> None:
+    """A requested end does not kill the process: accepted turns run first, until their time limit."""
     _, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
     request_end(installation.database, accepted.session_id, "asked")
 
@@ -83,8 +83,8 @@ def test_its_session_ends_after_its_time_limit(installation: Installation) -> No
 
 
 @pytest.mark.long
-def test_the_erasure_of_its_user_ends_it(installation: Installation) -> None:
-    """It has the user's words in its memory, and nobody will ever want its result."""
+def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
+    """The process holds the user's texts in memory, and its result is not needed any more."""
     worker, _, child = held(installation)
     installation.runtime.eraser.erase("ana")
 
@@ -94,8 +94,8 @@ def test_the_erasure_of_its_user_ends_it(installation: Installation) -> None:
 
 
 @pytest.mark.long
-def test_it_dies_with_its_worker(installation: Installation) -> None:
-    """A worker is killed by its watchdog, by the system, by a person; nobody else would ever end this process."""
+def test_the_process_dies_with_its_worker(installation: Installation) -> None:
+    """If the worker is killed, no other process would end the turn's process."""
     worker, _, child = held(installation)
     worker.container.signal(signal.SIGKILL)
 

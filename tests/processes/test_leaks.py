@@ -1,4 +1,4 @@
-"""A tool that hangs in a real worker: its turn goes on, its thread is counted, and too many of them end the worker."""
+"""Hanging tools in a real worker: the turn continues, the threads are counted, and too many end the worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(installation: Installation) -> None:
-    """Nobody need notice: the turns are answered, and so is the one that was in a model call when the worker left."""
+    """All turns are answered, also the one that was in a model call when the worker shut down."""
     worker = installation.worker(PERDURE_TURN__MAX_LEAKED_THREADS="1")
     worker.ready()
     first = installation.accept("hanging: 1", user="ana")
@@ -45,7 +45,7 @@ def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(inst
 
 
 def _inspected(installation: Installation, worker: Worker) -> dict[str, Any]:
-    """What `celery -A perdure inspect perdure` says of a worker."""
+    """A worker's answer to `celery -A perdure inspect perdure`."""
     url = installation.redis.url
     with make_app(installation.runtime.settings, Addresses("postgresql://", url, url)) as app:
         answers = app.control.broadcast("perdure", reply=True, timeout=PATIENCE_S, limit=1)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.long
 
 
 class Running:
-    """A command that runs, and what it writes."""
+    """A running command and its output."""
 
     def __init__(self, perdure: Perdure, directory: Path, *arguments: str, **environment: str) -> None:
         self._paths = {stream: directory / f"{arguments[0]}.{stream}" for stream in ("stdout", "stderr")}
@@ -45,12 +45,12 @@ class Running:
         wait_until(lambda: text in self.said(), f"{text!r} is said", _PATIENCE_S)
 
     def said(self, stream: str = "stderr") -> str:
-        """What it has written."""
+        """The command's output so far."""
         path = self._paths[stream]
         return path.read_text() if path.exists() else ""
 
     def phases(self) -> list[str]:
-        """What it tells of its end, without the seconds."""
+        """The shutdown phases in its log, without the seconds."""
         return [_SECONDS.sub("# s", text) for _, text in sorted(_PHASE.findall(self.said()))]
 
     def signal(self, number: signal.Signals) -> None:
@@ -72,7 +72,7 @@ def perdure(installation: Installation, tmp_path: Path) -> Perdure:
 
 @contextmanager
 def running(installation: Installation, perdure: Perdure, *arguments: str, **settings: str) -> Iterator[Running]:
-    """A command that runs within the block."""
+    """Run a command within the block."""
     environment = {**installation.environment, **settings}
     made = Running(perdure, installation.directory, *arguments, **environment)
     try:
@@ -84,7 +84,7 @@ def running(installation: Installation, perdure: Perdure, *arguments: str, **set
 
 @contextmanager
 def serving(installation: Installation, perdure: Perdure, **settings: str) -> Iterator[tuple[Running, int]]:
-    """A gateway that answers, and its port."""
+    """Run a gateway within the block; yields it and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with running(installation, perdure, "gateway", "--port", str(port), **settings) as gateway:
@@ -93,13 +93,13 @@ def serving(installation: Installation, perdure: Perdure, **settings: str) -> It
 
 
 class Waiting:
-    """Somebody who sends a message and waits for its turn."""
+    """A client that sends a message and waits for its turn."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/v1"
         self.turn_id: str = httpx2.post(f"{self._url}/messages", json=HELLO).json()["turn_id"]
         self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE_S)
-        # The gateway asks for the body where it begins to look whether the client is still there.
+        # The gateway asks for the body when it begins to wait for the turn.
         self._socket.sendall(
             f"GET /v1/turns/{self.turn_id}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
             "Content-Length: 1\r\nExpect: 100-continue\r\n\r\n".encode()
@@ -126,8 +126,10 @@ def _answers(port: int) -> bool:
 
 
 @pytest.mark.parametrize("hastened", [False, True])
-def test_a_gateway_tells_each_phase_of_its_end(installation: Installation, perdure: Perdure, *, hastened: bool) -> None:
-    """Nothing new comes in, and who waits is answered: once the turn is settled, or at once after a second signal."""
+def test_a_gateway_logs_each_phase_of_its_shutdown(
+    installation: Installation, perdure: Perdure, *, hastened: bool
+) -> None:
+    """New messages are refused; a waiting request is answered when its turn settles, or at a second signal."""
     with serving(installation, perdure, **PATIENT) as (gateway, port):
         waiting = Waiting(port)
         gateway.signal(signal.SIGINT if hastened else signal.SIGTERM)
@@ -174,7 +176,7 @@ def test_a_response_that_hangs_costs_the_status(installation: Installation, perd
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_beat_says_that_it_stops(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
-    """Status 0 and one line, by either signal, and by two of them."""
+    """Beat exits with 0 and one log line, also after two signals."""
     with running(installation, perdure, "beat") as beat:
         beat.says("beat runs until")
         beat.signal(number)
@@ -186,10 +188,10 @@ def test_beat_says_that_it_stops(installation: Installation, perdure: Perdure, n
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_stops_waiting_is_told_what_to_ask_for(
+def test_an_interrupted_send_prints_the_turns_id(
     installation: Installation, perdure: Perdure, number: signal.Signals
 ) -> None:
-    """The message is accepted and answered all the same: the id is what one needs to have the reply."""
+    """The message is accepted and will be answered; the reply can be read by the turn's id."""
     with running(installation, perdure, "send", "hello", "--wait", "60", "--json") as sending:
         wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the message is accepted", _PATIENCE_S)
         sending.signal(number)

@@ -1,4 +1,4 @@
-"""Items on a queue in Redis that are no messages, or no tasks that a worker can read."""
+"""Items on a Redis queue that are not messages, or not tasks that a worker can read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 
 TEXT = "the PIN of my card is 4711"
-"""Stands in each item, and must stand in no log."""
+"""Part of the items; must not appear in a log."""
 
 
 LINES = 10
-"""Kinds of faults that the items have at least, each of which is reported once at once."""
+"""The least number of different faults among the items; the first item of each fault is logged at once."""
 
 
 class Absent:
@@ -30,12 +30,12 @@ class Absent:
 
 
 def encoded(body: bytes) -> str:
-    """A body as kombu has it in an envelope."""
+    """A body as kombu encodes it in an envelope."""
     return base64.b64encode(body).decode()
 
 
 def envelope(**changes: Any) -> bytes:
-    """A message as kombu pushes it, but for `changes` of its members."""
+    """A message as kombu pushes it, with `changes` of its members."""
     made = {
         "body": encoded(json.dumps([[], {"session_id": TEXT}, {}]).encode()),
         "content-encoding": "utf-8",
@@ -47,7 +47,7 @@ def envelope(**changes: Any) -> bytes:
 
 
 def properties(**changes: Any) -> dict[str, Any]:
-    """A message's properties, but for `changes`."""
+    """A message's properties with `changes` applied."""
     made = {
         "correlation_id": TEXT,
         "delivery_mode": 2,
@@ -122,17 +122,17 @@ PUBLISHED: dict[str, bytes] = {
 
 @pytest.fixture
 def client(installation: Installation) -> Iterator[Any]:
-    """The broker, as anybody with its address reaches it."""
+    """A client of the broker."""
     with redis_py.Redis.from_url(client_url(installation.redis.url)) as made:
         yield made
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
-def test_what_is_no_message_is_dropped_and_what_is_behind_it_runs(
+def test_a_malformed_item_is_dropped_and_the_message_behind_it_runs(
     celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
 ) -> None:
-    """Whoever may write to the broker must not stop a worker, nor have what they write copied to its log."""
+    """A malformed item must neither stop a worker nor be copied into its log."""
     (worker,) = installation.workers
     pid = worker.pid
     for number, (name, item) in enumerate(ITEMS.items()):
@@ -150,8 +150,8 @@ def test_what_is_no_message_is_dropped_and_what_is_behind_it_runs(
     installation.check()
 
 
-def test_what_is_published_and_is_no_command_is_dropped(installation: Installation, client: Any) -> None:
-    """One such item reaches every worker at once."""
+def test_a_malformed_control_command_is_dropped(installation: Installation, client: Any) -> None:
+    """A published item reaches every worker at once, so it must not stop any."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -167,8 +167,8 @@ def test_what_is_published_and_is_no_command_is_dropped(installation: Installati
     assert encoded(TEXT.encode()) not in worker.logs()
 
 
-def test_items_of_one_kind_are_counted_to_the_last(installation: Installation, client: Any) -> None:
-    """The first is reported at once, the others with their number: here, when the worker stops."""
+def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
+    """The log reports the first item at once and the number of the others later, here at shutdown."""
     client.lpush("turns", *[TEXT.encode()] * 500)
     worker = installation.worker()
     worker.ready()
@@ -179,8 +179,8 @@ def test_items_of_one_kind_are_counted_to_the_last(installation: Installation, c
     assert "queue turns: dropped 499 items" in worker.logs()
 
 
-def test_what_another_application_encodes_returns_to_its_queue(installation: Installation, client: Any) -> None:
-    """It may use a content type that perdure does not accept; no task of perdure's is meant."""
+def test_a_message_of_another_content_type_returns_to_its_queue(installation: Installation, client: Any) -> None:
+    """A message in a content type that perdure does not accept may be another application's, so it is not dropped."""
     item = envelope(**{"content-type": "application/x-protobuf", "content-encoding": "binary", "headers": {}})
     client.lpush("memory", item)
     worker = installation.worker()

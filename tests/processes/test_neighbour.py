@@ -1,4 +1,4 @@
-"""perdure on a Redis database that another Celery application uses, too."""
+"""perdure on a Redis database that another Celery application also uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client(installation: Installation) -> Iterator[Any]:
 
 @pytest.fixture
 def operator(installation: Installation) -> Iterator[Celery]:
-    """Perdure's own application, as `celery -A perdure inspect` has it."""
+    """Perdure's own application, as in `celery -A perdure inspect`."""
     url = installation.redis.url
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", url, url))
     yield app
@@ -48,18 +48,18 @@ def operator(installation: Installation) -> Iterator[Celery]:
 
 
 def age(client: Any, index: str) -> None:
-    """Have the unacknowledged messages of `index` be older than perdure's visibility timeout."""
+    """Make the unacknowledged messages of `index` older than perdure's visibility timeout."""
     client.zadd(index, dict.fromkeys(client.zrange(index, 0, -1), time.time() - REDELIVER_S - 1))
 
 
 def own_keys(operator: Celery) -> dict[str, str]:
-    """The names of the keys where perdure's workers keep what they have not acknowledged."""
+    """The keys of the messages that perdure's workers have not acknowledged."""
     options = operator.conf.broker_transport_options
     return {name: key for name, key in options.items() if name.startswith("unacked_") and name.endswith("key")}
 
 
 def take(url: str, queue: str, keys: Mapping[str, str]) -> None:
-    """Take a message as a worker does that is killed before it acknowledges."""
+    """Take a message without acknowledging it, like a worker that is then killed."""
     with Connection(url, transport_options=dict(keys)) as connection:
         channel: Any = connection.channel()
         channel.do_restore = False
@@ -70,7 +70,7 @@ def take(url: str, queue: str, keys: Mapping[str, str]) -> None:
 
 
 def submit(app: Celery, text: str) -> str:
-    """Send a message to perdure as another service does; the task's id."""
+    """Send a message to perdure as another service does; returns the task's id."""
     return str(app.send_task("turns.submit", kwargs={"user_id": "ana", "text": text}, queue="ingress").id)
 
 
@@ -82,7 +82,7 @@ def accepted(installation: Installation, text: str) -> bool:
 def test_the_slow_tasks_of_an_application_run_once(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """The visibility timeout of perdure, a minute, concerns perdure's messages only; the application's is an hour."""
+    """Perdure's visibility timeout of a minute must not apply to the application's messages, which have an hour."""
     installation.worker("-Q", "turns").container.ready()
     neighbour.worker()
     neighbour.app.send_task("neighbour.late")
@@ -129,7 +129,7 @@ def _heartbeats(app: Celery) -> set[str]:
 def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Perdure returns it to that queue, however it was published, and not so often that the worker is busy with it."""
+    """Perdure returns an unknown task to its queue, however it was published, at a bounded rate."""
     worker = installation.worker()
     worker.container.ready()
     neighbour.app.send_task("neighbour.quick", queue="turns")
@@ -156,7 +156,7 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
 def test_a_backlog_of_unknown_tasks_delays_no_other_queue(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """The application has 400 tasks in a queue of the same name as one of perdure's; turns run at once."""
+    """Turns run at once although a queue of perdure's name holds hundreds of the application's tasks."""
     backlog = 4 * HELD
     installation.worker("--concurrency=4").container.ready()
     with neighbour.app.connection_for_write() as connection, neighbour.app.amqp.Producer(connection) as producer:
@@ -171,13 +171,13 @@ def test_a_backlog_of_unknown_tasks_delays_no_other_queue(
 
 
 LEVELS = {0: "maintenance", 4: "maintenance\x06\x163", 5: "maintenance\x06\x163"}
-"""The list that a publisher with kombu's defaults uses for a task, by the task's priority."""
+"""Redis list that a publisher with kombu's defaults uses, by the task's priority."""
 
 
 def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Perdure's workers read ten levels, the application's workers those of 0, 3, 6 and 9."""
+    """Perdure's workers read ten priority levels, the application's workers only 0, 3, 6 and 9."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -193,7 +193,7 @@ def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
 def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """The restoring that a worker does as it connects counts, too."""
+    """A connecting worker restores the killed worker's tasks at these levels, too."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -215,7 +215,7 @@ def publish_by_topic(app: Celery, queue: str) -> None:
 
 
 def returns(url: str, queue: str, count: int) -> list[float]:
-    """When each of the next `count` messages was put into `queue`, by Redis's clock, in seconds."""
+    """When each of the next `count` messages is pushed to `queue`, by Redis's clock, in seconds."""
     times: list[float] = []
     with redis_py.Redis.from_url(client_url(url), socket_timeout=20) as client, client.monitor() as monitor:
         for command in monitor.listen():
@@ -229,7 +229,7 @@ def returns(url: str, queue: str, count: int) -> list[float]:
 def test_a_worker_that_stops_returns_what_it_held(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """It does so before it waits for its running turns, which may take longer than the application can wait."""
+    """Unknown tasks are returned before the worker waits for its running turns, which may take long."""
     gate = installation.model_server.gate("slow")
     worker = installation.worker(PERDURE_SHUTDOWN__DRAIN_S="60", PERDURE_SHUTDOWN__HARD_EXIT_S="90")
     worker.container.ready()
@@ -246,10 +246,10 @@ def test_a_worker_that_stops_returns_what_it_held(
     assert worker.container.wait() == 0
 
 
-def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
+def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Kombu would publish it to its exchange again, whose type only the application knows: to no queue at all."""
+    """Kombu would publish the message to its exchange, whose bindings perdure does not know, and lose it."""
     worker = installation.worker()
     worker.container.ready()
     publish_by_topic(neighbour.app, "deliveries")
@@ -263,10 +263,10 @@ def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
     assert neighbour.runs() == {"quick": 1}
 
 
-def test_what_the_previous_release_left_is_restored(
+def test_messages_left_by_the_previous_release_are_restored(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """It used kombu's default keys. Whatever is not perdure's there, or not abandoned, stays as it is."""
+    """The previous release used kombu's default keys; only perdure's abandoned messages there are restored."""
     submit(neighbour.app, "abandoned")
     neighbour.app.send_task("neighbour.quick")
     neighbour.app.send_task("neighbour.quick", queue="turns")
@@ -293,7 +293,7 @@ def test_what_the_previous_release_left_is_restored(
 def test_all_keys_of_an_installation_begin_with_its_prefix(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Only what other programs publish to or read keeps the names of kombu and Celery."""
+    """Only keys that other programs use, too, keep the names of kombu and Celery."""
     installation.worker(PERDURE_REDIS_PREFIX="other:", PERDURE_SNAPSHOTS="redis").container.ready()
     submit(neighbour.app, "hello")
     wait_until(lambda: accepted(installation, "hello"), "the message is accepted")

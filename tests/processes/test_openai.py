@@ -35,7 +35,7 @@ def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    """The SDK with another base URL, and nothing else."""
+    """The SDK with another base URL and no other change."""
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=PATIENCE_S) as made:
         yield made
 
@@ -57,7 +57,7 @@ def _turns(installation: Installation) -> int:
 def test_the_sdk_talks_to_a_durable_agent(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """Models, completions whole and streamed, responses whole, streamed and in the background."""
+    """Models, completions (whole and streamed) and responses (whole, streamed and in the background) work."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.01)
     assert [each.id for each in client.models.list()] == ["tester"]
 
@@ -103,7 +103,7 @@ def test_the_sdk_talks_to_a_durable_agent(
 def test_only_the_newest_message_is_sent_and_the_rest_is_known(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """The durable conversation has the history: the second prompt has the first turn, once."""
+    """The conversation's history comes from the database: the second prompt has the first turn, once."""
     _ask(client, "my name is Ana", extra_headers={"X-Perdure-Conversation": "names"})
     _ask(client, "what is my name?", extra_headers={"X-Perdure-Conversation": "names"})
     prompt = [each["content"] for each in installation.model_server.server.requests[-1]["messages"][1:]]
@@ -115,7 +115,7 @@ def test_only_the_newest_message_is_sent_and_the_rest_is_known(
 def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A connection that drops after the accept makes no second turn; the same words again do."""
+    """A retry after a lost connection makes no second turn; the same text after an answer does."""
     assert _ask(client, "ok") == _ask(client, "ok") == answer_to("ok")
     assert _turns(installation) == 2
     same = {"Idempotency-Key": "key-1"}
@@ -139,7 +139,7 @@ def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
 def test_a_response_resumes_after_the_gateway_was_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """`starting_after` continues with the next word at a gateway that was started anew."""
+    """`starting_after` continues with the next word at a restarted gateway."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.03)
     texts, last = [], 0
     stream = client.responses.create(model="tester", user="ana", input="tell", stream=True, background=True)
@@ -171,7 +171,7 @@ def test_a_response_resumes_after_the_gateway_was_killed(
 def test_tool_calls_are_reasoning_at_any_gateway(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """The helper `.stream()`, the whole response, and a stream that resumes after each event at another gateway."""
+    """Tool calls are reasoning in `.stream()`, in a whole response and in a stream resumed at any event."""
     with client.responses.stream(model="tester", user="ana", input="pure: one") as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -198,7 +198,7 @@ def test_tool_calls_are_reasoning_at_any_gateway(
 def test_cancelling_and_failing(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A cancelled response says so; a failed turn is an error that no retry repeats."""
+    """A cancelled response has that status; a failed turn is an error that the SDK does not retry."""
     gate = installation.model_server.gate("wait")
     made = client.responses.create(model="tester", user="ana", input="wait", background=True)
     assert gate.asked.wait(PATIENCE_S)
@@ -218,7 +218,7 @@ def test_cancelling_and_failing(
 def test_bad_requests_have_openais_shape(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """Each error names the member; nothing of it becomes a turn."""
+    """Each error has OpenAI's members and names the parameter; no request becomes a turn."""
     hello = [{"role": "user", "content": "hello"}]
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}]}]
     cases: list[tuple[str, dict[str, object], int, str | None]] = [
@@ -242,8 +242,10 @@ def test_bad_requests_have_openais_shape(
 
 
 @pytest.mark.long
-def test_a_title_is_no_turn(celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI) -> None:
-    """What a front end asks on the side is answered, and the conversation does not know of it."""
+def test_a_front_ends_title_request_is_no_turn(
+    celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
+) -> None:
+    """A front end's own requests, for a title or tags, are answered outside of the conversation."""
     title = _ask(client, "### Task:\nGenerate a title.")
     assert title == answer_to("### Task:\nGenerate a title.")
     assert _ask(client, "Tag this", extra_headers={"X-OpenWebUI-Task": "tags_generation"}) == answer_to("Tag this")
@@ -254,7 +256,7 @@ def test_a_title_is_no_turn(celery_setup: CeleryTestSetup, installation: Install
 def test_a_stream_that_the_gateway_ends_is_no_whole_answer(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A gateway that stops sends an error, and the caller who asks again finds the same turn."""
+    """A stopping gateway ends the stream with an error, and a repeated request gets the same turn."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=3, interval_s=0.15)
     stream = client.chat.completions.create(
         model="tester", user="ana", messages=[{"role": "user", "content": "tell"}], stream=True

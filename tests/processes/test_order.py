@@ -1,4 +1,4 @@
-"""Two hundred messages to one session at once."""
+"""Two hundred concurrent messages to one session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that goes down and comes back, through real workers, the real SDK and the fleet's breaker."""
+"""A model that fails and recovers, with real workers, the real SDK and the fleet's breaker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gateway(perdure: Perdure) -> Iterator[str]:
 def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
     installation: Installation, perdure: Perdure, gateway: str
 ) -> None:
-    """What users get while it is down says who answered; what operators see is the same by command and by HTTP."""
+    """Replies name the model that answered; the command and the HTTP route show the same breaker."""
     model_server = installation.model_server
     _configure(installation, FALLBACK_MODELS="offline", BREAKER__FAILURE_THRESHOLD="2")
     installation.worker().ready()
@@ -71,10 +71,10 @@ def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
     installation.check()
 
 
-def test_parked_turns_are_answered_when_it_is_back(
+def test_parked_turns_are_answered_when_the_model_is_back(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
-    """Many at once and many in one session: a few a round, in order, at the cost of one attempt each."""
+    """Parked turns of many sessions are woken a few per round, run in order, and take one attempt each."""
     model_server = installation.model_server
     _configure(installation, TURN__ON_UNAVAILABLE="park", BREAKER__FAILURE_THRESHOLD="1", RETRY__MAX_ATTEMPTS="1")
     worker = installation.worker()
@@ -111,7 +111,7 @@ def _configure(installation: Installation, **settings: str) -> None:
 
 
 def _answered_by(installation: Installation, text: str) -> tuple[str, bool | None]:
-    """Ask, as a user of its own; which model's reply is in the transcript, and whether that was a fallback."""
+    """Ask as a new user; returns the model that replied, and whether it was a fallback."""
     sent = installation.accept(text, user=text)
     (turn,) = installation.settled(sent.turn_id)
     assert turn["status"] == "done"
@@ -120,7 +120,7 @@ def _answered_by(installation: Installation, text: str) -> tuple[str, bool | Non
 
 
 def _breaker(perdure: Perdure, gateway: str) -> dict[str, Any]:
-    """The model's breaker, of which the command and the route say the same."""
+    """The model's breaker; checks that the command and the route agree."""
     listed = perdure("breakers", "list", "--json")
     assert listed.returncode == 0, listed.stderr
     found: dict[str, Any] = json.loads(listed.stdout)

@@ -1,4 +1,4 @@
-"""A turn that kills its process each time, beside turns that do not."""
+"""A turn that kills its process each time, concurrent with turns that do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.processes.installation import Installation
 BYSTANDERS = 10
 MAX_ATTEMPTS = 5
 ALONE_S = 150.0
-"""Seconds for all attempts: each one alone starts an interpreter, one after another, on a machine that may be busy."""
+"""Seconds for all attempts, each of which starts an interpreter on a machine that may be busy."""
 SHARED_ATTEMPTS = 2
 """Attempts in the worker itself; from the third on a turn that makes no progress runs alone."""
 
@@ -18,13 +18,13 @@ SHARED_ATTEMPTS = 2
 @pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("worker_count", [1])
-def test_a_turn_that_kills_its_process_is_given_up_and_its_neighbours_are_not(
+def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
     celery_setup: CeleryTestSetup, installation: Installation, worker_count: int
 ) -> None:
-    """One user's poison must not use up the attempts of ten others that ran beside it."""
+    """A poisonous turn must not use up the attempts of the ten turns that run concurrently."""
     (worker,) = installation.workers
     lives = [worker.pid]
-    # In a model call when the neighbour kills the process, twice; then left to finish.
+    # The bystanders are in a model call when the process is killed, twice; then they may finish.
     gates = [installation.model_server.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
     bystanders = [installation.accept(f"hello {number}", user=f"bystander {number}") for number in range(BYSTANDERS)]
     for gate in gates:

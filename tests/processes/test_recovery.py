@@ -1,4 +1,4 @@
-"""How soon another worker goes on, and what a worker that was merely stopped may still do."""
+"""How soon another worker continues a turn, and that a stopped worker writes nothing afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAST_LEASE_S = LEASE_S * 2
 def test_another_worker_goes_on_within_lease_and_sweep(
     celery_setup: CeleryTestSetup, installation: Installation, deaths: int
 ) -> None:
-    """A killed worker may cost its turns the lease, a round of the sweeper, and three seconds, not more."""
+    """A killed worker delays its turns by at most the lease, a round of the sweeper, and three seconds."""
     for _ in range(deaths):
         text = f"pure: {time.monotonic_ns()}"
         gate = installation.model_server.gate(text, nth=2)
@@ -47,21 +47,21 @@ def test_another_worker_goes_on_within_lease_and_sweep(
 
 @pytest.fixture
 def stopped(celery_setup: CeleryTestSetup, installation: Installation) -> Iterator[Stopped]:
-    """Workers, of which the test stops one."""
+    """Two workers, of which the test stops one."""
     made = Stopped(installation)
     yield made
     made.go_on()
 
 
 class Stopped:
-    """One worker is stopped at a place, past its lease, while the others must go on; then it continues."""
+    """One worker is stopped past its lease, while the others must continue its work; then it resumes."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self.worker: Worker | None = None
 
     def found(self, pid: int) -> None:
-        """`pid` has stopped."""
+        """Note that the worker `pid` has stopped."""
         self.worker = next(each for each in self._installation.workers if each.pid == pid)
 
     def at(self, place: Place) -> None:
@@ -69,12 +69,12 @@ class Stopped:
         self.found(wait_until(self._installation.faults.fired, f"a worker stops at {place}").pid)
 
     def go_on(self) -> None:
-        """Continue it."""
+        """Resume the worker."""
         if self.worker is not None:
             os.kill(self.worker.pid, signal.SIGCONT)
 
     def writes_nothing_and_lives(self) -> None:
-        """Continue it: no table changes, and then it takes new turns, alone."""
+        """Resume the worker: it changes no table, and runs new turns as the only worker."""
         installation, worker = self._installation, self.worker
         assert worker is not None
         before = installation.snapshot()
@@ -83,7 +83,7 @@ class Stopped:
         wait_until(
             lambda: [note for note in installation.faults.notes(marks) if note.pid == worker.pid], "it breathes again"
         )
-        # A whole heartbeat and a sweep of it have passed when it has noted so many sweeps.
+        # After four sweeps, the worker has had at least one heartbeat and one whole sweep.
         wait_until(lambda: self._sweeps(marks) >= 4, "it has had its chance to write")
         assert installation.snapshot() == before
         for other in installation.workers:
@@ -103,14 +103,14 @@ class Stopped:
 
 @pytest.mark.long
 def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Installation) -> None:
-    """Its answer comes too late: another worker has asked again, and the late one must not be written."""
+    """The model's late answer must not be written, since another worker has asked again."""
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
     pid = installation.lease_owner(accepted.session_id)
     os.kill(pid, signal.SIGSTOP)
     stopped.found(pid)
-    _goes_on_elsewhere(installation, "hello", str(accepted.turn_id))
+    _continues_elsewhere(installation, "hello", str(accepted.turn_id))
     gate.opened.set()
     stopped.writes_nothing_and_lives()
 
@@ -118,7 +118,7 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
 @pytest.mark.long
 @pytest.mark.parametrize(("tool", "point"), [*product(["pure", "probed", "unsafe"], ["entered", "acted"])])
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
-    """Its result arrives after another worker has recorded the call's outcome."""
+    """The tool's result arrives after another worker has recorded the call's outcome."""
     place = Place("within", f"{tool}.{point}")
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept(f"{tool}: stop")
@@ -130,11 +130,11 @@ def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation
 @pytest.mark.long
 @pytest.mark.parametrize("place", [Place("before", "turns.step", 2), Place("before", "turns.settle")], ids=str)
 def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Installation, place: Place) -> None:
-    """The commit that it then sends bears a token of the past."""
+    """The resumed worker's commit has a stale token, and changes nothing."""
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept("pure: stop")
     stopped.at(place)
-    _goes_on_elsewhere(installation, "pure: stop", str(accepted.turn_id), done("pure", "pure: stop"))
+    _continues_elsewhere(installation, "pure: stop", str(accepted.turn_id), done("pure", "pure: stop"))
     stopped.writes_nothing_and_lives()
 
 
@@ -142,7 +142,7 @@ def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Inst
 def test_a_worker_stopped_between_update_and_commit(
     stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """Its locks must not outlive its silence, nor the half of its work that it had done."""
+    """PostgreSQL must end the stopped worker's transaction, with its locks and its uncommitted rows."""
     gate = installation.model_server.gate("first")
     first = installation.accept("first")
     gate.wait()
@@ -168,7 +168,7 @@ def test_a_worker_stopped_between_update_and_commit(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sweep.take", "sweep.wake_due"])
 def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
-    """Whoever has the round holds no lock: the next round is somebody else's."""
+    """The sweeping worker holds no lock, so another worker takes the next round."""
     place = Place("after" if name == "sweep.take" else "before", name)
     installation.faults.arm(place, signal.SIGSTOP)
     stopped.at(place)
@@ -179,7 +179,7 @@ def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Install
     stopped.writes_nothing_and_lives()
 
 
-def _goes_on_elsewhere(installation: Installation, text: str, turn_id: str, *results: str) -> None:
+def _continues_elsewhere(installation: Installation, text: str, turn_id: str, *results: str) -> None:
     (turn,) = installation.settled(turn_id, within_s=RECOVERY_S)
     assert turn["status"] == "done"
     assert turn["reply"] == {"text": answer_to(text, *results), "format": "text"}

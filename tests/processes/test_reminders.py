@@ -23,7 +23,7 @@ PLACES = [
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_killed_at_a_slot(installation: Installation, place: Place) -> None:
-    """The worker that fires it dies there; another one goes on, and the slot is one turn."""
+    """Another worker continues after the firing one dies, and the slot is one turn."""
     workers = [installation.worker() for _ in range(2)]
     for worker in workers:
         worker.container.ready()

@@ -1,4 +1,4 @@
-"""Replies that travel: to a URL, signed and repeated until taken, and to a task by name."""
+"""Replies to a URL, signed and repeated until accepted, and to a task by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes.receiver import Delivery, Receiver
 def test_a_url_is_posted_to_until_it_takes_the_reply(
     celery_setup: CeleryTestSetup, installation: Installation, receiver: Receiver
 ) -> None:
-    """A receiver that fails for a moment gets the reply again, and can tell by its id that it is the same."""
+    """A receiver that fails once gets the reply again, and can recognize it by its id."""
     receiver.statuses.append(500)
     accepted = installation.accept("hello", reply_to={"url": receiver.url})
 
@@ -52,7 +52,7 @@ def test_a_url_is_posted_to_until_it_takes_the_reply(
 
 @pytest.mark.long
 def test_a_task_is_sent_the_reply(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A service that speaks Celery gets the turn as keyword arguments of its own task."""
+    """A Celery application gets the turn as keyword arguments of its own task."""
     came: list[dict[str, Any]] = []
     app: Celery = celery_setup.app
     arrived = threading.Event()

@@ -1,6 +1,6 @@
-"""Talk on the terminal, leave or be killed, come back, here or elsewhere: the agent knows.
+"""Conversations in a terminal that end or are killed: the agent remembers them, there and on other channels.
 
-Real commands and a real worker; what the agent knows is what its model is shown.
+Real commands and a real worker; the prompt shows what the agent remembers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHAT = (*COMMAND, "chat", "--user", USER)
 
 
 def _shown(installation: Installation, text: str) -> list[dict[str, str]]:
-    """The prompt that the model was given when `text` was the newest thing said."""
+    """The newest prompt whose last message is `text`."""
     prompts = [body["messages"] for body in installation.model_server.server.requests]
     return next(prompt for prompt in reversed(prompts) if prompt[-1]["content"] == text)
 
@@ -36,7 +36,7 @@ def _knows(installation: Installation, text: str, fact: str) -> bool:
 
 
 def _talk(installation: Installation, text: str) -> None:
-    """Start the chat, say something, hear the answer, and leave."""
+    """Start the chat, send a text, read the answer, and quit."""
     spoken = subprocess.run(
         CHAT, env=installation.environment, input=f"{text}\n", capture_output=True, text=True, check=True, timeout=60
     )
@@ -45,7 +45,7 @@ def _talk(installation: Installation, text: str) -> None:
 
 @contextmanager
 def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the chat, say something, hear the answer, and stay."""
+    """Start the chat, send a text, read the answer, and keep it running."""
     chat = subprocess.Popen(
         CHAT,
         env=installation.environment,
@@ -69,8 +69,8 @@ def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen
 
 @pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
-def test_whoever_comes_back_is_known(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """Left, the conversation is summed up for the next; killed, it goes on; on another channel, too."""
+def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """After a quit the next session has a summary; after a kill, or on another channel, the session continues."""
     _talk(installation, "my cat is called Ida")
     rows = wait_until(
         lambda: installation.query("SELECT session_id, summary FROM sessions WHERE state = 'ended'"), "the end", 60
@@ -100,7 +100,7 @@ def test_whoever_comes_back_is_known(celery_setup: CeleryTestSetup, installation
 
 @pytest.mark.usefixtures("redis_server")
 def test_a_fact_told_on_one_channel_is_in_the_prompt_on_another(installation: Installation) -> None:
-    """Five turns, the session's end, consolidation, a new session: all of it by a worker, the prompt as it was sent."""
+    """After five turns, the session's end and its consolidation, a new session's prompt has the memory."""
     installation.worker(PERDURE_SUMMARY_MODEL="offline").container.ready()
     fact = "My allergy is to walnuts."
     for text in (fact, "hello", "how are you", "nice weather", "good night"):

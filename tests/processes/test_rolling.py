@@ -1,4 +1,4 @@
-"""A rolling restart under load, with the budgets that are shipped, and model calls of one to twenty seconds."""
+"""A rolling restart under load, with the default budgets and model calls of one to twenty seconds."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ AS_SHIPPED = {
 }
 
 LATENCIES_S = (20, 1, 16, 5, 18, 9, 17, 3, 19, 13)
-"""Of the calls, one message after another. Those beyond the drain's budget are met by any worker that leaves."""
+"""Latencies of successive calls. Every leaving worker has some that exceed the drain's budget."""
 
 EVERY_S = 0.4
-"""A message each. Twenty calls or so run at once then: no worker runs out of slots, so that nothing queues."""
+"""Seconds between messages. About twenty calls then run at once, and no worker runs out of slots."""
 
 HANDED_OVER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message, and how long the model thinks about it."""
+    """A message and the latency of its model call."""
 
     text: str
     latency_s: float
@@ -50,7 +50,7 @@ class Said:
 
 
 class Load:
-    """Somebody says something every `EVERY_S`, each time somebody else."""
+    """Sends a message every `EVERY_S`, each as another user."""
 
     def __init__(self, installation: Installation, receiver: Receiver) -> None:
         self.said: list[Said] = []
@@ -61,7 +61,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say nothing more."""
+        """Stop sending."""
         self._enough.set()
         self._thread.join()
 
@@ -80,7 +80,7 @@ class Load:
 def test_a_rolling_restart_costs_a_reply_no_more_than_the_call_it_repeats(
     installation: Installation, receiver: Receiver
 ) -> None:
-    """Each of three workers is replaced in its turn: nothing is lost, doubled, or late beyond the repeated call."""
+    """Three workers are restarted in turn: no reply is lost, doubled, or delayed by more than the repeated call."""
     workers = [installation.worker(**AS_SHIPPED) for _ in range(3)]
     for worker in workers:
         worker.container.ready()
@@ -106,7 +106,7 @@ def test_a_rolling_restart_costs_a_reply_no_more_than_the_call_it_repeats(
 
 
 def _replaced(worker: Worker) -> float:
-    """Tell a worker to leave, and start it again; when it was told."""
+    """Restart a worker with SIGTERM; returns when it was signalled."""
     told_at = time.monotonic()
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait(BUDGET.hard_exit_s) == 0

@@ -1,4 +1,4 @@
-"""A worker that is busy with one kind of work takes no other work with it: on Redis, and on RabbitMQ."""
+"""A worker that is busy with one kind of work delays no other kind, on Redis and on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Receiver
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
-"""The sweeper makes up for nothing within the time of these tests."""
+"""The sweeper repairs nothing within the time of these tests."""
 
 BACKLOG = 400
 
 AHEAD = 40
-"""More than what RabbitMQ has sent ahead when the worker cancels the queue."""
+"""More than RabbitMQ prefetches before the worker cancels the consumer."""
 
 BROKERS = [
     pytest.param("redis", id="redis"),
@@ -42,7 +42,7 @@ def installation(
     model_server: ModelServer,
     tmp_path: Path,
 ) -> Iterator[Installation]:
-    """An installation over either broker, without workers at first."""
+    """An installation over either broker, without workers."""
     broker_url = request.getfixturevalue("rabbitmq") if request.param == "rabbitmq" else None
     made = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
     yield made
@@ -60,7 +60,7 @@ def silent_receiver() -> Iterator[str]:
 
 @pytest.mark.long
 def test_receivers_that_hang_delay_no_turn(installation: Installation, silent_receiver: str) -> None:
-    """Twelve deliveries wait for an answer that never comes; a turn runs next to them at once."""
+    """While twelve deliveries wait for an answer that never comes, a turn runs at once."""
     installation.worker("--concurrency=4", **PATIENT).container.ready()
     sent = [installation.accept("hello", user=f"u{n}", reply_to={"url": silent_receiver}) for n in range(12)]
     installation.settled(*(each.turn_id for each in sent))
@@ -120,8 +120,8 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
 
 
 @pytest.mark.long
-def test_one_worker_works_off_what_it_had_no_room_for(installation: Installation) -> None:
-    """It takes from the queue again as soon as a turn has ended, without the sweeper, and at full concurrency.
+def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installation) -> None:
+    """The worker consumes again as soon as a turn has ended, without the sweeper and at full concurrency.
 
     The turns need three seconds of the model's time; with a pause of a second after each four, they took 18 seconds.
     """
@@ -134,7 +134,7 @@ def test_one_worker_works_off_what_it_had_no_room_for(installation: Installation
 
 @pytest.mark.long
 def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -> None:
-    """The worker holds a bounded number of them, whatever routing key they were published with."""
+    """The worker holds a bounded number of unknown tasks, whatever their routing key."""
     url = installation.environment["PERDURE_BROKER_URL"]
     bound = Queue("maintenance", Exchange("events", type="topic"), routing_key="quick.*")
     worker = installation.worker("--concurrency=4", **PATIENT)
@@ -158,7 +158,7 @@ def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -
 
 @pytest.mark.long
 def test_turns_begin_by_priority(installation: Installation) -> None:
-    """One place, and a backlog of every priority: 9 first, 0 last, whatever the broker calls them."""
+    """With one slot, a backlog of all priorities runs from 9 to 0, however the broker orders priorities."""
     priorities = [5, 0, 9, 3, 6, 1, 8, 2, 7, 4]
     sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
     installation.worker("--concurrency=1", **PATIENT)

@@ -1,4 +1,4 @@
-"""`perdure.send` in an application's process, with real workers: the wake-up, and a death before it."""
+"""`perdure.send` in an application's process, with real workers: the wake-up, and a crash before it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENT = {"PERDURE_TURN__SWEEP_S": "600", "PERDURE_TURN__LEASE_S": "30", "PERDU
 
 
 def run(installation: Installation, text: str, then: str) -> list[dict[str, Any]]:
-    """What the application printed."""
+    """Run the application; returns the JSON lines that it printed."""
     command = [sys.executable, "-c", APPLICATION, text, then]
     done = subprocess.run(
         command, env=installation.environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -50,7 +50,7 @@ def run(installation: Installation, text: str, then: str) -> list[dict[str, Any]
 
 @pytest.mark.long
 def test_the_commit_wakes_a_worker(installation: Installation) -> None:
-    """The answer comes without the sweeper."""
+    """The turn is answered without the sweeper."""
     installation.worker(**PATIENT).container.ready()
     began = time.monotonic()
     _, settled = run(installation, "hello", "wait")
@@ -61,7 +61,7 @@ def test_the_commit_wakes_a_worker(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_killed_between_the_commit_and_the_wake_up(installation: Installation) -> None:
-    """The sweeper routes what nobody announced; sent again, it is the same turn."""
+    """The sweeper routes messages without a wake-up; a message that is sent again is the same turn."""
     worker = installation.worker()
     worker.container.ready()
     sent = [run(installation, f"hello {number % 3}", "die")[0]["turn_id"] for number in range(6)]
@@ -73,8 +73,8 @@ def test_killed_between_the_commit_and_the_wake_up(installation: Installation) -
 
 
 @pytest.mark.long
-def test_the_gateway_routes_what_is_asked_for(installation: Installation) -> None:
-    """Without a worker: a turn that is read is routed first, so it can be cancelled."""
+def test_the_gateway_routes_a_requested_turn(installation: Installation) -> None:
+    """The gateway routes a turn before it reads or cancels it, without a worker."""
     environment = {**installation.environment, "PERDURE_AGENTS": "perdure.builtin", "PERDURE_MODEL": "offline"}
     turn_id = run(installation, "hello", "die")[0]["turn_id"]
     assert not installation.query("SELECT 1 FROM turns")

@@ -1,4 +1,4 @@
-"""One user floods a fleet of real workers: others are answered, nothing is lost, whoever dies."""
+"""One user floods a fleet of real workers: others are answered, and no turn is lost with a killed worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOOD, AT_ONCE = 40, 3
 
 @pytest.fixture
 def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
-    """Two workers of two threads each: one more than a user may have."""
+    """Two workers with two threads each: in all, one thread more than a user's limit."""
     settings = installation.runtime.settings
     session = settings.session.model_copy(update={"scope": Scope.CHANNEL})
     turn = settings.turn.model_copy(update={"user_concurrency": AT_ONCE})
@@ -35,7 +35,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
 def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """Three turns of the flood run, however slow; another user is answered meanwhile. Then a worker is killed."""
+    """While three slow turns of the flood run, another user is answered. Then a worker is killed."""
     texts = [f"flood {number}" for number in range(FLOOD)]
     gates = {text: installation.model_server.gate(text) for text in texts}
     flood = [installation.accept(text, user="flood", channel=f"channel-{number}") for number, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""SIGTERM: a deploy costs a turn nothing but a repeated model call."""
+"""SIGTERM: a deploy costs a turn no more than a repeated model call."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ LONG_LEASE = {
 }
 HARD_EXIT_S = 3.0
 STUCK = {**LONG_LEASE, "PERDURE_SHUTDOWN__DRAIN_S": "0.2", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(HARD_EXIT_S)}
-"""A worker that leaves long before a tool's time is up, and the tool's lease."""
+"""A worker that exits long before the tool's time limit and the lease are over."""
 
 PHASE = re.compile(r"shutdown, (\d) of 4: (.*)")
 
 HEARD_S = 0.5
-"""Between a signal and a thread's hearing of it, on a machine that has other things to do."""
+"""Seconds from a signal to a thread's reaction, on a busy machine."""
 
 
 def _told(worker: Worker, number: signal.Signals, heard: str = "to drain") -> None:
-    """Send a signal, and return when it was heard."""
+    """Send a signal, and wait until the log shows the reaction."""
     worker.container.signal(number)
     wait_until(lambda: heard in worker.logs(), f"{worker.name()} hears {number.name}")
 
 
 def _figures(line: str, form: str) -> list[float]:
-    """The numbers in a log line at the places where its form has #."""
+    """The numbers in a log line, one for each # in `form`."""
     found = re.fullmatch(re.escape(form).replace(r"\#", r"([\d.]+)"), line)
     assert found is not None, f"{line!r} is not of the form {form!r}"
     return [float(each) for each in found.groups()]
@@ -53,7 +53,7 @@ def _figures(line: str, form: str) -> list[float]:
 def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """A worker that is told to leave hands on what it cannot finish, at once and for free."""
+    """A worker that shuts down parks a turn that it cannot finish, at once and without a strike."""
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
@@ -78,7 +78,7 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
 
 @pytest.mark.long
 def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A side effect that has begun is seen to its end, so that nobody need wonder about it."""
+    """A side effect that has begun is awaited, so that its outcome is known."""
     installation.faults.arm(Place("within", "unsafe.entered"), signal.SIGTERM)
     accepted = installation.accept("unsafe: quick")
     (turn,) = installation.settled(accepted.turn_id)
@@ -92,7 +92,7 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
 
 @pytest.mark.long
 def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A turn in a process of its own is parked like any other, and holds nobody's shutdown up."""
+    """A turn in a process of its own is parked like any other, and delays no shutdown."""
     gate = installation.model_server.gate("hello", nth=1)
     accepted = installation.accept("hello")
     for deaths in range(1, ISOLATE_FROM_CLAIM + 1):
@@ -118,9 +118,9 @@ def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, 
 @pytest.mark.long
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_hastens(installation: Installation, first: signal.Signals) -> None:
-    """The drain's deadline is now; nothing is lost by it, the status is still 0, and the log tells what became of all.
+    """The second signal ends the drain at once, without loss and with exit status 0; the log accounts for all turns.
 
-    The turn that ends in time counts as finished, the other one as parked; one from before the signal as neither.
+    A turn that ends in time counts as finished, the other one as parked; an earlier turn counts as neither.
     """
     gates = {text: installation.model_server.gate(text) for text in ("hello", "soon")}
     leaving = installation.worker(**PATIENT)
@@ -154,8 +154,8 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
 
 
 @pytest.mark.long
-def test_at_the_hard_limit_leases_are_given_back(installation: Installation) -> None:
-    """A tool that never ends costs its process a status of 1, and its session no wait for the lease."""
+def test_at_the_hard_limit_leases_are_released(installation: Installation) -> None:
+    """A tool that never ends makes the worker exit with 1, but its session need not wait for the lease."""
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     accepted = installation.accept("stuck: now")
@@ -177,8 +177,8 @@ def test_at_the_hard_limit_leases_are_given_back(installation: Installation) -> 
 
 
 @pytest.mark.long
-def test_a_database_that_hangs_holds_no_exit_up(installation: Installation) -> None:
-    """The leases cannot be given back, and run out; the hard limit holds all the same."""
+def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
+    """The hard limit also applies if the leases cannot be released, and expire later."""
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     installation.accept("stuck: now")
@@ -199,10 +199,10 @@ def test_a_database_that_hangs_holds_no_exit_up(installation: Installation) -> N
 
 
 @pytest.mark.long
-def test_what_the_broker_sends_at_that_moment_goes_back(installation: Installation) -> None:
-    """Redis has been asked for one more message, and pops whichever comes first: nobody waits for its sweep.
+def test_messages_received_during_the_shutdown_return_to_the_queue(installation: Installation) -> None:
+    """A worker that shuts down has a pending pop in Redis; it returns the message, which then needs no sweep.
 
-    The sweeper is far off here, and the worker drains for as long as the test lasts.
+    In this test no sweep runs, and the worker drains until the end.
     """
     rare = {**PATIENT, "PERDURE_TURN__SWEEP_S": "60"}
     gate = installation.model_server.gate("slow")

@@ -1,4 +1,4 @@
-"""The socket through the real server: a turn's events, a frame that is too long, a gateway that stops."""
+"""The WebSocket of a real gateway: a turn's events, a frame that is too long, a gateway that stops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _connected(gateway: GatewayProcess) -> Iterator[ClientConnection]:
 def test_a_turn_over_the_socket(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:
-    """The message is answered, a frame beyond the limit closes the connection, and a stop says that it is one."""
+    """A message is answered, a too long frame closes with 1009, and a gateway's shutdown closes with 1012."""
     with _connected(gateway) as socket:
         socket.send('{"type": "send", "user_id": "ana", "text": "hello"}')
         while (frame := json.loads(socket.recv(20))).get("event") != "done":

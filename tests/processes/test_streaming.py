@@ -26,7 +26,7 @@ SEED = int(os.environ.get("PERDURE_CHAOS_SEED", str(time.time_ns() % 1_000_000))
 PATIENCE_S = 90.0
 WORDS = 60
 STREAMS = 4
-"""Streams that are read at once."""
+"""Streams that are read concurrently."""
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_cut_streams_resume_while_processes_are_killed(
 
 @pytest.mark.chaos
 def test_a_hundred_cuts(celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess) -> None:
-    """The same for long: at least a hundred cuts."""
+    """The test above with more streams: at least a hundred cuts."""
     assert cut_and_kill(installation, gateway, turns=20, cuts=8, kills=15) >= 100
     installation.check()
 
@@ -186,7 +186,7 @@ def test_the_first_words_arrive_while_the_model_speaks(
 def test_a_chat_prints_an_answer_as_it_is_written(
     celery_setup: CeleryTestSetup, installation: Installation, perdure: Perdure
 ) -> None:
-    """On a terminal the first words come while the turn runs, and each word comes once."""
+    """A terminal shows the first words while the turn runs, and each word once."""
     installation.model_server.answers["tell"] = Answer(story(0), piece=7, interval_s=0.03)
     terminal = Terminal(perdure, installation.environment)
     try:

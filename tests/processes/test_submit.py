@@ -1,4 +1,4 @@
-"""`turns.submit` from a program that knows the broker's URL and the task's name, and nothing else."""
+"""`turns.submit` from a program that knows only the broker's URL and the task's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = 20
 def test_the_result_says_that_the_message_is_accepted(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """Other services are told which turn their message became, and can read its reply by that id."""
+    """The task's result contains the turn's id, by which the sender can read the reply."""
     result = celery_setup.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"}, queue="ingress")
     accepted = result.get(timeout=20)
     assert set(accepted) == {"turn_id", "session_id", "duplicate"}
@@ -47,7 +47,7 @@ def test_a_task_is_for_a_tenants_user(celery_setup: CeleryTestSetup, installatio
 
 @pytest.mark.long
 def test_a_task_sent_twice_is_one_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """Brokers and senders repeat messages; the task's id tells a repetition."""
+    """Brokers and senders repeat messages; the task's id identifies a repetition."""
     message = {"user_id": "ana", "text": "hello"}
     first, again = (
         celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id="the same")
@@ -73,10 +73,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.long
-def test_wrong_arguments_fail_with_a_code_and_a_sentence(
+def test_wrong_arguments_fail_with_a_code_and_a_message(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """A sender in another team must learn what is wrong with its message, and nothing of our insides."""
+    """The error tells the sender what is wrong with the message, without a traceback."""
     for given, code in WRONG:
         result = celery_setup.app.send_task("turns.submit", queue="ingress", **given)
         error = str(result.get(timeout=20, propagate=False))

@@ -19,8 +19,8 @@ GIVEN_UP_S = 120.0
 
 @pytest.mark.timeout(180)
 @pytest.mark.long
-def test_a_session_with_unreadable_rows_goes_on(installation: Installation) -> None:
-    """A newer release wrote them: its turn is given up after its attempts, and the messages after it are answered."""
+def test_a_session_with_unreadable_rows_continues(installation: Installation) -> None:
+    """A turn with rows of a newer release fails after its attempts, and later messages are answered."""
     first = installation.accept("hello")
     worker = installation.worker()
     installation.settled(first.turn_id)
@@ -44,8 +44,8 @@ def test_a_session_with_unreadable_rows_goes_on(installation: Installation) -> N
 
 
 @pytest.mark.timeout(60)
-def test_a_reply_outlives_a_lock_timeout(installation: Installation) -> None:
-    """Another application's transaction holds the row for longer than a statement waits: the model is asked once."""
+def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
+    """If another transaction locks the row for longer than a statement waits, the model is not asked again."""
     installation.worker(PERDURE_TURN__LEASE_S="15").ready()
     gate = installation.model_server.gate("hello")
     sent = installation.accept("hello")

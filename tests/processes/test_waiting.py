@@ -1,4 +1,4 @@
-"""Hundreds of turns that wait on a slow model, in one process."""
+"""Hundreds of turns that wait for a slow model, in one process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.processes.installation import Installation
 TURNS = 300
 MIB = 2**20
 BESIDE = 60
-"""Threads of a worker besides those that wait: Celery's, the keeper's, the sweeper's, a few of the SDK's."""
+"""Bound on a worker's threads besides those that wait: Celery's, the keeper's, the sweeper's, some of the SDK."""
 
 
 @pytest.fixture
 def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
-    """One worker with room for all of them."""
+    """One worker with a slot for each turn."""
     cluster = CeleryWorkerCluster(installation.worker("--concurrency", str(TURNS)))
     assert cluster.ready()
     return cluster
@@ -25,7 +25,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
 
 @pytest.mark.long
 def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A turn mostly waits; waiting must cost next to nothing."""
+    """Turns mostly wait, so each may cost no more than a thread and a MiB of memory."""
     (worker,) = installation.workers
     process = psutil.Process(worker.pid)
     before = process.memory_info().rss

@@ -1,4 +1,4 @@
-"""A worker in which nothing runs any more, and the process that ends it."""
+"""The watchdog, a process that kills a worker in which no Python thread runs any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIX = "perdure:"
 
 
 def watched(installation: Installation, *options: str) -> Worker:
-    """A worker that takes work, and whose watchdog is impatient."""
+    """A worker that takes work, and whose watchdog has a short limit."""
     worker = installation.worker(*options, **{SILENCE_S: "0"})
     worker.container.ready()
     watchdog(worker.pid)
@@ -40,7 +40,7 @@ def watchdog(pid: int) -> psutil.Process:
 
 
 def ignores_sigterm(process: psutil.Process) -> bool:
-    """Whether the kernel has it so."""
+    """Whether the process ignores SIGTERM, according to the kernel."""
     status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     (ignored,) = [line.split()[1] for line in status if line.startswith("SigIgn:")]
     return bool(int(ignored, 16) >> (signal.SIGTERM - 1) & 1)
@@ -52,7 +52,7 @@ def watchdogs(pid: int) -> list[psutil.Process]:
 
 
 def arguments(process: psutil.Process) -> list[str]:
-    """The arguments of a process; none if it has ended."""
+    """The arguments of a process; empty if it has ended."""
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:
@@ -60,7 +60,7 @@ def arguments(process: psutil.Process) -> list[str]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended, be it reaped or not."""
+    """Whether a process has ended, reaped or not."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -77,8 +77,8 @@ def kills(installation: Installation) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_go_on(installation: Installation) -> None:
-    """One call into C must not stop a worker, nor the turns of others that run there, until a person comes."""
+def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(installation: Installation) -> None:
+    """One call into C must not block a worker and all its turns until an operator intervenes."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     gate = installation.model_server.gate("hello")
@@ -97,7 +97,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_go_on(instal
     assert kills(installation) == [f"worker-1@{os.uname().nodename}"]
     wait_until(lambda: has_ended(dog), "its watchdog has ended with it")
     gate.opened.set()
-    cancel(installation.runtime, culprit.turn_id)  # else it would stop the next worker
+    cancel(installation.runtime, culprit.turn_id)  # otherwise it would block the next worker
     installation.worker().container.ready()
     turns = installation.settled(bystander.turn_id, culprit.turn_id)
     assert [turn["status"] for turn in turns] == ["done", "cancelled"]
@@ -106,7 +106,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_go_on(instal
 
 @pytest.mark.long
 def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installation) -> None:
-    """SIGTERM cannot be handled where no Python thread runs, and a drain may meet such a call, too."""
+    """A tool may block the interpreter during a drain, when SIGTERM can no longer be handled."""
     worker = watched(installation)
     gate = installation.model_server.gate("frozen: late")
     installation.accept("frozen: late")
@@ -121,7 +121,7 @@ def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installat
 
 @pytest.mark.long
 def test_a_worker_that_is_stopped_is_killed(installation: Installation) -> None:
-    """Stopped alone past the limit, it is as silent as one that hangs."""
+    """A worker stopped past the limit, without its watchdog, is as silent as a blocked one."""
     worker = watched(installation)
     os.kill(worker.pid, signal.SIGSTOP)
 
@@ -130,7 +130,7 @@ def test_a_worker_that_is_stopped_is_killed(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdure: Perdure) -> None:
-    """In its body: this gateway is as ready without it, and a balancer must not take it out."""
+    """The body names the worker, but the status stays 200: the gateway itself is ready."""
     worker = watched(installation)
     with serving(perdure) as url:
         assert httpx2.get(f"{url}/readyz").json() == {"status": "ready"}
@@ -146,7 +146,7 @@ def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdu
 
 @pytest.mark.long
 def test_a_process_tree_that_is_stopped_is_not_killed(installation: Installation) -> None:
-    """A debugger, a suspended machine and Ctrl-Z stop the watchdog, too: when it goes on, the time begins anew."""
+    """Ctrl-Z or a suspended machine also stops the watchdog, which then starts its time limit again."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     os.kill(worker.pid, signal.SIGSTOP)
@@ -164,8 +164,8 @@ def test_a_process_tree_that_is_stopped_is_not_killed(installation: Installation
 
 
 @pytest.mark.long
-def test_a_database_that_is_away_is_no_silence(installation: Installation) -> None:
-    """A worker that waits for PostgreSQL and Redis is in order."""
+def test_an_unresponsive_redis_is_no_silence(installation: Installation) -> None:
+    """A worker that waits for Redis must not be killed."""
     worker = watched(installation)
     installation.redis.kill("SIGSTOP")
     stopped_at = time.monotonic()
@@ -178,7 +178,7 @@ def test_a_database_that_is_away_is_no_silence(installation: Installation) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_watchdog_ends_with_its_worker(installation: Installation, number: signal.Signals) -> None:
-    """However that ended: a watchdog that stayed might kill a stranger with the same number."""
+    """A watchdog that outlived its worker might kill another process with the same id."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     for meant_for_the_worker in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -192,7 +192,7 @@ def test_the_watchdog_ends_with_its_worker(installation: Installation, number: s
 
 @pytest.mark.long
 def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
-    """The system may kill it to have memory, and the worker would go unwatched for the rest of its life."""
+    """The system may kill a watchdog for memory; without another one the worker would stay unwatched."""
     worker = watched(installation)
     first = watchdog(worker.pid)
     first.kill()
@@ -202,7 +202,7 @@ def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_the_children_of_a_prefork_worker_are_watched_each(installation: Installation) -> None:
-    """There the turns run in children, and the worker's own process runs none."""
+    """In a prefork worker only the children run turns, so only they are watched."""
     worker = watched_prefork(installation)
     (child,) = [each for each in psutil.Process(worker.pid).children() if watchdogs(each.pid)]
     installation.accept("frozen: child")

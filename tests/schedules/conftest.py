@@ -1,4 +1,4 @@
-"""A ledger on a clock that stands at a known moment, and an entry to try it with."""
+"""A clock that starts at a known time, and a schedule entry for the tests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Ask = Callable[..., Any]
 
 
 def move_to(clock: MovedClock, when: datetime) -> None:
-    """Set the clock, and with it the database's, ahead or back to `when`."""
+    """Set the clock, and the database's with it, to `when`."""
     clock.advance(when - clock.now())
 
 
 @pytest.fixture
 def clock() -> MovedClock:
-    """A clock that stands at `START` and goes on from there."""
+    """A clock that starts at `START`."""
     made = MovedClock()
     move_to(made, START)
     return made
@@ -37,13 +37,13 @@ def clock() -> MovedClock:
 
 @pytest.fixture
 def limits(settings: Settings) -> TurnSettings:
-    """Leases of 30 s, swept for every 5 s."""
+    """The settings of turns: leases of 30 s, a sweep every 5 s."""
     return settings.turn
 
 
 @pytest.fixture
 def ask(database: Database) -> Ask:
-    """Ask the database something: `ask(sql, name=value)` returns rows."""
+    """Run a query: `ask(sql, name=value)` returns rows."""
 
     def run(sql: str, **parameters: Any) -> list[Row[Any]]:
         return list(database.run(Statement(f"tests.{abs(hash(sql))}", sql), parameters))

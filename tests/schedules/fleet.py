@@ -1,4 +1,4 @@
-"""A fleet in one thread: Celery's own beats, a wire that loses and repeats, tasks that settle slots."""
+"""A fleet in one thread: Celery's own beats, a queue that loses and repeats messages, tasks that settle slots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TASKS = (
 )
 
 Message = tuple[str, dict[str, Any], dict[str, Any]]
-"""A task's name, its arguments, how it was published."""
+"""A task's name, its arguments, its publishing options."""
 
 _SETTLED = Statement(
     "tests.settled",
@@ -48,7 +48,7 @@ _SETTLED = Statement(
 def make_app(
     runtime: Runtime, broker_url: str, names: tuple[str, ...], did: list[tuple[str, dict[str, Any]]]
 ) -> Celery:
-    """An application whose tasks note in `did` that they ran, and with which arguments."""
+    """An application whose tasks record their runs and arguments in `did`."""
     app = Celery("tests", broker=broker_url, set_as_current=False)
     app.conf.update(timezone=runtime.settings.timezone, task_ignore_result=True, worker_hijack_root_logger=False)
 
@@ -59,7 +59,7 @@ def make_app(
 
         app.task(body, name=name, bind=True, base=ScheduledTask, shared=False)
 
-    app.finalize()  # with the real tasks, if another test of this process has imported them
+    app.finalize()  # registers the real tasks, if another test of this process has imported them
     for name in TASKS:
         app.tasks.pop(name, None)
     for name in names:
@@ -71,7 +71,7 @@ def make_app(
 
 
 class Fleet:
-    """Beats, sweepers and workers, all of them on the test's clock."""
+    """Beats, sweepers and workers on the test's clock; `wire` is their queue."""
 
     def __init__(self, runtime: Runtime, clock: MovedClock, names: tuple[str, ...], *, beats: int, seed: int) -> None:
         self.clock = clock
@@ -82,10 +82,10 @@ class Fleet:
         self.entries: dict[str, Entry] = dict(self.app.perdure().entries)
         self.beats = [self.beat() for _ in range(beats)]
         self.lost = self.fired = 0
-        self._random = Random(seed)  # noqa: S311 (a run that failed must fail again)
+        self._random = Random(seed)  # noqa: S311 (a failed run must be repeatable)
 
     def beat(self) -> Scheduler:
-        """A beat that has just been started."""
+        """Start a beat."""
         wire = self.wire
 
         class Beat(Scheduler):  # type: ignore[misc]  # celery carries no types
@@ -95,13 +95,13 @@ class Fleet:
         return Beat(app=self.app, schedule={})
 
     def tick(self) -> None:
-        """Each beat fires whatever it finds due."""
+        """Let each beat fire its due entries."""
         for beat in self.beats:
             while beat.tick() <= 0:
                 pass
 
     def sweep(self) -> None:
-        """A worker sweeps, if its round has come."""
+        """Let a worker sweep, if a round is due."""
 
         def fire(entry: Entry) -> bool:
             self.wire.append((entry.task, dict(entry.arguments), options(entry)))
@@ -110,7 +110,7 @@ class Fleet:
         sweep_slots(self.runtime.database, self.runtime.settings.turn, self.entries.values(), fire)
 
     def deliver(self, *, flush: float, repeat: float) -> None:
-        """Workers run what is on the wire, unless Redis was flushed before; some of it comes again later."""
+        """Run the queued tasks, unless Redis is flushed first; a share of them is delivered again later."""
         flushed = self._random.random() < flush
         messages = [] if flushed else list(self.wire)
         self.fired += len(self.wire)
@@ -120,21 +120,21 @@ class Fleet:
             self.app.tasks[name].apply(kwargs=arguments, headers=published["headers"], throw=True)
 
     def waiting(self) -> bool:
-        """Whether any slot that is due is not done."""
+        """Whether any due slot is not done."""
         now = self.clock.now()
         return any(each.next_due <= now for each in read_schedules(self.runtime.database, self.entries.values()))
 
     def next_slot(self) -> datetime:
-        """When the next of all slots is."""
+        """The time of the next slot of all entries."""
         now = self.clock.now()
         return min(entry.cadence.next(now) for entry in self.entries.values())
 
     def slots(self, begin: datetime, end: datetime) -> dict[str, list[datetime]]:
-        """By task, the slots that should be done: those after `begin`, up to `end`."""
+        """By task, the slots after `begin` and up to `end`."""
         return {entry.task: list(_between(entry, begin, end)) for entry in self.entries.values()}
 
     def settled(self) -> dict[str, list[datetime]]:
-        """By task, the slots that the ledger has as done."""
+        """By task, the slots that are done in the ledger."""
         rows = self.runtime.database.run(_SETTLED, {})
         found: defaultdict[str, list[datetime]] = defaultdict(list)
         for row in rows:
@@ -142,7 +142,7 @@ class Fleet:
         return dict(found)
 
     def restart_a_beat(self) -> None:
-        """One of the beats dies and is started again, remembering nothing."""
+        """Restart one of the beats, which loses its state."""
         self.beats.pop(self._random.randrange(len(self.beats))).close()
         self.beats.append(self.beat())
 

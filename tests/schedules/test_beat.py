@@ -1,4 +1,4 @@
-"""Ten weeks of two beats, on a wire that is flushed at times: each slot done once, the weekly one on Sundays at two."""
+"""Weeks of two beats, with a queue that is sometimes flushed: each slot runs once, at its local time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def runtime_in(settings: Settings, clock: MovedClock, database: Database, agents
 
 @pytest.fixture
 def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger keeps all that it ever had, for a test to read in the end."""
+    """The ledger keeps all slots, so that a test can read them at the end."""
     monkeypatch.setattr(ledger, "KEPT_DAYS", 365)
 
 
@@ -64,7 +64,7 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weeks_of_two_beats(
     clock: MovedClock, runtime_in: Any, *, zone: str, begin: datetime, changing: datetime, sundays: dict[time, int]
 ) -> None:
-    """Redis is flushed before every third run, a third of all messages come twice, beats die and forget."""
+    """Each slot runs once although Redis is flushed, messages are repeated and beats restart without their state."""
     duration = weeks(sum(sundays.values()))
     move_to(clock, begin)
     fleet = Fleet(runtime_in(zone), clock, IN_A_YEAR, beats=2, seed=7)
@@ -103,7 +103,7 @@ def test_weeks_of_two_beats(
 @pytest.mark.long
 @pytest.mark.parametrize("begin", [datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 10, 31, tzinfo=UTC)])
 def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, begin: datetime) -> None:
-    """Two hours around the change; idle sessions are looked for in each of their minutes, once."""
+    """In the two hours around the change, the minutely slot runs once in each minute."""
     move_to(clock, begin)
     fleet = Fleet(runtime_in(BERLIN), clock, ("sessions.expire_idle",), beats=2, seed=3)
     fleet.tick()
@@ -120,7 +120,7 @@ def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, b
 
 
 def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
-    """Beat makes slots punctual; it is not what makes them run."""
+    """Without beat the sweeper fires each slot, only less punctually."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
     fleet.sweep()
@@ -133,8 +133,8 @@ def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
     assert fleet.settled() == fleet.slots(begin, clock.now())
 
 
-def test_after_a_weekend_of_being_down_the_newest_of_each_is_caught_up(clock: MovedClock, runtime_in: Any) -> None:
-    """Once, although both beats are new and the sweeper fires too."""
+def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock: MovedClock, runtime_in: Any) -> None:
+    """The newest missed slot runs once, although two new beats and the sweeper fire it."""
     friday = datetime(2027, 6, 4, 12, tzinfo=UTC)
     move_to(clock, friday)
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
@@ -154,7 +154,7 @@ def test_after_a_weekend_of_being_down_the_newest_of_each_is_caught_up(clock: Mo
 
 @pytest.mark.long
 def test_a_clock_set_back_fires_nothing_that_runs_twice(clock: MovedClock, runtime_in: Any) -> None:
-    """Beats that go on, a beat that is started in the repeated hours, and a sweeper: none runs a slot again."""
+    """Neither running beats nor a beat started in the repeated hours nor the sweeper runs a slot again."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=2, seed=5)
     fleet.sweep()
@@ -181,7 +181,7 @@ def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
 
 
 def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
-    """Each minute, six-hourly from midnight, daily, Sundays at two, in the configured zone."""
+    """The entries have their documented times, in the configured zone."""
     berlin = settings.model_copy(update={"timezone": BERLIN})
 
     words = {entry.task: entry.cadence.describe() for entry in entries(TASKS, berlin).values()}
@@ -199,8 +199,8 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
     }
 
 
-def test_an_entry_is_asked_for_when_its_slot_has_come(clock: MovedClock) -> None:
-    """The answer to Celery's scheduler: whether to fire, and when to check again."""
+def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
+    """`is_due` tells Celery's scheduler whether to fire, and when to check again."""
     schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()
@@ -219,14 +219,14 @@ def test_an_entry_is_asked_for_when_its_slot_has_come(clock: MovedClock) -> None
 
 
 def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
-    """Celery begins its waiting anew when an entry's schedule is another one than before."""
+    """Celery restarts an entry's wait if its schedule differs from the previous one."""
     assert SlotSchedule(Every(), clock) == SlotSchedule(Every(), MovedClock())
     assert SlotSchedule(Every(), clock) != SlotSchedule(Every(2), clock)
     assert repr(SlotSchedule(Every(), clock)) == "<each minute>"
 
 
-def test_a_firing_says_whose_it_is(settings: Settings, clock: MovedClock) -> None:
-    """The queue, the arguments and the entry's name travel with it."""
+def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None:
+    """A fired task has the entry's queue, arguments and name."""
     fired = beat_schedule(entries({"casebank.prune"}, settings), clock)["prune"]
 
     assert (fired["task"], fired["kwargs"]) == ("casebank.prune", {"dry_run": False})
@@ -234,14 +234,14 @@ def test_a_firing_says_whose_it_is(settings: Settings, clock: MovedClock) -> Non
 
 
 def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -> None:
-    """It would be fired again for ever: found at the start, not in the log of a month."""
+    """Such a task would be fired for ever, so it must be found at the start."""
     app = Celery("tests", broker="memory://", set_as_current=False)
 
     def decay() -> None:
         """An ordinary task."""
 
     app.finalize()
-    app.tasks.pop("memory.decay", None)  # the real one, if another test of this process has imported it
+    app.tasks.pop("memory.decay", None)  # the real task, if another test of this process has imported it
     app.task(decay, name="memory.decay", shared=False)
 
     with pytest.raises(TypeError, match=r"memory\.decay is not a ScheduledTask"):

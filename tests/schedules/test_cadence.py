@@ -1,4 +1,4 @@
-"""Slot arithmetic over the zones that break it: half-hour changes, Ramadan, a day that never was."""
+"""Slot arithmetic in difficult time zones: half-hour changes, Ramadan, a skipped day."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ZONES = {
         "UTC",
         "Europe/Berlin",
         "America/New_York",
-        "Australia/Lord_Howe",  # goes forward by half an hour
+        "Australia/Lord_Howe",  # changes by half an hour
         "Africa/Casablanca",  # changes twice a year around Ramadan
         "Pacific/Apia",  # had no 30 December 2011
         "Pacific/Kwajalein",  # had no 21 August 1993
         "America/Havana",  # changes at midnight
-        "America/St_Johns",  # changed at a minute past midnight: the day that it was came again
+        "America/St_Johns",  # changed at a minute past midnight, which repeated the end of the day before
     )
 }
 MINUTE = timedelta(minutes=1)
@@ -43,7 +43,7 @@ def changes(zone: ZoneInfo) -> list[datetime]:
 
 
 def offset(at: datetime, zone: ZoneInfo) -> timedelta | None:
-    """How far the zone's clocks are ahead of UTC."""
+    """The zone's UTC offset."""
     return at.astimezone(zone).utcoffset()
 
 
@@ -77,7 +77,7 @@ def cadences(draw: st.DrawFn, zone: ZoneInfo) -> Cadence:
 
 @given(st.data(), zoned_moments())
 def test_previous_and_next_agree(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Two processes with clocks a moment apart reckon the same slots."""
+    """Processes with slightly different clocks must compute the same slots."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
 
@@ -92,7 +92,7 @@ def test_previous_and_next_agree(data: st.DataObject, moment: tuple[ZoneInfo, da
 
 @given(st.data(), zoned_moments())
 def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Walking forth and walking back meet the same slots: none is skipped, none comes twice."""
+    """Forward and backward iteration give the same slots: none is skipped or repeated."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
 
@@ -110,7 +110,7 @@ def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) ->
 def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
     moment: tuple[ZoneInfo, datetime], at: time
 ) -> None:
-    """One sentence covers the ordinary day, the gap and the repetition; checked minute by minute."""
+    """One rule covers ordinary days, gaps and repeated hours; it is checked minute by minute."""
     zone, near = moment
     wanted = datetime.combine(near.astimezone(zone).date(), at.replace(second=0, microsecond=0, tzinfo=None))
     minutes = (wanted.replace(tzinfo=UTC) - timedelta(hours=30) + MINUTE * number for number in range(60 * 60))
@@ -121,7 +121,7 @@ def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
 
 
 @given(st.data(), zoned_moments())
-def test_each_slot_shows_a_time_that_was_asked_for(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
+def test_each_slot_has_a_configured_local_time(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
     """Outside a gap, the local time of a slot is the configured time."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
@@ -137,7 +137,7 @@ def test_each_slot_shows_a_time_that_was_asked_for(data: st.DataObject, moment: 
 
 
 def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
-    """Sunday 02:00 on the day that the clocks go forward over it."""
+    """Sunday 02:00 on a day on which the clocks skip that time."""
     prune = AtTimes(BERLIN, (time(2),), 6)
 
     slot = prune.next(datetime(2027, 3, 27, 12, tzinfo=UTC))
@@ -147,7 +147,7 @@ def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
 
 
 def test_a_time_that_occurs_twice_is_its_first() -> None:
-    """Sunday 02:00 on the day that the clocks go back to it."""
+    """Sunday 02:00 on a day on which the clocks repeat that time."""
     prune = AtTimes(BERLIN, (time(2),), 6)
 
     first = prune.next(datetime(2027, 10, 30, 12, tzinfo=UTC))
@@ -157,7 +157,7 @@ def test_a_time_that_occurs_twice_is_its_first() -> None:
 
 
 def test_midnight_may_come_before_the_evening_is_over() -> None:
-    """In St John's the clocks went back at 00:01: at 23:30, for the second time, tomorrow had begun already."""
+    """In St John's the clocks went back at 00:01, so that 23:30 occurred again after midnight."""
     daily = AtTimes(ZONES["America/St_Johns"], (time(0),))
     midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
 
@@ -165,8 +165,8 @@ def test_midnight_may_come_before_the_evening_is_over() -> None:
     assert daily.next(midnight) == datetime(2009, 11, 2, 3, 30, tzinfo=UTC)
 
 
-def test_a_day_that_never_was_is_one_slot() -> None:
-    """Samoa went from the 29th to the 31st: the 30th's four times and the 31st's midnight are one instant."""
+def test_a_skipped_day_is_one_slot() -> None:
+    """Samoa skipped the 30th: the four times of that day and the next midnight are one instant."""
     every_six_hours = AtTimes(ZONES["Pacific/Apia"], times_every(6))
     last = every_six_hours.previous(datetime(2011, 12, 30, 9, tzinfo=UTC))
 
@@ -177,8 +177,8 @@ def test_a_day_that_never_was_is_one_slot() -> None:
     assert every_six_hours.next(following) - following == timedelta(hours=6)
 
 
-def test_each_minute_goes_on_while_the_clocks_go_back() -> None:
-    """Idle sessions end in the repeated hour too: a minute is a minute whatever local clocks show."""
+def test_each_minute_continues_while_the_clocks_go_back() -> None:
+    """`Every` counts real minutes, also in the repeated hour."""
     start = datetime(2027, 10, 31, tzinfo=UTC)
     slots = [start]
     while slots[-1] < start + timedelta(hours=3):
@@ -188,7 +188,7 @@ def test_each_minute_goes_on_while_the_clocks_go_back() -> None:
 
 
 def test_six_hours_are_counted_from_local_midnight() -> None:
-    """Not from the process's start, and not in UTC; the last span of a day may be shorter."""
+    """The hours do not count from the process's start or in UTC; the last span of a day may be shorter."""
     assert times_every(6) == (time(0), time(6), time(12), time(18))
     assert times_every(7) == (time(0), time(7), time(14), time(21))
     assert times_every(24) == (time(0),)
@@ -204,26 +204,26 @@ def test_six_hours_are_counted_from_local_midnight() -> None:
         (AtTimes(BERLIN, times_every(6)), "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin"),
     ],
 )
-def test_a_person_reads_it_at_once(cadence: Cadence, words: str) -> None:
-    """`perdure schedules list` says when, not five stars."""
+def test_a_cadence_is_described_in_words(cadence: Cadence, words: str) -> None:
+    """`perdure schedules list` shows the times in words, not as a cron expression."""
     assert cadence.describe() == words
 
 
 @pytest.mark.parametrize("minutes", [0, -1])
 def test_a_span_of_nothing_is_refused(minutes: int) -> None:
-    """It would be due for ever."""
+    """A cadence of no minutes would always be due."""
     with pytest.raises(ValueError, match=f"minutes is {minutes}"):
         Every(minutes)
 
 
 @pytest.mark.parametrize("times", [(), (time(2), time(1)), (time(2), time(2))])
 def test_times_out_of_order_are_refused(times: tuple[time, ...]) -> None:
-    """The newest slot is found by walking them in order."""
+    """The search for the newest slot needs ascending times."""
     with pytest.raises(ValueError, match="ascending"):
         AtTimes(BERLIN, times)
 
 
-def test_a_weekday_that_is_none_is_refused() -> None:
-    """It would never be due, silently."""
+def test_an_invalid_weekday_is_refused() -> None:
+    """A cadence with an invalid weekday would never be due."""
     with pytest.raises(ValueError, match="Monday"):
         AtTimes(BERLIN, (time(2),), 7)

@@ -16,7 +16,7 @@ PARIS = ZoneInfo("Europe/Paris")
 
 
 def utc(text: str) -> datetime:
-    """An instant."""
+    """The instant of an ISO text in UTC."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
@@ -32,7 +32,7 @@ def utc(text: str) -> datetime:
     ],
 )
 def test_the_next_slot(expression: str, after: str, slot: str) -> None:
-    """In the zone's local time, over the days on which clocks change."""
+    """The next slot is in the zone's local time, also on days on which clocks change."""
     assert Cron(expression, PARIS).next(utc(after)) == utc(slot)
 
 
@@ -49,7 +49,7 @@ def test_a_slot_is_found_late_in_the_repeated_hour(at: str) -> None:
     st.integers(0, 3 * 366 * 24 * 60).map(lambda minutes: utc("2025-01-01 00:00") + timedelta(minutes=minutes)),
 )
 def test_no_slot_lies_between_two(expression: str, at: datetime) -> None:
-    """`previous(t) <= t < next(t)`, and each is found from the other side."""
+    """`previous(t) <= t < next(t)`, and each can be computed from the other."""
     cron = Cron(expression, PARIS)
     before, after = cron.previous(at), cron.next(at)
     assert before <= at < after
@@ -70,8 +70,8 @@ def test_no_slot_lies_between_two(expression: str, at: datetime) -> None:
         ("\N{ARABIC-INDIC DIGIT FIVE} * * * *", "bad minute"),
     ],
 )
-def test_what_is_no_expression(expression: str, why: str) -> None:
-    """The message says what is wrong and what is accepted."""
+def test_an_invalid_expression_is_refused(expression: str, why: str) -> None:
+    """The error says what is wrong and what is accepted."""
     with pytest.raises(ValueError, match=f"{why}.*accepted: minute, hour"):
         Cron(expression, PARIS)
 
@@ -90,5 +90,5 @@ def test_what_is_no_expression(expression: str, why: str) -> None:
     ],
 )
 def test_quiet_hours(quiet: tuple[time, time], at: str, over: str) -> None:
-    """Within a day and over midnight; their end is not quiet any more."""
+    """Quiet hours may span midnight, and their end is not quiet."""
     assert QuietHours(*quiet).over(utc(at), PARIS) == utc(over)

@@ -41,13 +41,13 @@ THREADS = 8
 
 @pytest.fixture(autouse=True)
 def _first_seen(database: Database) -> None:
-    """The entry exists since half a minute past twelve."""
+    """The entry was first seen at 12:00:30."""
     register(database, [HOURLY], LEASE_S)
 
 
 @pytest.fixture
 def at_one(clock: MovedClock) -> None:
-    """It is a minute past one: the first slot is due."""
+    """The clock shows 13:01, so the first slot is due."""
     move_to(clock, ONE_O_CLOCK + seconds(60))
 
 
@@ -62,14 +62,14 @@ def _standing(database: Database, entry: Entry = HOURLY) -> EntryStatus:
 
 
 def test_no_slot_from_before_the_entry_existed(database: Database) -> None:
-    """A new release does not run at its start what would have been due an hour ago."""
+    """A new release must not run a slot that was due before its first start."""
     assert claim(database, HOURLY, LEASE_S) is None
     assert _standing(database).next_due == ONE_O_CLOCK
 
 
 @pytest.mark.usefixtures("at_one")
 def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Two beats fire, a message is delivered twice: one of them does the work."""
+    """Of several firings of a slot, one does the work."""
     ran: list[int] = []
 
     outcomes = [run_slot(database, clock, limits, HOURLY, lambda: ran.append(1)) for _ in range(3)]
@@ -79,8 +79,8 @@ def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSetting
     assert _standing(database).last_done_slot == ONE_O_CLOCK
 
 
-def test_of_eight_threads_one_takes_it(database: Database, clock: MovedClock) -> None:
-    """The compare-and-set is the database's, not this process's; tried again for each of many slots."""
+def test_of_eight_threads_one_claims_it(database: Database, clock: MovedClock) -> None:
+    """The database, not the process, decides which concurrent claim wins; tested for many slots."""
     gate = threading.Barrier(THREADS)
 
     def contend(_: int) -> ClaimedSlot | None:
@@ -96,10 +96,8 @@ def test_of_eight_threads_one_takes_it(database: Database, clock: MovedClock) ->
 
 
 @pytest.mark.usefixtures("at_one")
-def test_takers_that_meet_the_settling_find_it_done(
-    database: Database, clock: MovedClock, limits: TurnSettings
-) -> None:
-    """A statement that began before the settling committed must not act on what it saw then."""
+def test_claims_during_the_settling_find_it_done(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+    """A claim that began before the settling commit must not act on its old view of the slot."""
     gate = threading.Barrier(THREADS)
     ran: list[datetime] = []
 
@@ -116,8 +114,8 @@ def test_takers_that_meet_the_settling_find_it_done(
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_crash_between_take_and_done_is_taken_over_after_the_lease(database: Database, clock: MovedClock) -> None:
-    """Nothing says goodbye for a killed process but its lease."""
+def test_a_slot_of_a_crashed_worker_is_taken_over_after_the_lease(database: Database, clock: MovedClock) -> None:
+    """Only the expiry of its lease shows that a process was killed."""
     first = _taken(database)
 
     clock.advance(seconds(LEASE_S - 2))
@@ -132,8 +130,8 @@ def test_a_crash_between_take_and_done_is_taken_over_after_the_lease(database: D
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_slot_that_keeps_killing_its_worker_comes_ever_more_rarely(database: Database, clock: MovedClock) -> None:
-    """Each crash costs the attempt that ran; the next slot starts afresh."""
+def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, clock: MovedClock) -> None:
+    """Each crash counts as an attempt and lengthens the pause; the next slot starts without one."""
     _taken(database)
     waits = []
     for _ in range(4):
@@ -151,8 +149,8 @@ def test_a_slot_that_keeps_killing_its_worker_comes_ever_more_rarely(database: D
 
 
 @pytest.mark.usefixtures("at_one")
-def test_whoever_renews_keeps_it(database: Database, clock: MovedClock) -> None:
-    """Work longer than a lease is normal."""
+def test_a_renewed_slot_is_kept(database: Database, clock: MovedClock) -> None:
+    """Work may take longer than a lease, as long as the lease is renewed."""
     taken = _taken(database)
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))
@@ -180,7 +178,7 @@ def test_work_is_kept_while_it_runs(database: Database, clock: MovedClock, limit
 
 @pytest.mark.usefixtures("at_one")
 def test_work_that_hangs_is_not_kept_for_ever(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Past what its entry allows, a slot is another worker's, and the hung one cannot mark it done."""
+    """Past the entry's `within_s` another worker may claim the slot, and the hanging one cannot mark it done."""
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     brief = replace(HOURLY, within_s=60)
 
@@ -198,10 +196,10 @@ def test_work_that_hangs_is_not_kept_for_ever(database: Database, clock: MovedCl
 
 
 @pytest.mark.usefixtures("at_one")
-def test_work_that_fails_is_tried_again_after_a_while(
+def test_work_that_fails_is_tried_again_after_a_pause(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """Its error is stored, the task fails with it, and attempts back off."""
+    """The error is stored and fails the task; the slot is tried again after its pause."""
 
     def work() -> None:
         raise ProviderError("the provider refused")
@@ -219,7 +217,7 @@ def test_work_that_fails_is_tried_again_after_a_while(
 
 @pytest.mark.usefixtures("at_one")
 def test_a_failed_slot_gives_way_to_the_next(database: Database, clock: MovedClock) -> None:
-    """What failed at one is not in the way at two, however long its pause."""
+    """The pause of a failed slot does not delay the next slot."""
     taken = _taken(database)
     for _ in range(8):
         fail(database, taken, RuntimeError("no"))
@@ -246,7 +244,7 @@ def test_a_longer_run_is_not_joined_by_the_next_slot(database: Database, clock: 
 
 
 def test_of_those_missed_the_newest_is_caught_up(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """After a weekend of being down: one run, not sixty."""
+    """After sixty hours of downtime an hourly entry runs once, not sixty times."""
     move_to(clock, ONE_O_CLOCK + hours(60) + seconds(600))
 
     outcomes = [run_slot(database, clock, limits, HOURLY, lambda: None) for _ in range(5)]
@@ -255,7 +253,7 @@ def test_of_those_missed_the_newest_is_caught_up(database: Database, clock: Move
 
 
 def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Slots that were done stay done when their time comes again."""
+    """Completed slots stay completed when their time occurs again."""
     ran: list[datetime] = []
 
     def work() -> None:
@@ -272,7 +270,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
-    """An entry first seen, a lease and a retry of a wrong clock come back to where they belong."""
+    """Times of a wrong clock (first seen, lease, retry) are corrected once the clock is right."""
     far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
@@ -293,7 +291,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_clock_set_back_leaves_a_living_worker_its_slot(database: Database, clock: MovedClock) -> None:
-    """Its lease seems to end in an hour then; it renews, and goes on alone."""
+    """The lease seems to end far ahead; the worker still renews it, and no other worker claims the slot."""
     taken = _taken(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)
@@ -305,10 +303,10 @@ def test_a_clock_set_back_leaves_a_living_worker_its_slot(database: Database, cl
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_database_that_is_away_is_no_failure_of_the_work(
+def test_an_unavailable_database_is_no_failure_of_the_work(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """What cannot be marked done is not marked failed either: the lease runs out, and it is done again."""
+    """A slot that cannot be marked as done is not marked as failed: its lease expires, and it runs again."""
     state = {"away": False}
 
     def lose(moment: str, name: str) -> None:
@@ -329,7 +327,7 @@ def test_a_database_that_is_away_is_no_failure_of_the_work(
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
-    """Each minute is half a million slots a year; a weekly one is kept for two years."""
+    """A minutely entry has half a million slots a year; the newest `KEPT_SLOTS` of each entry are always kept."""
     often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):

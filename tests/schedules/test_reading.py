@@ -1,4 +1,4 @@
-"""What an operator sees of the schedule: what ran, what runs, what waits, what comes next."""
+"""The schedule as operators see it: slots that ran, run, wait and come next."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _read(database: Database) -> EntryStatus:
     return read_schedules(database, [HOURLY])[0]
 
 
-def test_an_entry_that_nobody_has_seen_yet_is_due_next_time(database: Database) -> None:
-    """A fresh installation lists its schedule before any worker ran."""
+def test_an_entry_that_no_worker_has_seen_is_due_at_its_next_slot(database: Database) -> None:
+    """A fresh installation can list its schedule before any worker has run."""
     assert _read(database) == EntryStatus(
         entry="hourly",
         task="tests.hourly",
@@ -38,8 +38,10 @@ def test_an_entry_that_nobody_has_seen_yet_is_due_next_time(database: Database) 
     )
 
 
-def test_a_slots_way_through_the_list(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Waiting, running and done differ, and a slot that waits is due, not next."""
+def test_a_slot_is_listed_as_waiting_running_and_done(
+    database: Database, clock: MovedClock, limits: TurnSettings
+) -> None:
+    """The three states differ, and a waiting slot's own time is shown as due, not the next slot's."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     waiting = _read(database)
@@ -57,7 +59,7 @@ def test_a_slots_way_through_the_list(database: Database, clock: MovedClock, lim
 
 
 def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Its lease says until when it may be believed; the slot still waits, and what was done before is shown."""
+    """After its lease, a dead worker's slot is shown as due, and the last completed slot stays visible."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     run_slot(database, clock, limits, HOURLY, lambda: None)
@@ -73,5 +75,5 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
 
 @pytest.mark.parametrize("order", [("b", "a"), ("a", "b")])
 def test_entries_are_listed_in_their_order(database: Database, order: tuple[str, str]) -> None:
-    """As the schedule has them."""
+    """The list has the schedule's order."""
     assert [each.entry for each in read_schedules(database, [replace(HOURLY, name=name) for name in order])] == [*order]

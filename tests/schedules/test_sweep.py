@@ -27,13 +27,13 @@ Sweep = Callable[[], list[str] | None]
 
 @pytest.fixture
 def wire() -> list[str]:
-    """What was fired."""
+    """The names of the fired entries."""
     return []
 
 
 @pytest.fixture
 def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]) -> Sweep:
-    """One round, one sweep later than the last; what it fired, by name."""
+    """Runs one round, `sweep_s` after the last one; returns the names of the fired entries."""
 
     def fire(entry: Entry) -> bool:
         wire.append(entry.name)
@@ -44,7 +44,7 @@ def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: lis
         fired = sweep_slots(database, limits, [HOURLY, OTHER], fire)
         return None if fired is None else [entry.name for entry in fired]
 
-    run()  # the entries are first seen
+    run()  # registers the entries
     return run
 
 
@@ -55,15 +55,15 @@ def at_one(sweep: Sweep, clock: MovedClock) -> None:
 
 
 def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
-    """Nor anything from before the entries were first seen."""
+    """Slots before the entries were first seen are not fired either."""
     assert sweep() == []
 
 
 @pytest.mark.usefixtures("at_one")
-def test_what_is_due_is_fired_until_it_is_done(
+def test_a_due_slot_is_fired_until_it_is_done(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """No beat runs here at all."""
+    """The sweeper fires a due slot again until it is done, without a beat."""
     assert sweep() == ["hourly", "other"]
     run_slot(database, clock, limits, HOURLY, lambda: None)
     assert [fired for fired in (sweep() for _ in range(4)) if fired] == [["other"]]
@@ -74,8 +74,8 @@ def test_what_is_due_is_fired_until_it_is_done(
 
 
 @pytest.mark.usefixtures("at_one")
-def test_firings_that_nobody_takes_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
-    """A queue without workers fills by a handful an hour, not by one message a round."""
+def test_firings_that_no_worker_takes_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
+    """Without workers the queue must not grow by a message per round."""
     gaps: list[float] = []
     last = clock.now()
     while len(gaps) < 7:
@@ -92,7 +92,7 @@ def test_firings_that_nobody_takes_become_rarer(sweep: Sweep, wire: list[str], c
 @pytest.mark.long
 @pytest.mark.usefixtures("at_one")
 def test_the_next_slot_does_not_wait_for_that_pause(sweep: Sweep, clock: MovedClock) -> None:
-    """A new slot is new."""
+    """The back-off of a slot's firings does not apply to the entry's next slot."""
     while clock.now() < ONE_O_CLOCK + hours(1) - seconds(10):
         sweep()
 
@@ -105,7 +105,7 @@ def test_the_next_slot_does_not_wait_for_that_pause(sweep: Sweep, clock: MovedCl
 def test_a_slot_in_work_is_left_alone_until_its_lease_runs_out(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """Then its worker is dead, and the next is called within a sweep."""
+    """A claimed slot is fired again only after its lease has expired, within a sweep."""
     sweep()
     assert claim(database, HOURLY, limits.lease_s) is not None
     taken_at, fired_at = clock.now(), None
@@ -123,7 +123,7 @@ def test_a_slot_in_work_is_left_alone_until_its_lease_runs_out(
 def test_a_failure_is_fired_again_after_its_pause(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """Not at once: what made it fail is probably still so."""
+    """A failed slot is not fired at once, since the cause of its failure probably persists."""
     sweep()
     with pytest.raises(ZeroDivisionError):
         run_slot(database, clock, limits, HOURLY, lambda: 1 // 0)
@@ -157,7 +157,7 @@ def test_what_the_broker_refuses_is_fired_next_round(
 def test_of_eight_sweepers_one_has_the_round(
     database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]
 ) -> None:
-    """Every worker sweeps; a slot is fired once a round all the same."""
+    """Every worker sweeps, but a slot is fired once per round."""
 
     def fire(entry: Entry) -> bool:
         wire.append(entry.name)
@@ -171,10 +171,10 @@ def test_of_eight_sweepers_one_has_the_round(
     assert wire == ["hourly", "other"]
 
 
-def test_rounds_that_ran_in_another_order_than_they_began_are_one(
+def test_rounds_out_of_order_count_as_one(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """The later of two had the row first: what it wrote is no wrong clock's work."""
+    """If the later of two rounds wrote the row first, its time must not be taken for a wrong clock's."""
     assert sweep() == []
 
     clock.advance(seconds(-0.5))
@@ -183,7 +183,7 @@ def test_rounds_that_ran_in_another_order_than_they_began_are_one(
 
 
 def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedClock) -> None:
-    """The round's row says when it is due next: in four years, if a wrong clock wrote it."""
+    """A round that a wrong clock has dated years ahead must not delay the next round until then."""
     clock.advance(hours(24 * 365 * 4))
     assert sweep() == ["other", "hourly"]
 
@@ -192,8 +192,8 @@ def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedC
     assert sweep() == ["hourly", "other"]
 
 
-def test_an_installation_without_entries_asks_nothing(database: Database, limits: TurnSettings) -> None:
-    """No statement is spent on a schedule that is empty."""
+def test_an_installation_without_entries_runs_no_statement(database: Database, limits: TurnSettings) -> None:
+    """An empty schedule costs no statement."""
     asked: list[str] = []
     database.observe = lambda _, name: asked.append(name)
 
@@ -202,7 +202,7 @@ def test_an_installation_without_entries_asks_nothing(database: Database, limits
 
 
 def test_it_registers_what_it_sees(database: Database, sweep: Sweep, clock: MovedClock) -> None:
-    """An entry's time begins when a worker of its release first sweeps, and not before."""
+    """An entry's slots count from when it is first seen, not before."""
     late = replace(HOURLY, name="late")
     move_to(clock, ONE_O_CLOCK + hours(1))
     register(database, [late], 30)

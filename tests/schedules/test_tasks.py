@@ -1,4 +1,4 @@
-"""A slot's task over the real broker: the header travels, the slot is settled, a call by hand means none."""
+"""A slot's task over the real broker: its header names the entry, the slot is settled; direct calls have no slot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENTRY = Entry("hourly", Every(60), "tests.work", "maintenance", {"dry_run": Fals
 
 
 class Work:
-    """What the task is to do next, and what it did."""
+    """The task's behaviour, set by the test, and its recorded runs."""
 
     def __init__(self) -> None:
         self.did: list[dict[str, Any]] = []
@@ -72,23 +72,23 @@ def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Cele
 
 
 class Publisher:
-    """Publishes as a worker's waker does."""
+    """Publishes like a worker's waker."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Send it."""
+        """Send the task."""
         self._app.send_task(task, kwargs=arguments, **options)
         return True
 
 
 @pytest.fixture
 def worker(app: Celery) -> Iterator[Publisher]:
-    """A worker that takes from the real queue, and a way to publish to it."""
+    """Run a worker on the real queue; yields a publisher to that queue."""
 
     def leave_logging_alone(**_: Any) -> None:
-        """A worker would set the whole process's level, for all tests after this one."""
+        """Prevent the worker from setting the process's log level for later tests."""
 
     setup_logging.connect(leave_logging_alone)
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=PATIENCE_S):
@@ -105,7 +105,7 @@ def _call(app: Celery, name: str = ENTRY.name) -> Any:
 
 
 def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publisher) -> None:
-    """Beat's header, the sweeper's header: what a worker gets says whose slot is meant."""
+    """The header that beat and sweeper set names the entry whose slot the worker runs."""
     settled = threading.Event()
     runtime.database.observe = lambda moment, name: (
         settled.set() if (moment, name) == ("after", "slots.settle") else None
@@ -121,7 +121,7 @@ def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publi
 def test_a_firing_that_a_flush_of_redis_swallows_is_fired_again(
     app: Celery, runtime: Runtime, work: Work, request: pytest.FixtureRequest, redis_url: str
 ) -> None:
-    """Between firing and run the queue is gone; the sweeper finds the slot undone, and a worker does it once."""
+    """If the queue is lost before the task runs, the sweeper fires the slot again, and it runs once."""
     settled = threading.Event()
     runtime.database.observe = lambda moment, name: (
         settled.set() if (moment, name) == ("after", "slots.settle") else None
@@ -150,13 +150,13 @@ def test_a_call_by_hand_takes_no_slot(runtime: Runtime, work: Work, worker: Publ
 
 
 def test_the_result_is_the_works(app: Celery, work: Work) -> None:
-    """The second firing finds nothing to do, and says nothing."""
+    """A second firing of the slot does nothing and returns `None`."""
     assert [_call(app), _call(app)] == ["worked", None]
     assert len(work.did) == 1
 
 
 def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runtime, work: Work) -> None:
-    """Its code and sentence reach the caller as any task's do, and the ledger has the reason."""
+    """The caller gets the error's code and message, and the ledger stores them."""
     work.error = ProviderError("the provider refused")
 
     app.tasks["tests.work"].apply(headers={HEADER: ENTRY.name}, task_id="the firing")
@@ -176,7 +176,7 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
 def test_an_entry_that_is_not_this_tasks_runs_nothing(
     app: Celery, work: Work, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    """A beat of another release may know entries that this one does not, or knows for another task."""
+    """A beat of another release may fire an entry that is unknown here, or belongs to another task here."""
     app.perdure().entries["other"] = replace(ENTRY, name="other", task="tests.other")
 
     _call(app, "other" if task == "tests.other" else "unknown")

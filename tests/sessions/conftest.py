@@ -22,13 +22,13 @@ End = Callable[[UUID], EndOutcome]
 
 @pytest.fixture
 def cleaned() -> list[UUID]:
-    """The sessions that were cleaned up after."""
+    """The sessions whose data outside PostgreSQL was removed."""
     return []
 
 
 @pytest.fixture
 def keeper(harness: Harness) -> Keeper:
-    """Renews the leases when `beat` is called."""
+    """A keeper that renews leases when `beat` is called."""
     return Keeper(harness.database, harness.clock, harness.settings.turn)
 
 
@@ -39,7 +39,7 @@ def end(harness: Harness, keeper: Keeper, cleaned: list[UUID]) -> End:
 
 
 def ender(harness: Harness, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
-    """Ends sessions as a worker does that keeps its leases with `keeper`."""
+    """Ends sessions as a worker does, whose leases `keeper` renews."""
 
     def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
         return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))

@@ -1,4 +1,4 @@
-"""A record of all changes of sessions, which triggers in the database write at every commit."""
+"""A log of all changes of sessions, which a database trigger writes with every commit."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ SESSION_LOG = """
 """
 
 ARROWS = {(before, after) for (before, _), after in TRANSITIONS.items() if before is not after}
-"""What the table lets be seen."""
+"""The changes of state that the table of transitions allows."""
 
 ONCE = ("summarised", "marked for consolidation")
 
 
 class Sql(Protocol):
-    """Runs a statement of the test's own."""
+    """Runs a statement of the test."""
 
     def __call__(self, text: str, **parameters: Any) -> Sequence[Any]:
-        """Its rows."""
+        """The statement's rows."""
         ...
 
 
 @dataclass(frozen=True)
 class SessionLog:
-    """What was written down since `begin`."""
+    """The changes since `begin`."""
 
     sql: Sql
 
     def begin(self) -> None:
-        """Write down from now on."""
+        """Create the trigger."""
         self.sql(SESSION_LOG)
 
     def states(self, session_id: object) -> list[str]:
@@ -75,25 +75,25 @@ class SessionLog:
         return [row.after for row in rows]
 
     def check_arrows(self) -> None:
-        """Nothing was ever to be seen that the table does not hold."""
+        """Check that every visible change of state is in the table of transitions."""
         opened = {row.after for row in self.sql("SELECT DISTINCT after FROM session_log WHERE what = 'opened'")}
         moved = self.sql("SELECT DISTINCT before, after FROM session_log WHERE what = 'moved'")
         assert opened <= {State.INITIALIZING}
         assert {(row.before, row.after) for row in moved} <= ARROWS
 
     def check_ended(self, session_id: object) -> None:
-        """It ended with one summary, and was marked once for consolidation."""
+        """Check that the session ended with one summary, and was marked once for consolidation."""
         assert self.states(session_id)[-3:] == [State.SUMMARIZING, State.ENDING, State.ENDED]
         for what in ONCE:
             assert self._before(session_id, what) == [None], what
 
     def check_consolidated(self, session_id: object) -> None:
-        """What was said in it was drawn from it in one run, the first."""
+        """Check that the session was consolidated in one run, the first."""
         assert self._before(session_id, "being consolidated") == ["0"]
         assert self._before(session_id, "consolidated") == [None]
 
     def _before(self, session_id: object, what: str) -> list[str | None]:
-        """What there was before each change of that kind."""
+        """The value before each change of that kind."""
         found = self.sql(
             "SELECT before FROM session_log WHERE session_id = %(id)s AND what = %(what)s ORDER BY entry",
             id=str(session_id),

@@ -31,7 +31,7 @@ LEASE_S = 31.0
 
 @dataclass(frozen=True)
 class EndingSession:
-    """A session that was asked to end, and a process that ends it."""
+    """A session whose end was requested, and a process that ends it."""
 
     harness: Harness
     redis_memory: RedisMemory
@@ -40,7 +40,7 @@ class EndingSession:
     snapshots: SnapshotStore
 
     def end(self, redis_memory: RedisMemory | None = None) -> EndOutcome:
-        """End it as the task does, with this Redis unless another one is given."""
+        """End the session as the task does, with another Redis if one is given."""
         runtime = replace(
             self.harness.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots
         )
@@ -48,12 +48,12 @@ class EndingSession:
 
     @property
     def row(self) -> Row[Any]:
-        """The session's."""
+        """The session's row."""
         return self.harness.session(self.over)
 
     @property
     def keys(self) -> list[str]:
-        """What is in Redis."""
+        """The keys in Redis."""
         return sorted(self.client.keys())
 
 
@@ -61,7 +61,7 @@ class EndingSession:
 def ending_session(
     harness: Harness, redis_memory: RedisMemory, client: Any, remembered: Remembered, tmp_path: Path
 ) -> EndingSession:
-    """Redis remembers a turn of the session that PostgreSQL lacks, and what the session saw; it has a snapshot."""
+    """A session with a snapshot; Redis has events and a turn of it that PostgreSQL lacks."""
     sent = harness.send("hello")
     harness.run(sent.session_id)
     redis_memory.working.remember_turn(sent.session_id, remembered(harness.session(sent.session_id).token))
@@ -75,7 +75,7 @@ def ending_session(
 
 
 def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSession) -> None:
-    """No key, no snapshot; then, and not before, the session has ended and waits for consolidation."""
+    """The session ends only after its Redis keys and its snapshot are removed; then it waits for consolidation."""
     seen: list[Any] = []
 
     def watch(moment: str, name: str) -> None:
@@ -97,8 +97,8 @@ def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSessi
     assert ending_session.row.ended_at is not None
 
 
-def test_what_belongs_to_others_stays(ending_session: EndingSession, remembered: Remembered) -> None:
-    """The user's next session has begun, another user's goes on."""
+def test_data_of_other_sessions_stays(ending_session: EndingSession, remembered: Remembered) -> None:
+    """An ending must not remove data of the user's next session or of another user."""
     later = StreamEvent(StreamEventKind.PRESENCE, "web", ending_session.harness.clock.now() + timedelta(seconds=1))
     ending_session.redis_memory.stream.append("ana", later)
     ending_session.redis_memory.stream.append("ben", later)
@@ -110,7 +110,7 @@ def test_what_belongs_to_others_stays(ending_session: EndingSession, remembered:
 
 
 def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSession) -> None:
-    """What was seen belongs to the conversation that channels reach, and goes with that one."""
+    """The event stream belongs to the session that channels reach, and is removed with that one."""
     forked = fork(ending_session.harness.database, ending_session.harness.clock, ending_session.over)
     request_end(ending_session.harness.database, forked, "enough")
     assert isinstance(replace(ending_session, over=forked).end(), Ended)
@@ -121,8 +121,10 @@ def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSe
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("commit", ["memory.flush", "sessions.finish_ending"])
-def test_a_crash_while_cleaning_is_gone_on_from(moment: str, commit: str, ending_session: EndingSession) -> None:
-    """What was flushed is not flushed again, what was removed is not missed; one summary."""
+def test_an_ending_resumes_after_a_crash_while_cleaning(
+    moment: str, commit: str, ending_session: EndingSession
+) -> None:
+    """After a crash, flushed turns are not flushed again, removed data is not missed, and there is one summary."""
     with ending_session.harness.crashing("before" if moment == "before" else "after", commit):
         ending_session.end()
     ending_session.harness.move(LEASE_S)
@@ -133,8 +135,8 @@ def test_a_crash_while_cleaning_is_gone_on_from(moment: str, commit: str, ending
     assert (ending_session.row.state, ending_session.row.turn_count, ending_session.keys) == ("ended", 2, [])
 
 
-def test_an_ending_waits_for_redis_and_goes_on(ending_session: EndingSession, unreachable: RedisMemory) -> None:
-    """A session never ends with something left; it is tried again less and less often, without another summary."""
+def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, unreachable: RedisMemory) -> None:
+    """A session does not end with data left in Redis: the ending backs off, without another summary."""
     assert ending_session.end(unreachable) == Postponed()
     assert (ending_session.row.state, ending_session.row.lease_until, ending_session.row.summary) == (
         "ending",
@@ -154,7 +156,7 @@ def test_an_ending_waits_for_redis_and_goes_on(ending_session: EndingSession, un
 
 
 def test_an_ending_waits_for_the_store_of_snapshots(ending_session: EndingSession, tmp_path: Path) -> None:
-    """A store on a disk that is not mounted delays the end."""
+    """A snapshot store on a disk that is not mounted delays the end."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
     assert ending_session.end() == Postponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)
@@ -164,7 +166,7 @@ def test_an_ending_waits_for_the_store_of_snapshots(ending_session: EndingSessio
 
 
 def test_a_stale_ender_removes_nothing(ending_session: EndingSession) -> None:
-    """The present holder of the session cleans up."""
+    """Only the current holder of the session cleans up."""
     kept = ending_session.keys
 
     def overtaken(moment: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Conversations: a key of the caller's goes on in the same conversation, over as many sessions as that takes."""
+"""Conversations: a caller's key continues the same conversation, over any number of sessions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _change(harness: Harness, key: str = "rome", *, title: str | None = None, ar
 
 
 def test_each_key_has_its_own_session(harness: Harness) -> None:
-    """Two conversations and the messages without a key are apart; a channel makes no difference to a key."""
+    """Conversations are separate from each other and from messages without a key; a key spans channels."""
     plain = harness.send("hello")
     rome, oslo = harness.send("to Rome", conversation="rome"), harness.send("to Oslo", conversation="oslo")
     assert len({plain.session_id, rome.session_id, oslo.session_id}) == 3
@@ -49,7 +49,7 @@ def test_each_key_has_its_own_session(harness: Harness) -> None:
 
 
 def test_a_session_names_its_conversation(harness: Harness) -> None:
-    """The answers about a session have the key and the title; the list can be of one conversation."""
+    """A session is shown with its conversation's key and title, and sessions can be listed by key."""
     rome, plain = harness.send("To Rome in May.", conversation="rome"), harness.send("hello")
     shown = read_session(harness.database, rome.session_id)
     assert (shown["conversation"], shown["title"]) == ("rome", "To Rome in May.")
@@ -68,7 +68,7 @@ def test_first_messages_at_once_begin_one_session(harness: Harness) -> None:
 
 
 def test_the_next_session_continues_its_own_conversation(harness: Harness, end: End) -> None:
-    """After the idle time the key goes on in a successor of its own, with that one's summary in the prompt."""
+    """After the idle time a key continues in a new session, whose prompt has its own conversation's summary."""
     other = harness.send("My cat is called Tom.", conversation="cats")
     harness.run(other.session_id)
     old = harness.send("I fly to Rome.", conversation="rome")
@@ -88,7 +88,7 @@ def test_the_next_session_continues_its_own_conversation(harness: Harness, end: 
 
 
 def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harness: Harness, end: End) -> None:
-    """A title that a person set is kept."""
+    """A summary replaces the first message's title, but not a title that a person set."""
     sent = harness.send("  \nPlan my trip to Rome. It is in May.\nThanks", conversation="rome")
     assert _title(harness) == "Plan my trip to Rome"
     harness.run(sent.session_id)
@@ -108,7 +108,7 @@ def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harnes
 
 
 def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness: Harness) -> None:
-    """It leaves the list of the others; its live session ends; writing to it restores it."""
+    """Archiving ends the conversation's live session; the next message restores the conversation."""
     sent = harness.send("To Rome", conversation="rome")
     harness.run(sent.session_id)
     harness.send("To Oslo", conversation="oslo")
@@ -124,14 +124,14 @@ def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness
 
 
 def test_a_conversation_of_another_user_does_not_exist(harness: Harness) -> None:
-    """The key is one user's."""
+    """A key is unknown to other users."""
     harness.send("To Rome", user_id="bea", conversation="rome")
     with pytest.raises(NotFound):
         _change(harness, title="mine")
     assert _keys(harness) == []
 
 
-def test_channels_apart_have_no_part_in_keys(harness: Harness) -> None:
+def test_the_scope_channel_does_not_apply_to_keys(harness: Harness) -> None:
     """With the scope `channel`, a conversation still has one live session over all channels."""
     session = harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})
     harness.settings = harness.settings.model_copy(update={"session": session})
@@ -148,7 +148,7 @@ def test_an_invalid_key_is_refused(key: object) -> None:
 
 
 def test_a_message_goes_to_one_place(harness: Harness) -> None:
-    """A session's id and a key may contradict each other, so only one is taken."""
+    """A session's id and a key may contradict each other, so only one is accepted."""
     sent = harness.send("hello")
     with pytest.raises(InvalidRequest, match="not both"):
         parse_incoming({"user_id": "ana", "text": "x", "session_id": str(sent.session_id), "conversation": "rome"})
@@ -156,7 +156,7 @@ def test_a_message_goes_to_one_place(harness: Harness) -> None:
 
 @pytest.mark.parametrize("key", ["/", "../x", "a/b", "http", "\u202eevil", "😀", "%00", "'; DROP TABLE users; --"])
 def test_any_storable_key_works(harness: Harness, key: str) -> None:
-    """A key is data: one like a channel's name, a path or SQL is a key."""
+    """A key may look like a channel's name, a path or SQL."""
     plain = harness.send("hello", channel="http")
     sent = harness.send("hello", conversation=key)
     assert sent.session_id != plain.session_id
@@ -166,7 +166,7 @@ def test_any_storable_key_works(harness: Harness, key: str) -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_no_two_places_share_a_scope(one: str, other: str) -> None:
-    """A key's scope is never a channel's nor the one without a channel, and gives the key back."""
+    """A key's scope differs from every channel's scope and the empty one, and contains the key."""
     for setting in Scope:
         scope = scope_of(setting, "http", one)
         assert conversation_of(scope) == one
@@ -177,7 +177,7 @@ def test_no_two_places_share_a_scope(one: str, other: str) -> None:
 
 @given(st.text())
 def test_a_title_is_one_short_line(text: str) -> None:
-    """Whatever a message has in it."""
+    """A title has one line of bounded length, whatever the message contains."""
     title = title_of(text)
     assert len(title) <= MAX_TITLE_CHARS
     assert len(title.splitlines()) <= 1

@@ -1,4 +1,4 @@
-"""Ending: requested, summarised, cleaned up, ended; once, whatever dies on the way."""
+"""Ending: requested, summarised, cleaned up, ended; once, despite crashes at any step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SUMMARY = says('```json\n{"summary": "They greeted.", "key_topics": ["greeting",
 
 
 def _over(harness: Harness) -> UUID:
-    """A session with one turn, which was asked to end."""
+    """A session with one turn, whose end was requested."""
     sent = harness.send("hello there")
     harness.run(sent.session_id)
     assert request_end(harness.database, sent.session_id, "enough").may_end
@@ -48,7 +48,7 @@ def _over(harness: Harness) -> UUID:
 
 
 def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """What the model says is kept, what is outside the database is cleaned, the state is visible on the way."""
+    """The summary is stored, data outside the database is removed, and the state is visible in between."""
     session_id = _over(harness)
     seen: list[str] = []
 
@@ -67,16 +67,16 @@ def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: li
     assert end(session_id) == NotDue()
 
 
-def test_a_session_that_nobody_asked_to_end_does_not(harness: Harness, end: End) -> None:
-    """A wake-up is a hint: what it says must be true in the row."""
+def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: End) -> None:
+    """A wake-up is only a hint: the row must have a requested end."""
     sent = harness.send()
     harness.run(sent.session_id)
     assert end(sent.session_id) == NotDue()
     assert end(uuid4()) == NotDue()
 
 
-def test_what_is_queued_is_answered_before_the_end(harness: Harness, end: End) -> None:
-    """An explicit end is a request: accepted turns run, and the last of them wakes the ending."""
+def test_queued_turns_are_answered_before_the_end(harness: Harness, end: End) -> None:
+    """An explicit end is a request: accepted turns still run, and the last of them wakes the ending."""
     first, second = harness.send("one"), harness.send("two")
     assert not request_end(harness.database, first.session_id, "enough").may_end
     assert end(first.session_id) == NotDue()
@@ -88,7 +88,7 @@ def test_what_is_queued_is_answered_before_the_end(harness: Harness, end: End) -
 
 
 def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(harness: Harness, end: End) -> None:
-    """The turn is not cut off."""
+    """An end that is requested during a turn does not interrupt the turn."""
     sent = harness.send()
 
     def asked_meanwhile(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -111,7 +111,7 @@ def test_cancelling_the_last_turn_lets_the_session_end(harness: Harness) -> None
     assert harness.waker.endings == [sent.session_id]
 
 
-def test_asking_again_changes_nothing_and_after_the_end_is_refused(harness: Harness, end: End) -> None:
+def test_a_repeated_request_changes_nothing_and_after_the_end_is_refused(harness: Harness, end: End) -> None:
     """A request is safe to repeat; after the end it is a conflict."""
     session_id = _over(harness)
     assert request_end(harness.database, session_id, "again").may_end
@@ -127,7 +127,7 @@ def test_asking_again_changes_nothing_and_after_the_end_is_refused(harness: Harn
 
 
 def test_of_several_workers_one_ends_it(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """One lease, one summary."""
+    """Concurrent workers make one summary, under one lease."""
     session_id = _over(harness)
     harness.script(SUMMARY)
     found = side_by_side(*[lambda: end(session_id)] * 4)
@@ -138,7 +138,7 @@ def test_of_several_workers_one_ends_it(harness: Harness, end: End, cleaned: lis
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("commit", ["sessions.claim_ending", "sessions.save_summary", "sessions.finish_ending"])
-def test_a_crash_at_each_commit_is_gone_on_from(harness: Harness, end: End, moment: str, commit: str) -> None:
+def test_an_ending_resumes_after_a_crash_at_each_commit(harness: Harness, end: End, moment: str, commit: str) -> None:
     """The sweeper finds sessions without a worker; each ends with one summary."""
     session_id = _over(harness)
     harness.script(SUMMARY)
@@ -172,7 +172,7 @@ def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
 
 
 def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> None:
-    """Nothing waits for ever: after its attempts the session ends with its own lines, marked as such."""
+    """After the last attempt the session ends with an extract of its messages, marked as an extract."""
     session_id = _over(harness)
     harness.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
     for _ in range(MAX_ATTEMPTS - 1):
@@ -188,7 +188,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
     shown = read_session(harness.database, session_id)
     assert (shown["summary_kind"], shown["consolidation"]["status"]) == ("extractive", "waiting")
     assert list_sessions(harness.database, "ana")[0]["summary_kind"] == "extractive"
-    for earlier in range(2):  # as the session before, and as one of the archive
+    for earlier in range(2):  # in the prompt of the next session, and of the one after it
         harness.model.requests.clear()
         following = harness.send(f"next {earlier}", on_busy="enqueue").session_id
         harness.run(following)
@@ -200,8 +200,8 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
     assert list_sessions(harness.database, "ana")[0]["summary_kind"] == "model"
 
 
-def test_a_summary_that_kills_its_process_is_given_up(harness: Harness, end: End) -> None:
-    """Attempts that left nothing behind count, too."""
+def test_a_summary_that_kills_its_process_is_abandoned(harness: Harness, end: End) -> None:
+    """Attempts that end with a crash count, too."""
     session_id = _over(harness)
     for _ in range(MAX_ATTEMPTS):
         with harness.crashing("before", "sessions.save_summary"):
@@ -230,7 +230,7 @@ def test_a_worker_that_shuts_down_hands_the_ending_on(harness: Harness, keeper: 
 
 
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
-def test_what_a_clock_that_was_a_day_ahead_left_is_gone_on_from(harness: Harness, end: End, state: str) -> None:
+def test_an_ending_resumes_after_a_clock_that_was_a_day_ahead(harness: Harness, end: End, state: str) -> None:
     """A lease and a wake-up dated tomorrow do not block the ending today."""
     session_id = _over(harness)
     harness.move(DAY_S)
@@ -249,7 +249,7 @@ def test_what_a_clock_that_was_a_day_ahead_left_is_gone_on_from(harness: Harness
 
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(harness: Harness, end: End, days: int) -> None:
-    """Ahead, the lease seems to have run out, and another worker may take over; one of them writes."""
+    """If the clock jumps ahead, the lease seems expired and another worker takes over; only one of them writes."""
     session_id = _over(harness)
     outcomes: list[EndOutcome] = []
 
@@ -266,7 +266,7 @@ def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(harness
 
 
 def test_a_turn_that_was_cancelled_under_its_runner_keeps_no_session_from_ending(harness: Harness, end: End) -> None:
-    """The runner went on to the next turn, found it cancelled, and died before it gave the session back."""
+    """The runner began the next turn, found it cancelled, and died before it released the session."""
     first, second = harness.send("one"), harness.send("two")
     request_end(harness.database, first.session_id, "enough")
 
@@ -297,8 +297,8 @@ def test_a_turn_that_was_cancelled_under_its_runner_keeps_no_session_from_ending
         ("Well ```\x00", "Well ```\N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_nonsense_of_the_model_is_kept_as_it_can_be(harness: Harness, end: End, reply: str, summary: str) -> None:
-    """What it says is better than nothing; the topics are then the user's own words."""
+def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: End, reply: str, summary: str) -> None:
+    """A malformed reply is still a summary; the topics are then taken from the user's words."""
     session_id = _over(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
@@ -307,8 +307,8 @@ def test_nonsense_of_the_model_is_kept_as_it_can_be(harness: Harness, end: End, 
 
 
 @pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
-def test_a_model_that_says_nothing_has_failed(harness: Harness, end: End, reply: str) -> None:
-    """An empty summary would make the next conversation begin from nothing."""
+def test_an_empty_summary_is_a_failure(harness: Harness, end: End, reply: str) -> None:
+    """An empty summary would lose the conversation for the next session."""
     session_id = _over(harness)
     harness.script(says(reply))
     assert end(session_id) == Postponed()
@@ -331,8 +331,8 @@ MEGABYTES = 10_000_000
     ids=["words", "an open fence", "a fence", "a summary", "a topic", "brackets"],
 )
 @pytest.mark.timeout(60)
-def test_ten_megabytes_are_no_burden(harness: Harness, end: End, reply: str) -> None:
-    """They are cut in a moment, and neither the row nor the next prompt is as long."""
+def test_a_summary_of_ten_megabytes_is_cut(harness: Harness, end: End, reply: str) -> None:
+    """A huge reply is cut quickly, and neither the summary nor a topic exceeds its limit."""
     session_id = _over(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
@@ -341,8 +341,8 @@ def test_ten_megabytes_are_no_burden(harness: Harness, end: End, reply: str) -> 
     assert all(len(topic) <= 80 for topic in row.key_topics)
 
 
-def test_a_long_conversation_is_shown_as_far_as_a_model_reads() -> None:
-    """The newest messages, each to a bound: a prompt that is refused as too long would be refused each time."""
+def test_the_prompt_for_a_summary_is_bounded() -> None:
+    """The prompt has the newest messages, each cut: a prompt that is too long would be refused each time."""
     model = Scripted(says('{"summary": "Long."}'))
     said = [Message(Role.USER, f"{number} " + "x" * 9_000) for number in range(400)]
     summarise(model, ModelCall(MovedClock(), 5), said)
@@ -352,8 +352,8 @@ def test_a_long_conversation_is_shown_as_far_as_a_model_reads() -> None:
     assert "user: 0 x" not in shown
 
 
-def test_a_session_without_a_word_ends_without_the_model(harness: Harness, end: End) -> None:
-    """There is nothing to summarise."""
+def test_a_session_without_messages_ends_without_the_model(harness: Harness, end: End) -> None:
+    """There is nothing to summarise, so the model is not called."""
     sent = harness.send()
     cancel(harness.runtime, sent.turn_id)
     request_end(harness.database, sent.session_id, "enough")
@@ -362,8 +362,8 @@ def test_a_session_without_a_word_ends_without_the_model(harness: Harness, end: 
     assert harness.session(sent.session_id).summary == ""
 
 
-def test_idle_sessions_are_asked_to_end(harness: Harness) -> None:
-    """Only those that are idle: not the one in use, not the one that still has to answer."""
+def test_idle_sessions_get_a_requested_end(harness: Harness) -> None:
+    """Neither a session in use nor one with an unanswered message is idle."""
     old, waiting, fresh = harness.send(user_id="a"), harness.send(user_id="b"), harness.send(user_id="c")
     harness.run(old.session_id)
     harness.move(IDLE_S)
@@ -376,7 +376,7 @@ def test_idle_sessions_are_asked_to_end(harness: Harness) -> None:
 
 @pytest.mark.parametrize("noticed_by", ["beat", "a message"])
 def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, end: End, noticed_by: str) -> None:
-    """What was used tomorrow is idle from the moment on that the clock is right again, like any other."""
+    """A session last used at a future time becomes idle after the usual time, counted from the corrected clock."""
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)
@@ -398,7 +398,7 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
 
 
 def test_a_message_after_the_clock_was_set_back_goes_where_the_last_one_went(harness: Harness) -> None:
-    """No beat has come yet; from that message on the time counts, whatever the row said before."""
+    """Before any beat, the message continues the session, whose idle time then counts from that message."""
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)
@@ -408,8 +408,8 @@ def test_a_message_after_the_clock_was_set_back_goes_where_the_last_one_went(har
     assert harness.send("and again").session_id != old.session_id
 
 
-def test_who_leaves_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
-    """Another channel was used tomorrow, so perhaps just now: the session stays, and falls idle like any other."""
+def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
+    """Another channel was used at a future time, perhaps just now: the session stays, and becomes idle as usual."""
     harness.move(DAY_S)
     sent = harness.send(channel="http")
     harness.run(sent.session_id)
@@ -421,7 +421,7 @@ def test_who_leaves_after_the_clock_was_set_back_keeps_no_session_alive(harness:
 
 
 def test_a_clock_that_jumps_ahead_ends_what_it_makes_idle_and_nothing_else(harness: Harness, end: End) -> None:
-    """The next session begins behind it, stays when the clock is set right, and the one before ends all the same."""
+    """The session opened during the jump stays live when the clock is corrected, and the idle one still ends."""
     old = harness.send()
     harness.run(old.session_id)
     harness.move(DAY_S)
@@ -439,7 +439,7 @@ def test_a_clock_that_jumps_ahead_ends_what_it_makes_idle_and_nothing_else(harne
 
 
 def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(harness: Harness) -> None:
-    """Nor one that waits for its turn."""
+    """Neither a running turn's session nor one with waiting turns becomes idle."""
     sent = harness.send()
 
     def jumping(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -454,7 +454,7 @@ def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(h
 
 
 def test_an_ending_that_the_broker_did_not_take_is_swept_again(harness: Harness) -> None:
-    """The wake-up may be lost at every place; the row says that it is due."""
+    """A wake-up may be lost anywhere; the row shows that the ending is due."""
     session_id = _over(harness)
     harness.waker.away = True
     swept = sweep(harness.runtime)
@@ -468,7 +468,7 @@ def test_an_ending_that_the_broker_did_not_take_is_swept_again(harness: Harness)
 
 
 def test_an_extract_is_bounded() -> None:
-    """However long the conversation was."""
+    """An extract has a limit, however long the conversation was."""
     conversation = [Message(Role.USER if n % 2 == 0 else Role.ASSISTANT, f"line {n} " * 400) for n in range(300)]
     summary = extract(conversation)
     assert summary.extractive

@@ -1,4 +1,4 @@
-"""Explicit ends: by every way, in every state of the session, without a sweep."""
+"""Explicit ends: over every interface, in every state of the session, without a sweep."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _paid: list[int] = []
 
 @tool(requires_approval=True)
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pay an amount."""
     _paid.append(amount)
     return f"paid {amount}"
 
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness) -> None:
-    """An agent with a tool that a person must approve of."""
+    """An agent with a tool that needs approval."""
     _paid.clear()
     harness.equip(pay)
 
@@ -90,7 +90,7 @@ WAYS: list[Way] = [_over_http, _in_a_chat, _leaving_the_chat, _by_command, _by_t
 
 
 def _waiting(harness: Harness, *amounts: int, then: tuple[Line, ...] = ()) -> tuple[UUID, UUID]:
-    """A session and its turn, which waits for a person to decide about its calls."""
+    """A session and its turn, which waits for approval of its calls."""
     harness.script(calls(*(("pay", {"amount": amount}) for amount in amounts or (5,))), *then)
     sent = harness.send(channel="cli", priority=7)
     harness.run(sent.session_id)
@@ -100,7 +100,7 @@ def _waiting(harness: Harness, *amounts: int, then: tuple[Line, ...] = ()) -> tu
 
 
 def _follow(harness: Harness, end: End) -> None:
-    """Do what was woken, and what that wakes, without a sweep."""
+    """Handle all wake-ups, and those that they publish, without a sweep."""
     while harness.waker.sessions or harness.waker.endings:
         sessions, harness.waker.sessions[:] = list(harness.waker.sessions), []
         endings, harness.waker.endings[:] = list(harness.waker.endings), []
@@ -119,10 +119,10 @@ def _results(harness: Harness, session_id: UUID) -> list[str]:
 
 
 @pytest.mark.parametrize("ask", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_what_waits_for_a_person_goes_on_at_once(
+def test_a_turn_that_waits_for_approval_continues_at_once(
     harness: Harness, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Denied, answered; then the queued turns; then the end. Later messages go to another session."""
+    """The call is denied, the turn answered, queued turns run, the session ends; later messages open another one."""
     session_id, turn_id = _waiting(harness)
     behind = harness.send("behind", channel="cli")
     harness.waker.sessions.clear()
@@ -140,10 +140,10 @@ def test_what_waits_for_a_person_goes_on_at_once(
 
 
 @pytest.mark.parametrize("ask", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_in_the_middle_of_a_turn_nobody_else_is_woken(
+def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
     harness: Harness, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runner continues, finds its call denied, runs the queued turns, and wakes the ending."""
+    """The turn's runner continues, finds the call denied, runs the queued turns, and wakes the ending."""
     behind: list[UUID] = []
 
     def asked_meanwhile(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -163,8 +163,8 @@ def test_in_the_middle_of_a_turn_nobody_else_is_woken(
     assert (harness.session(sent.session_id).state, _paid) == ("ended", [])
 
 
-def test_what_was_decided_before_the_end_is_done(harness: Harness, end: End) -> None:
-    """Of two calls one was approved: that one runs, the other is denied."""
+def test_a_call_approved_before_the_end_runs(harness: Harness, end: End) -> None:
+    """Of two calls, the approved one runs and the undecided one is denied."""
     session_id, turn_id = _waiting(harness, 1, 2)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
     _ask(harness, session_id)
@@ -173,8 +173,8 @@ def test_what_was_decided_before_the_end_is_done(harness: Harness, end: End) -> 
     assert harness.session(session_id).state == "ended"
 
 
-def test_an_end_behind_the_last_decision_takes_nothing_back(harness: Harness, end: End) -> None:
-    """The turn was woken by the decision; the end has nothing to free."""
+def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: End) -> None:
+    """The decision has already woken the turn, so the end frees none."""
     session_id, turn_id = _waiting(harness)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
     requested = request_end(harness.database, session_id, "enough")
@@ -203,8 +203,8 @@ def test_of_a_decision_and_an_end_at_once_one_counts(harness: Harness, end: End)
         _paid.clear()
 
 
-def test_asking_again_frees_nothing_twice(harness: Harness, end: End) -> None:
-    """The first reason stays, and its wake-up is enough."""
+def test_a_repeated_request_frees_no_turn_twice(harness: Harness, end: End) -> None:
+    """The first request's reason is kept, and its wake-up is enough."""
     session_id, _ = _waiting(harness)
     first, again = (request_end(harness.database, session_id, reason) for reason in ("first", "again"))
     assert (first.may_end, first.freed) == (False, 7)
@@ -216,7 +216,7 @@ def test_asking_again_frees_nothing_twice(harness: Harness, end: End) -> None:
 
 
 def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None:
-    """Between the end and its wake-up: closed where it waits, and nothing is left to run."""
+    """A turn cancelled between the end's request and its wake-up is settled at once, and the session ends."""
     session_id, turn_id = _waiting(harness)
     request_end(harness.database, session_id, "enough")
     cancel(harness.runtime, turn_id)
@@ -227,7 +227,7 @@ def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None
 
 
 def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End) -> None:
-    """The broker was unavailable at that moment."""
+    """If the broker was unavailable, the sweeper wakes the freed turn."""
     session_id, _ = _waiting(harness)
     harness.waker.away = True
     _ask(harness, session_id)
@@ -240,7 +240,7 @@ def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End
 
 
 def test_a_turn_that_is_parked_for_a_model_keeps_waiting_for_it(harness: Harness, end: End) -> None:
-    """An end decides nothing about models: the message was accepted, is answered, and then the session ends."""
+    """An end does not shorten the wait for a model: the accepted message is answered, then the session ends."""
     harness.set(on_unavailable="park")
     harness.script(CircuitBreakerOpen())
     sent = harness.send(channel="cli")

@@ -1,4 +1,4 @@
-"""The flush of a process that leaves: each session once, in order, under its token, within its time."""
+"""The flush of a process that shuts down: each session once, in order, under its token, within its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
 class Recorder:
-    """A flusher that writes `written` for each session, after whatever is to happen for it."""
+    """A flusher that reports `written` for each session, after calling its `happens`."""
 
     def __init__(self, written: int = 1) -> None:
         self.written = written
@@ -41,20 +41,22 @@ def _raising(error: Exception) -> Callable[[], object]:
 
 
 def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
-    """In the order given, which is the latest first."""
+    """Sessions are flushed in the given order, the latest first."""
     one, other = Recorder(1), Recorder(10)
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=3, written=33)
     assert one.seen == other.seen == TOUCHED
 
 
 @pytest.mark.parametrize(("touched", "flushers"), [([], [Recorder()]), (TOUCHED, [])])
-def test_nothing_to_flush_is_all_of_it(touched: list[tuple[UUID, Fence]], flushers: list[Recorder]) -> None:
+def test_without_anything_to_flush_the_flush_is_complete(
+    touched: list[tuple[UUID, Fence]], flushers: list[Recorder]
+) -> None:
     """The flush is complete in a process that did nothing, or that has no Redis."""
     assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
 
 
-def test_an_error_of_one_session_is_told_and_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """That session is not counted as flushed, so that the shutdown's line in the log is a warning."""
+def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """The failed session is not counted as flushed, so that the shutdown logs a warning."""
     one, other = Recorder(1), Recorder(10)
     one.happens[SECOND] = _raising(RuntimeError("damaged"))
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=2, written=32)
@@ -62,8 +64,8 @@ def test_an_error_of_one_session_is_told_and_costs_the_others_nothing(caplog: py
     assert caplog.messages == [f"session {SECOND} could not be flushed"]
 
 
-def test_what_is_left_to_others_is_seen_to_and_not_flushed() -> None:
-    """The process that has claimed the session since flushes it: no warning at this one's shutdown."""
+def test_a_session_left_to_another_process_is_no_failure() -> None:
+    """The process that has claimed the session since flushes it, so the flush here is complete."""
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
@@ -72,8 +74,8 @@ def test_what_is_left_to_others_is_seen_to_and_not_flushed() -> None:
     assert flushed.complete
 
 
-def test_a_server_that_is_away_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not asked again for each of ten thousand sessions."""
+def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:
+    """An unavailable server must not be tried for each of ten thousand sessions."""
     flusher = Recorder()
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
     assert flush(TOUCHED, [flusher], PATIENCE_S) == Flushed(touched=3, sessions=1, written=1)
@@ -81,8 +83,8 @@ def test_a_server_that_is_away_ends_the_flush(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == ["the flush ended early: Redis cannot be reached."]
 
 
-def test_a_flusher_that_hangs_is_left_behind() -> None:
-    """A server that has fallen silent keeps no process from leaving, and nothing is begun behind it."""
+def test_a_flusher_that_hangs_is_abandoned() -> None:
+    """An unresponsive server must not block the shutdown, and no further session is begun after it."""
     opened, ended = threading.Event(), threading.Event()
     flusher = Recorder()
 
@@ -102,8 +104,8 @@ def test_a_flusher_that_hangs_is_left_behind() -> None:
     assert flusher.seen == TOUCHED[:2]
 
 
-def test_no_time_is_no_flush() -> None:
-    """The hard limit is near."""
+def test_without_time_nothing_is_flushed() -> None:
+    """If the hard limit has come, no flush begins."""
     flusher = Recorder()
     assert flush(TOUCHED, [flusher], 0.0).sessions == 0
     assert flusher.seen == []

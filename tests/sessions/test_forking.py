@@ -1,4 +1,4 @@
-"""Forks: the conversation up to a tick, in a session of its own that shares nothing later."""
+"""Forks: a conversation up to a tick, in a new session that shares nothing later."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
 def test_a_fork_copies_through_the_last_turn_settled_by_then(
     harness: Harness, tick: int | None, turns: int, lines: int, at: int
 ) -> None:
-    """A tick in the middle of a turn means the turn before it."""
+    """A tick in the middle of a turn copies through the previous turn."""
     source = _talked(harness)
     forked = _fork(harness, source, tick)
     row = harness.session(forked)
@@ -87,7 +87,7 @@ def test_a_fork_copies_through_the_last_turn_settled_by_then(
 
 
 def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
-    """A column that is added later and forgotten here would be lost in each fork."""
+    """A new column that the fork's statement omits would be lost in each fork."""
     source = _talked(harness)
     forked = _fork(harness, source)
     for table, own in (("messages", {"session_id", "turn_id"}), ("turns", {"session_id", "turn_id"})):
@@ -97,8 +97,8 @@ def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
             assert different == own
 
 
-def test_a_fork_is_spoken_to_by_its_id_and_knows_just_what_was_copied(harness: Harness) -> None:
-    """Its prompt is the copied conversation; what each of the two says afterwards stays its own."""
+def test_a_fork_is_addressed_by_its_id_and_knows_only_what_was_copied(harness: Harness) -> None:
+    """A fork's prompt is the copied conversation; later messages of fork and source stay separate."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     harness.script(says("in the fork"), says("in the source"))
@@ -112,8 +112,8 @@ def test_a_fork_is_spoken_to_by_its_id_and_knows_just_what_was_copied(harness: H
     assert harness.lines(source) == [*LINES, ("user", "fourth"), ("assistant", "in the source")]
 
 
-def test_neither_is_told_of_what_the_other_went_on_with(harness: Harness, end: End) -> None:
-    """No line of it is recalled, by itself or by the tool, among forks either; nor the summary. Others do know."""
+def test_neither_recalls_what_was_said_later_in_the_other(harness: Harness, end: End) -> None:
+    """Source and forks recall neither each other's later messages nor the summary; the user's other sessions do."""
     seen: list[str] = []
 
     @tool
@@ -152,7 +152,7 @@ def test_neither_is_told_of_what_the_other_went_on_with(harness: Harness, end: E
 
 
 def test_a_fork_is_never_routed_to(harness: Harness) -> None:
-    """Neither while its source lives, nor when it is over, nor as the session before the next one."""
+    """Messages never go to a fork, and the next session's predecessor is the source, not a fork."""
     source = _talked(harness)
     forked = _fork(harness, source)
     assert harness.send("more").session_id == source
@@ -167,7 +167,7 @@ def test_a_fork_is_never_routed_to(harness: Harness) -> None:
 
 
 def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
-    """The sweep finds nothing, effects and deliveries stay with the source, and other users may not write to it."""
+    """No sweep wakes a fork, effects and deliveries stay with the source, and other users may not write to it."""
     harness.equip(act)
     harness.script(calls(("act", {})), says("done"))
     asked = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
@@ -189,7 +189,7 @@ def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
 
 
 def test_message_ids_count_once(harness: Harness) -> None:
-    """The sender's id leads to the turn that it was accepted as, whichever session the repeated message names."""
+    """A repeated message returns its original turn, even if it names the fork."""
     sent = harness.send("once", message_id="m1")
     harness.run(sent.session_id)
     forked = _fork(harness, sent.session_id)
@@ -198,7 +198,7 @@ def test_message_ids_count_once(harness: Harness) -> None:
 
 
 def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
-    """Ticks mean the same in both; those that came after the fork do not exist in it."""
+    """Fork and source share the ticks up to the fork; later ticks do not exist in the fork."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     assert harness.lines(_fork(harness, forked, 1)) == LINES[:2]
@@ -206,8 +206,8 @@ def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
         _fork(harness, forked, 5)
 
 
-def test_the_source_goes_on_while_it_is_copied(harness: Harness) -> None:
-    """Between what is planned and what is copied a whole turn may be settled: it is not in the fork."""
+def test_the_source_continues_while_it_is_copied(harness: Harness) -> None:
+    """A turn that is settled between the fork's planning and its copying is not in the fork."""
     source = _talked(harness)
 
     def meanwhile(moment: Moment, statement: str) -> None:
@@ -221,7 +221,7 @@ def test_the_source_goes_on_while_it_is_copied(harness: Harness) -> None:
 
 
 def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> None:
-    """As that turn left them, then the fork's own; a session that has ended has none."""
+    """A fork begins with the last copied turn's variables, then has its own; an ended session has none."""
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:
@@ -254,7 +254,7 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
 
 
 def test_a_turn_under_way_is_not_copied(harness: Harness) -> None:
-    """Its open calls would have no results."""
+    """The open calls of an unfinished turn would have no results."""
     source = _talked(harness)
     forks: list[UUID] = []
 
@@ -268,7 +268,7 @@ def test_a_turn_under_way_is_not_copied(harness: Harness) -> None:
 
 
 def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harness) -> None:
-    """It said nothing, so there is nothing of it in the copy."""
+    """A turn cancelled before it began has no messages, and is not counted in the copy."""
     source = _talked(harness)
     dropped, sent = harness.send("dropped"), harness.send("fourth")
     cancel(harness.runtime, dropped.turn_id)
@@ -280,7 +280,7 @@ def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harnes
 
 
 def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
-    """That is how to go on from it; its summary is of what came later, too, and is not taken."""
+    """An ended session is continued by a fork, without its summary, which may cover later turns."""
     source = _talked(harness)
     request_end(harness.database, source, "enough")
     harness.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))
@@ -292,8 +292,8 @@ def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
     assert harness.run(forked) == Ran(1)
 
 
-def test_a_fork_that_nobody_uses_ends(harness: Harness, end: End) -> None:
-    """Idleness counts from the fork's own beginning."""
+def test_an_idle_fork_ends(harness: Harness, end: End) -> None:
+    """A fork's idle time counts from its creation."""
     source = _talked(harness)
     harness.move(IDLE_S - 1)
     forked = _fork(harness, source)
@@ -319,8 +319,8 @@ def test_a_tick_that_is_not_there_yet_is_refused(harness: Harness, tick: int) ->
     assert harness.counts() == before
 
 
-def test_what_cannot_be_forked_is_refused(harness: Harness) -> None:
-    """No such session, a tick below 0, one before anything was settled, a session that has settled nothing."""
+def test_an_invalid_fork_is_refused(harness: Harness) -> None:
+    """An unknown session, a negative tick, a tick before the first settled turn, a session without one."""
     source = _talked(harness)
     fresh = harness.send(user_id="bob").session_id
     before = harness.counts()

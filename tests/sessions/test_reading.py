@@ -1,4 +1,4 @@
-"""Sessions and transcripts as the contract shows them."""
+"""The documented shape of sessions, messages and turns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def double(number: int) -> int:
 
 @pytest.fixture
 def harness(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Harness]:
-    """A harness whose agent can double."""
+    """A harness whose agent has the tool `double`."""
     made = Harness(settings, clock, database, waker)
     made.equip(double)
     yield made
@@ -66,7 +66,7 @@ def test_a_session_has_the_keys_of_the_contract(harness: Harness) -> None:
 
 
 def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
-    """The optional ones are there only where they say something."""
+    """Optional keys are present only if they have a value."""
     harness.script(calls(("double", {"number": 4}), ("double", "{oops")), says("8"))
     sent = harness.send()
     harness.run(sent.session_id)
@@ -92,7 +92,7 @@ def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
     ],
 )  # fmt: skip
 def test_arguments_are_an_object_or_the_text_as_it_came(harness: Harness, written: str, shown: object) -> None:
-    """What a model wrote is kept; it is shown as JSON where it is a JSON object."""
+    """Arguments are shown as an object if they are a JSON object, otherwise as the model's text."""
     harness.script(calls(("nothing", written)), says("I see"))
     sent = harness.send()
     harness.run(sent.session_id)
@@ -100,7 +100,7 @@ def test_arguments_are_an_object_or_the_text_as_it_came(harness: Harness, writte
 
 
 def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
-    """A bare list, all of it unless `after` and `limit` are given."""
+    """The whole transcript, unless `after` and `limit` are given."""
     sent = [harness.send(str(number)) for number in range(5)]
     session_id = sent[0].session_id
     assert read_messages(harness.database, session_id) == []
@@ -113,8 +113,8 @@ def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
     assert read_messages(harness.database, session_id, after=9, limit=100) == everything[9:]
 
 
-def test_what_does_not_exist_is_not_found(harness: Harness) -> None:
-    """An empty transcript and no session are two things."""
+def test_unknown_ids_are_not_found(harness: Harness) -> None:
+    """A missing session must differ from an empty transcript."""
     with pytest.raises(NotFound):
         read_session(harness.database, uuid4())
     with pytest.raises(NotFound):
@@ -124,7 +124,7 @@ def test_what_does_not_exist_is_not_found(harness: Harness) -> None:
 
 
 def test_a_user_sees_their_own_sessions_newest_first(harness: Harness) -> None:
-    """The filter is in the query itself."""
+    """The list of a user has no other user's sessions."""
     first = harness.send(user_id="ana").session_id
     request_end(harness.database, first, "by hand")
     harness.move(1)
@@ -139,7 +139,7 @@ def test_a_user_sees_their_own_sessions_newest_first(harness: Harness) -> None:
 
 
 def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
-    """In each of its states, with the steps counted while it runs."""
+    """A turn has the same keys in each of its states, and its steps are counted while it runs."""
     harness.script(calls(("double", {"number": 4})), says("8"))
     sent = harness.send()
     fresh = harness.turn(sent.turn_id)
@@ -160,7 +160,7 @@ def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
 
 
 def test_a_tenants_sessions_are_found_by_an_index(harness: Harness) -> None:
-    """However many sessions the others have: newest first, without a sort or a look at theirs."""
+    """Listing a tenant's sessions reads none of the other tenants' sessions."""
     harness.sql(
         "INSERT INTO users (user_id, created_at) SELECT 'bolt' || chr(31) || n, now() FROM generate_series(1, 500) AS n"
     )

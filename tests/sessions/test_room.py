@@ -1,4 +1,4 @@
-"""Endings leave room: for turns, when a hundred sessions fall idle at once, and for a process that has to leave."""
+"""Endings are limited: they leave slots for turns and delay no shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.turns.scripted import says
 
 @pytest.fixture
 def process(harness: Harness) -> Process:
-    """A worker's."""
+    """A worker's process."""
     return Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: True)
 
 
@@ -38,7 +38,7 @@ def task(process: Process) -> Iterator[Any]:
 
 @pytest.fixture
 def over(harness: Harness) -> UUID:
-    """A session that is to end, and that a sweep has found."""
+    """A session whose end was requested, and that a sweep has woken."""
     session_id = UUID(harness.ask()["session_id"])
     request_end(harness.database, session_id, "enough")
     sweep(harness.runtime)
@@ -47,7 +47,7 @@ def over(harness: Harness) -> UUID:
 
 
 def test_an_ending_without_room_is_swept_again(harness: Harness, process: Process, task: Any, over: UUID) -> None:
-    """It is neither begun nor lost, no attempt is counted, and sessions that were woken less often come first."""
+    """An ending without a free slot is neither begun nor lost, and costs no attempt."""
     assert ENDINGS * 2 < CONCURRENCY
     for _ in range(ENDINGS):
         assert process.endings.acquire(blocking=False)
@@ -65,7 +65,7 @@ def test_an_ending_without_room_is_swept_again(harness: Harness, process: Proces
 
 
 def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(harness: Harness, task: Any, over: UUID) -> None:
-    """A turn has time for many of them; an ending, which a drain of the fleet waits for, for one."""
+    """A drain of the fleet waits for endings, so a summary has the time limit of one model call, not of a turn."""
     assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
 
@@ -79,10 +79,10 @@ def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(harness: Harness
     assert harness.session(over).state == "ended"
 
 
-def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
+def test_a_summary_aborted_by_a_shutdown_is_handed_on_at_once(
     harness: Harness, process: Process, task: Any, over: UUID
 ) -> None:
-    """The call is aborted when the drain's time is up; another worker is woken without a sweep."""
+    """The drain aborts the call, and another worker is woken without a sweep."""
 
     def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
         process.runner.keeper.drain()
@@ -96,10 +96,10 @@ def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
     assert harness.waker.endings == [over]
 
 
-def test_a_summary_that_is_no_longer_ours_wakes_nobody(
+def test_an_aborted_summary_of_a_lost_session_wakes_no_worker(
     harness: Harness, process: Process, task: Any, over: UUID
 ) -> None:
-    """Another process has claimed the ending, which aborted the call."""
+    """Another process has claimed the ending, so no further worker is needed."""
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
         harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=over)

@@ -1,8 +1,8 @@
-"""A session's life under random triggers and crashes: only what the table holds is ever seen, and it ends.
+"""A session's life under random triggers and crashes: every change of state is allowed, and the session ends.
 
 A state machine that plays users, workers that die between any two commits, others that take over,
-clocks that jump, and everything that may happen while a model is thinking. What is seen is written
-down by the database (`session_log`), so that no commit escapes, whoever made it.
+clocks that jump, and events during a model call. A database trigger logs the changes
+(`session_log`), so that no commit escapes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DAY_S = 86_400.0
 ROUNDS = 40
 
 MEANWHILE = ("cancel", "drain", "end", "idle", "lapse", "message", "nothing", "overtaken")
-"""What may happen while a model is thinking."""
+"""Events during a model call."""
 
 ASKS: dict[str, list[ModelReply]] = {
     "nothing": [],
@@ -55,14 +55,14 @@ ASKS: dict[str, list[ModelReply]] = {
     "pay": [calls(("pay", {"number": 2}))],
     "both": [calls(("double", {"number": 2}), ("pay", {"number": 2}))],
 }
-"""What a turn's model asks for before it answers."""
+"""The tool calls of a turn's model before its answer."""
 
 FAULTS: dict[str, Exception | None] = {
     "none": None,
     "broken": ProviderError("it is broken", transient=False),
     "open": CircuitBreakerOpen(retry_after_s=LEASE_S),
 }
-"""Why it does not answer; behind an open breaker a turn is parked."""
+"""Why the model does not answer; behind an open breaker a turn is parked."""
 
 CRASHES = st.none() | st.integers(1, 12)
 """At which commit boundary the process dies, if at any."""
@@ -90,7 +90,7 @@ class Environment:
     remembered: Remembered
 
     def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
-        """What ends sessions as the task does, cleaning included, and the keeper of its leases."""
+        """An ender like the task's, cleaning included, and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
@@ -100,9 +100,9 @@ class Environment:
 def environment(
     harness: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, remembered: Remembered
 ) -> Environment:
-    """With tools, one of which needs a person; turns wait for their model; whatever becomes of sessions is noted."""
+    """An agent with tools, one of which needs approval; turns wait for their model; changes of sessions are logged."""
     harness.equip(double, pay)
-    # What a clock that was set back leaves undecided is waited for by real time.
+    # After a clock was set back, calls in doubt wait in real time.
     harness.set(tool_timeout_s=0.1, on_unavailable="park")
     harness.redis_memory = redis_memory
     SessionLog(harness.sql).begin()
@@ -125,7 +125,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(on_busy=st.sampled_from(OnBusy), channel=st.sampled_from(["cli", "http"]))
     def say(self, on_busy: OnBusy = OnBusy.ENQUEUE, channel: str = "cli") -> None:
-        """A message comes."""
+        """Send a message."""
         try:
             sent = self.harness.send("hello", user_id=self.user, on_busy=on_busy, channel=channel)
         except Conflict:
@@ -138,13 +138,13 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(which=st.integers(0, 50))
     def cancel(self, which: int = 0) -> None:
-        """One of the last messages is taken back."""
+        """Cancel one of the last turns."""
         cancel(self.harness.runtime, self.turns[-1 - which % len(self.turns)])
 
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 50))
     def request_end(self, which: int = 0) -> None:
-        """An end is asked for; of what has ended it is refused, and nothing changes."""
+        """Request an end; for an ended session it is refused, and nothing changes."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
         before = self.harness.session(session_id)
         try:
@@ -156,13 +156,13 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule()
     def leave(self) -> None:
-        """The person at the terminal goes."""
+        """The user of the terminal leaves."""
         leave(self.harness.database, self.sessions[-1], "cli", IDLE_S)
 
     @precondition(lambda self: self.turns)
     @rule(approve=st.booleans())
     def decide(self, *, approve: bool = True) -> None:
-        """A person decides about the next call that waits."""
+        """Decide about the next call that waits for approval."""
         for turn_id in self.turns[-3:]:
             for pending in self.harness.turn(turn_id)["pending_approvals"][:1]:
                 decision = Decision(call_id=pending["call_id"], decision="approve" if approve else "deny")
@@ -180,7 +180,7 @@ class SessionMachine(RuleBasedStateMachine):
     def run(
         self, asks: str = "nothing", meanwhile: Sequence[str] = (), fault: str = "none", crash: int | None = None
     ) -> None:
-        """A worker runs the newest session, or dies of it."""
+        """A worker runs the newest session, perhaps until a crash."""
         runner = Runner(self.harness.runtime, "a worker")
         first, second = meanwhile or ("nothing", "nothing")
         lines = [self._line(first, runner.keeper, reply) for reply in ASKS[asks]]
@@ -213,40 +213,40 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions and self.harness.session(self.sessions[-1]).state != "ended")
     @rule()
     def lose_a_turn(self) -> None:
-        """A failover loses a commit that Redis remembers the turn of; after an end it would lose that first."""
+        """Put a turn into Redis whose commit a failover lost; not after an end, which would be lost first."""
         session_id = self.sessions[-1]
         token = self.harness.session(session_id).token
         self.environment.redis_memory.working.remember_turn(session_id, self.environment.remembered(token))
 
     @rule()
     def recall(self) -> None:
-        """A breaker closes: what is parked need not wait."""
+        """Close a breaker, so that parked turns are due."""
         recall(self.harness.database, Transition("llm:scripted", Breaker.HALF_OPEN, Breaker.CLOSED, 0, fleet=True))
 
     @rule()
     def sweep(self) -> None:
-        """What is due is woken; the wake-ups are lost."""
+        """Sweep, and lose the wake-ups."""
         sweep(self.harness.runtime)
 
     @rule()
     def expire_idle(self) -> None:
-        """Beat's minute has come."""
+        """Run the minutely task for idle sessions."""
         expire_idle(self.harness.database, IDLE_S)
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S, IDLE_S + 1, DAY_S, -DAY_S]))
     def pass_time(self, seconds: float) -> None:
-        """Time passes, or the server's clock is set; that is set ahead at most as far as it was set back."""
+        """Let time pass, or set the server's clock ahead or back."""
         self.harness.move(seconds)
 
     # --- what must hold ------------------------------------------------------------------
 
     @invariant()
     def only_what_the_table_holds_is_seen(self) -> None:
-        """Checked after every commit."""
+        """Check all changes of state so far."""
         self.session_log.check_arrows()
 
     def teardown(self) -> None:
-        """Whatever happened: asked to end, every session ends, by sweeps and wake-ups alone."""
+        """Check that every session ends once requested, by sweeps and wake-ups alone."""
         for session_id in self.sessions:
             if self.harness.session(session_id).state != "ended":
                 request_end(self.harness.database, session_id, "enough")
@@ -270,7 +270,7 @@ class SessionMachine(RuleBasedStateMachine):
     # --- means ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Do what was woken."""
+        """Handle the wake-ups."""
         for session_id in list(self.harness.waker.sessions):
             self.harness.script()
             Runner(self.harness.runtime, "the last worker").run(session_id, alone=True)
@@ -287,7 +287,7 @@ class SessionMachine(RuleBasedStateMachine):
             observe, self.harness.database.observe = (
                 self.harness.database.observe,
                 None,
-            )  # others do not die of our crash
+            )  # the planned crash is not for other workers
             try:
                 self._happen(meanwhile, keeper)
             finally:
@@ -322,7 +322,7 @@ class SessionMachine(RuleBasedStateMachine):
                 assert what == "nothing"
 
     def _dying(self, at: int | None, work: Callable[[], object]) -> None:
-        """Do it, up to the `at`-th boundary of a commit, where the process dies."""
+        """Do the work up to the `at`-th commit boundary, where the process dies."""
         passed = itertools.count(1)
 
         def observe(moment: Moment, name: str) -> None:
@@ -339,8 +339,8 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_whatever_happens_every_session_ends_by_the_table(environment: Environment) -> None:
-    """Random triggers, interleaved crashes: no state outside the table is ever observable."""
+def test_every_session_ends_by_the_table(environment: Environment) -> None:
+    """With random triggers and interleaved crashes, no change outside of the table is ever visible."""
 
     class InThisEnvironment(SessionMachine):
         def __init__(self) -> None:
@@ -356,8 +356,8 @@ def test_whatever_happens_every_session_ends_by_the_table(environment: Environme
     )
 
 
-def test_such_a_life_may_lead_anywhere(environment: Environment) -> None:
-    """By the same hands every arrow of the table is gone: what the random ones may find, they are able to."""
+def test_the_machine_can_make_every_transition(environment: Environment) -> None:
+    """The machine's rules can make every transition of the table, so random runs can find all of them."""
     life = SessionMachine(environment)
     for asks in ("double", "pay", "both"):
         life.say()
@@ -370,9 +370,9 @@ def test_such_a_life_may_lead_anywhere(environment: Environment) -> None:
     assert (row.state, row.not_before > life.harness.clock.now()) == ("active", True)
     life.recall()
     life.run("pay")
-    life.cancel()  # it waits for a person
+    life.cancel()  # it waits for approval
     life.say()
-    life.run("double", crash=4)  # behind the commit that asks for the tool
+    life.run("double", crash=4)  # after the commit with the tool call
     assert life.harness.session(life.sessions[-1]).state == "tool_executing"
     life.cancel()
     life.pass_time(LEASE_S)
@@ -388,7 +388,7 @@ def test_such_a_life_may_lead_anywhere(environment: Environment) -> None:
 
 
 def test_the_refusal_of_an_unknown_session_changes_nothing(harness: Harness) -> None:
-    """There is nothing to end."""
+    """Requesting the end of an unknown session raises `NotFound` and writes nothing."""
     harness.send()
     before = harness.counts()
     with pytest.raises(NotFound):

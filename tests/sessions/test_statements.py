@@ -1,7 +1,6 @@
 """Checks that every statement that writes a session's state uses the table of states.
 
-It reads SQL as text, so it knows the ways in which this code base writes it, and refuses a way that it does
-not know.
+The check reads SQL as text: it knows the forms that this code base uses, and fails on an unknown form.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ def _faults(statement: str) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """Without what is in parentheses, however deep, so that commas and keywords are those of the statement."""
+    """The text without its parentheses' contents, so that commas and keywords are those of the statement."""
     while (shorter := _INNERMOST.sub("", text)) != text:
         text = shorter
     return text
 
 
 def _updated(text: str) -> list[str]:
-    # Common table expressions are in parentheses: each is looked at for itself, then the statement around them.
+    # Common table expressions are in parentheses: each is checked separately, then the statement around them.
     pieces = []
     while (found := _INNERMOST.search(text)) is not None:
         pieces.append(found.group()[1:-1])
@@ -94,7 +93,7 @@ def _inserted(text: str) -> list[str]:
 
 
 def _is_by_the_table(expression: str) -> bool:
-    """Whether a state is what the table says, or stays what it was."""
+    """Whether a state comes from the table or stays unchanged."""
     if expression == _TABLE:
         return True
     results = set(re.findall(r"\b(?:THEN|ELSE)\s+(\S+)", expression))
@@ -108,13 +107,13 @@ def _filled(statement: str) -> str:
 
 
 def test_every_state_comes_from_the_table() -> None:
-    """Finds a new statement that does not, and an exception that no statement needs."""
+    """Fails for a new statement that sets a state by itself, and for an obsolete exception in `BY_ITSELF`."""
     faults = {name for name, statement in _statements().items() if _faults(statement.sql)}
     assert faults == set(BY_ITSELF)
 
 
-def test_whoever_writes_to_sessions_is_a_statement() -> None:
-    """SQL that is put together elsewhere would slip through the net."""
+def test_all_sql_that_writes_to_sessions_is_in_statements() -> None:
+    """SQL that is built elsewhere would escape the check."""
     known = [" ".join(statement.sql.split()) for statement in _statements().values()]
     lines = [line for path in _sources().values() for line in path.read_text().splitlines() if _WRITES.search(line)]
     fixed = [" ".join(line.partition("{")[0].split()) for line in lines]
@@ -137,8 +136,8 @@ def test_whoever_writes_to_sessions_is_a_statement() -> None:
         "INSERT INTO sessions (state) SELECT <created> ON CONFLICT DO UPDATE SET state = 'active'",
     ],
 )
-def test_the_net_holds(statement: str) -> None:
-    """Each way to write a state without the table of transitions."""
+def test_a_state_set_without_the_table_is_found(statement: str) -> None:
+    """The check finds each form of SQL that writes a state without the table of transitions."""
     assert _faults(_filled(statement))
 
 
@@ -152,6 +151,6 @@ def test_the_net_holds(statement: str) -> None:
         "INSERT INTO sessions (session_id, state) SELECT f(1, 2), <created>, 3",
     ],
 )
-def test_the_net_lets_through_what_goes_by_the_table(statement: str) -> None:
+def test_valid_statements_pass(statement: str) -> None:
     """A check that refuses valid statements would be switched off."""
     assert not _faults(_filled(statement))

@@ -1,4 +1,4 @@
-"""The table of states: drawn as it is, and the only way from one state to another."""
+"""The table of states: its drawing is current, and it is the only way from one state to another."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ OWNED = {
     sessions.SAVE_SUMMARY: Trigger.SUMMARY_SAVED,
     sessions.FINISH_ENDING: Trigger.CLEANED_UP,
 }
-"""What a holder of the lease runs, and what that is a trigger of."""
+"""The statements of a lease's holder, and their triggers."""
 
 
 def test_the_drawing_is_current() -> None:
-    """What the documents show is what the statements do: `python -m perdure.sessions.diagram` prints it."""
+    """docs/sessions.md contains the current drawing; `python -m perdure.sessions.diagram` prints it."""
     assert draw() in (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
 
 
 def test_the_table_knows_the_states_of_the_tables() -> None:
-    """Each state that a row may have has a way in, and all but the last a way out."""
+    """Each state but the first has a transition in, and each but the last a transition out."""
     assert tuple(State) == SESSION_STATES
     ways = [(before, after) for (before, _), after in TRANSITIONS.items() if before is not after]
     assert {after for _, after in ways} == set(State) - {State.INITIALIZING}
@@ -70,7 +70,7 @@ def test_the_table_knows_the_states_of_the_tables() -> None:
 def test_random_triggers_reach_only_what_the_table_holds(
     harness: Harness, triggers: list[Trigger], begin: State
 ) -> None:
-    """Whatever happens in whatever order: the row moves by the table, or stays and says why."""
+    """Whatever the order of triggers, the row moves by the table, or stays and the error names state and trigger."""
     session_id = harness.send(user_id=str(uuid4())).session_id
     state = begin
     _put(harness, session_id, state)
@@ -87,7 +87,7 @@ def test_random_triggers_reach_only_what_the_table_holds(
 
 @pytest.mark.parametrize("statement", OWNED, ids=lambda each: each.name)
 def test_the_statements_move_by_the_table(harness: Harness, statement: Statement) -> None:
-    """Each state, each statement of a holder: as the table says, or refused with nothing written."""
+    """In each state, each statement of a holder moves by the table, or is refused and writes nothing."""
     session_id, turn_id, parameters = _held(harness)
     for state in State:
         _put(harness, session_id, state)
@@ -102,8 +102,8 @@ def test_the_statements_move_by_the_table(harness: Harness, statement: Statement
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_step_asks_only_while_thinking(harness: Harness, asks: bool) -> None:
-    """What is visible while it happens: asking leads to the tools, their results back to thinking."""
+def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) -> None:
+    """Tool calls lead from `thinking` to `tool_executing`, their results back."""
     session_id, _, parameters = _held(harness)
     trigger = Trigger.TOOL_REQUESTED if asks else Trigger.TOOL_RESULT
     step = {**parameters, "asks": asks, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
@@ -120,7 +120,7 @@ def test_a_step_asks_only_while_thinking(harness: Harness, asks: bool) -> None:
 
 @pytest.mark.parametrize(("status", "trigger"), [("done", Trigger.RESPONSE_COMPLETE), ("failed", Trigger.TURN_STOPPED)])
 def test_a_turn_settles_only_where_the_table_lets_it(harness: Harness, status: str, trigger: Trigger) -> None:
-    """A reply comes out of thinking; what stops a turn may come in the middle of a tool."""
+    """A reply is possible only while thinking; a turn may also fail during a tool call."""
     for state in State:
         session_id, turn_id, parameters = _held(harness, user_id=f"of {state}")
         _put(harness, session_id, state)
@@ -136,7 +136,7 @@ def test_a_turn_settles_only_where_the_table_lets_it(harness: Harness, status: s
 def test_a_state_is_visible_while_it_lasts(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
-    """Over HTTP and on the command line: that the agent thinks, uses a tool, waits for a person, sums up, cleans up."""
+    """HTTP and the CLI show thinking, tool calls, waiting for approval, summarizing and ending while they last."""
     monkeypatch.setattr(connecting, "opened", lambda: nullcontext((harness.runtime.settings, harness.database)))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
@@ -182,7 +182,7 @@ def test_a_state_is_visible_while_it_lasts(
 
 
 def _held(harness: Harness, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
-    """A session under a lease, its running turn, and whatever the statements of its holder take."""
+    """A session under a lease, its running turn, and the parameters of its holder's statements."""
     sent = harness.send(**given)
     claimed, _ = harness.claimed(sent.session_id)
     parameters = {

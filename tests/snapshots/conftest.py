@@ -1,4 +1,4 @@
-"""Worlds of the stores, a small disk, an installed third party."""
+"""The storages of each store, a small disk, an installed third-party store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.snapshots.storages import FileStorage, MemorySnapshots, PostgresStora
 
 @pytest.fixture
 def file_storage(tmp_path: Path) -> FileStorage:
-    """A directory of this test's own."""
+    """A directory for this test."""
     directory = tmp_path / "snapshots"
     directory.mkdir()
     return FileStorage(directory)

@@ -1,13 +1,12 @@
-"""A program that is killed, or stopped, in the middle of saving a snapshot: at one point after another.
+"""A program that kills or stops a process that saves a snapshot, at each point of the save in turn.
 
     python -m tests.snapshots.killing points kill|stop KIND ADDRESS SESSION
     python -m tests.snapshots.killing stream KIND ADDRESS SESSION
 
-`points` first counts the points of a save: just before and just after each call of what can reach
-a file, a socket or a database. At each of them, a child that saves version 2 over version 1 gets
-the signal; a new store in the parent is then to find the one or the other, whole, and to save
-version 3. What it found is printed as JSON. `stream` saves tick after tick, printing each once it is saved, until it is
-killed from outside.
+`points` first counts the points of a save: just before and just after each call that can reach a file,
+a socket or a database. At each of them, a child that saves version 2 over version 1 gets the signal.
+A new store in the parent must then find version 1 or 2 complete, and save version 3. The versions found
+are printed as JSON. `stream` saves tick after tick, printing each one once saved, until it is killed.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def storage_of(kind: str, address: str) -> Any:
 
 
 class Countdown:
-    """Counts the events of a save, and sends this process a signal at the one that `at` says."""
+    """Counts the events of a save, and sends this process a signal at event number `at`."""
 
     def __init__(self, at: int | None, number: int) -> None:
         self.events = 0
@@ -73,7 +72,7 @@ def _reaches_outside(function: Any) -> bool:
 
 
 def save(storage: Any, session: UUID, countdown: Countdown) -> None:
-    """Save version 2 through a new store that has its connection, counting."""
+    """Save version 2 through a new, connected store, with `countdown` as the profiler."""
     store: SnapshotStore = storage.open()
     store.load(session)
     sys.setprofile(countdown)
@@ -85,7 +84,7 @@ def save(storage: Any, session: UUID, countdown: Countdown) -> None:
 
 
 def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> int:
-    """Fork a child that saves; its process id."""
+    """Fork a child that saves; returns its process id."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -93,20 +92,20 @@ def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> 
             save(storage_of(kind, address), session, countdown)
             status = 0
         except (StaleSnapshot, SnapshotUnavailable):
-            status = 2  # stopped, and its successor saved a newer version
+            status = 2  # it was stopped, and the parent has saved a newer version
         finally:
             os._exit(status)
     return child
 
 
 def begin(store: SnapshotStore, session: UUID) -> None:
-    """Version 1 and nothing else."""
+    """Store version 1 and nothing else."""
     store.delete(session)
     store.save(snapshot_of(session, 1, {"v": "one"}), 1)
 
 
 def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Kill a save at `point`; what a successor finds."""
+    """Kill a save at `point`; returns the version that the next store finds."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
@@ -124,7 +123,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 
 
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Stop a save at `point`, save a newer version concurrently, continue; returns the stored version."""
+    """Stop a save at `point`, save a newer version, resume the save; returns whether the newer one was held up."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):
@@ -157,7 +156,7 @@ def _which(found: Stored | None, session: UUID) -> str:
 
 
 def points(how: str, kind: str, address: str, session: UUID) -> None:
-    """Each point in turn; print how many there are, and how often what was found."""
+    """Try each point in turn; print their number and the counts of the results."""
     store = storage_of(kind, address).open()
     begin(store, session)
     counting = Countdown(None, 0)
@@ -170,7 +169,7 @@ def points(how: str, kind: str, address: str, session: UUID) -> None:
 
 
 def stream(kind: str, address: str, session: UUID) -> None:
-    """Save tick after tick, saying so."""
+    """Save tick after tick, and print each."""
     store = storage_of(kind, address).open()
     for tick in itertools.count(1):
         store.save(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)

@@ -1,4 +1,4 @@
-"""A `StoreHarness` for each store, and `MemorySnapshots`, a third party's store that its entry point names."""
+"""A `StoreHarness` for each store, and `MemorySnapshots`, a third-party store found by its entry point."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class PostgresStorage:
 
 
 class MemorySnapshots:
-    """A third party's store: a dictionary, which the settings of a test hand over by the URL."""
+    """A third-party store: a dictionary, chosen by its URL."""
 
     places: ClassVar[dict[str, dict[str, dict[UUID, tuple[Version, bytes]]]]] = {}
 

@@ -1,4 +1,4 @@
-"""Snapshots as text: what is read, and what is refused with which reason."""
+"""Snapshots as text: which documents are read, and why others are refused."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def changed(change: Callable[[dict[str, Any]], object]) -> str:
     return json.dumps(document)
 
 
-def test_the_keys_are_those_of_the_published_contract() -> None:
-    """Other programs read what is exported: names and nesting are fixed."""
+def test_the_keys_are_the_documented_ones() -> None:
+    """Other programs read exported snapshots, so names and nesting are fixed."""
     assert DOCUMENT.keys() == {
         "schema_version",
         "agent_id",
@@ -48,31 +48,31 @@ def test_the_keys_are_those_of_the_published_contract() -> None:
 
 @pytest.mark.parametrize("state", SESSION_STATES)
 def test_every_state_of_a_session_is_a_status(state: str) -> None:
-    """A state that had none would make its session unsaveable."""
+    """A session in a state without a status could not be saved."""
     assert Status.of(state) == ("WAITING_FOR_EVENT" if state == "active" else state.upper())
 
 
 @given(variables=VARIABLES, events=EVENTS, indent=st.sampled_from([None, 2]))
-def test_what_is_dumped_is_what_is_parsed(variables: Any, events: Any, indent: int | None) -> None:
+def test_a_dumped_snapshot_is_parsed_unchanged(variables: Any, events: Any, indent: int | None) -> None:
     """Every export can be imported."""
     snapshot = snapshot_of(AGENT, 1, variables, events)
     assert parse(dump(snapshot, indent=indent), AGENT) == snapshot
 
 
 @given(variables=VARIABLES, events=EVENTS)
-def test_what_was_checked_stays_as_it_is(variables: Any, events: tuple[Event, ...]) -> None:
-    """A tool sees the same variables before a crash and after it: they are what their JSON says from the start."""
+def test_checked_variables_and_events_stay_unchanged(variables: Any, events: tuple[Event, ...]) -> None:
+    """A tool must see the same variables before and after a crash, so values that JSON would change are converted."""
     assert checked_variables(variables) == variables
     assert events_of(checked_events(events)) == events
 
 
 def test_a_tuple_becomes_a_list_at_once() -> None:
-    """Not only once the process has died."""
+    """Variables have their JSON types at once, not only after a restart of the process."""
     assert checked_variables({"pair": (1, 2), "by_number": {1: "one"}}) == {"pair": [1, 2], "by_number": {"1": "one"}}
 
 
 def test_checked_variables_are_a_copy() -> None:
-    """A tool that goes on changing its own list must not change what is saved."""
+    """A tool that later changes its own list must not change the saved variables."""
     mine = {"list": [1]}
     checked = checked_variables(mine)
     mine["list"].append(2)
@@ -97,7 +97,7 @@ def test_variables_that_are_no_json_are_refused(variables: Any, reason: str) -> 
 
 
 def test_variables_nested_too_deep_for_the_whole_document_are_refused_when_they_are_set() -> None:
-    """Not when the snapshot is saved: then it is too late to tell the tool."""
+    """The tool must get the error, which is too late when the snapshot is saved."""
     deepest = checked_variables({"v": nested(60)})
     assert parse(dump(snapshot_of(AGENT, 1, deepest))).memory.working_variables == deepest
     with pytest.raises(InvalidRequest, match="nested"):
@@ -105,7 +105,7 @@ def test_variables_nested_too_deep_for_the_whole_document_are_refused_when_they_
 
 
 def nested(levels: int) -> Any:
-    """A list in a list, and so on."""
+    """A list nested `levels` deep."""
     value: Any = 0
     for _ in range(levels):
         value = [value]
@@ -113,21 +113,21 @@ def nested(levels: int) -> Any:
 
 
 def cyclic() -> dict[str, Any]:
-    """Variables that hold themselves."""
+    """Variables that contain themselves."""
     variables: dict[str, Any] = {}
     variables["self"] = variables
     return variables
 
 
-def test_variables_that_hold_themselves_are_refused() -> None:
-    """They have no end."""
+def test_cyclic_variables_are_refused() -> None:
+    """Cyclic variables have no JSON form."""
     with pytest.raises(InvalidRequest, match=r"(?i)circular"):
         checked_variables(cyclic())
 
 
 @pytest.mark.parametrize("cut", range(0, len(dump(snapshot_of(AGENT, 42)).encode()), 7))
 def test_a_truncated_snapshot_is_refused(cut: int) -> None:
-    """A disk that filled up, a download that broke off: at no place does the beginning pass for the whole."""
+    """After a full disk or a broken download, no beginning of a snapshot may pass for the whole."""
     data = dump(snapshot_of(AGENT, 42)).encode()
     with pytest.raises(InvalidRequest, match="cannot be read"):
         parse_stored(data[:cut], AGENT, Version(1, 42))
@@ -140,13 +140,13 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 
 def test_a_snapshot_under_another_tick_is_refused() -> None:
-    """Then name and content contradict each other, and the order of snapshots would be a matter of luck."""
+    """If the stored tick and the content's tick differ, the order of snapshots is undefined."""
     with pytest.raises(InvalidRequest, match="of tick 42 and stored as one of tick 43"):
         parse_stored(dump(snapshot_of(AGENT, 42)).encode(), AGENT, Version(1, 43))
 
 
 def test_a_snapshot_of_another_agent_is_refused() -> None:
-    """One user's words must not turn up in another's session."""
+    """One user's messages must not appear in another user's session."""
     other = uuid4()
     with pytest.raises(InvalidRequest) as caught:
         parse(dump(snapshot_of(AGENT)), other)
@@ -156,7 +156,7 @@ def test_a_snapshot_of_another_agent_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 1.5, "1", None, True, {"a": 1}])
 def test_an_unknown_schema_version_is_refused_before_anything_else(version: Any) -> None:
-    """A later release's snapshot may look alike and mean something else."""
+    """A later release's snapshot may look the same and have another meaning."""
     with pytest.raises(InvalidRequest, match=r"schema version .*; this release reads version 1"):
         parse(changed(lambda document: document.update(schema_version=version, memory="new shape")))
 
@@ -166,7 +166,7 @@ SAID = ("memory", "short_term_history")
 
 
 def put(path: tuple[Any, ...], value: Any) -> str:
-    """The document with `value` at `path`, or without it where it is `MISSING`."""
+    """The document with `value` at `path`, or without that member if `value` is `MISSING`."""
 
     def change(document: Any) -> None:
         for key in path[:-1]:
@@ -211,20 +211,20 @@ def test_a_wrong_type_or_key_is_refused_with_its_place(path: tuple[Any, ...], va
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "null", "[]", '"snapshot"', "{", '{"a": NaN}', '{"a": 1, "a": 2}'])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
-    """Each with a reason, none with a stack trace."""
+def test_a_document_that_is_no_json_object_is_refused(text: str) -> None:
+    """The refusal has a reason, not a stack trace."""
     with pytest.raises(InvalidRequest, match=r"The snapshot cannot be read: \w"):
         parse(text)
 
 
-def test_a_refusal_does_not_repeat_what_was_said() -> None:
-    """A log of refusals must not become a copy of conversations."""
+def test_a_refusal_does_not_quote_the_conversation() -> None:
+    """A refusal must not copy a conversation's text into the log."""
     with pytest.raises(InvalidRequest) as caught:
         parse(changed(lambda d: d["memory"]["short_term_history"][0].update(content=["my secret"])))
     assert "secret" not in caught.value.message
 
 
 def test_an_import_with_variables_over_the_limit_is_refused() -> None:
-    """What no tool may set, no file may bring in."""
+    """The limit for variables set by tools also applies to imports."""
     with pytest.raises(TooLarge, match="65,536"):
         parse(changed(lambda d: d["memory"].update(working_variables={"v": "x" * MAX_VARIABLES_BYTES})))

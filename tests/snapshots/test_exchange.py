@@ -1,4 +1,4 @@
-"""Exporting and importing a session's snapshot: it is the last commit's, and only such a one can be imported."""
+"""Export and import of a session's snapshot: only one of the session's last commit can be imported."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _restore(harness: Harness, store: SnapshotStore, snapshot: AgentSnapshot) ->
 
 
 def test_the_exported_snapshot_is_the_last_commits(harness: Harness, session_id: UUID) -> None:
-    """Also without variables; its JSON is parsed to the same snapshot."""
+    """A session without variables can be exported, too, and the JSON is parsed to the same snapshot."""
     snapshot = read(harness.database, session_id)
     assert (snapshot.agent_id, snapshot.tick_index, snapshot.status) == (session_id, 2, Status.WAITING_FOR_EVENT)
     assert [each.content for each in snapshot.memory.short_term_history] == ["first", "one", "second", "two"]
@@ -102,7 +102,7 @@ def test_the_exported_snapshot_is_the_last_commits(harness: Harness, session_id:
 def test_an_import_replaces_the_variables_and_not_the_conversation(
     harness: Harness, session_id: UUID, store: SnapshotStore
 ) -> None:
-    """The forged transcript in the file is ignored. The session continues."""
+    """A forged transcript in the file is ignored, and the session continues."""
     before = harness.messages(session_id)
     _restore(harness, store, _changed(harness, session_id))
     snapshot = read(harness.database, session_id)
@@ -118,7 +118,7 @@ def test_an_import_replaces_the_variables_and_not_the_conversation(
 
 
 def test_an_import_can_be_repeated(harness: Harness, session_id: UUID, store: SnapshotStore) -> None:
-    """A second file of the same tick replaces the first."""
+    """A second import of the same tick replaces the first."""
     _restore(harness, store, _changed(harness, session_id))
     once = read(harness.database, session_id)
     emptied = replace(once, memory=replace(once.memory, working_variables={}), event_queue_backup=())
@@ -140,7 +140,7 @@ def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tm
 
 
 def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID) -> None:
-    """The error is the store's, and the session's lease is released at once."""
+    """The store's error is raised, and the session's lease is released at once."""
 
     def away() -> None:
         raise SnapshotUnavailable("meanwhile", "it is away", "Wait.")
@@ -153,7 +153,7 @@ def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID
 
 
 def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, session_id: UUID) -> None:
-    """Its turn waits for the import, and is due at once after it."""
+    """The message's turn waits for the import, and is due as soon as it is complete."""
 
     def sent() -> None:
         harness.send("meanwhile")
@@ -166,7 +166,7 @@ def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, s
 
 
 def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_id: UUID) -> None:
-    """It was paused for longer than its lease, and a turn ran meanwhile."""
+    """An import is paused for longer than its lease while a turn runs."""
 
     def overtaken() -> None:
         harness.move(LEASE_S + 1)
@@ -179,10 +179,10 @@ def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_
 
 
 @pytest.mark.parametrize("case", ["unknown", "older", "newer", "ended", "begun", "held"])
-def test_what_may_not_be_put_back_is_refused(
+def test_an_import_that_does_not_fit_the_session_is_refused(
     harness: Harness, session_id: UUID, store: SnapshotStore, case: str
 ) -> None:
-    """Each with its reason, and nothing is changed."""
+    """The refusal names the reason, and nothing is changed."""
     snapshot = _changed(harness, session_id)
     refusal: type[Exception] = Conflict
     match case:

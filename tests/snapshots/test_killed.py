@@ -1,4 +1,4 @@
-"""SIGKILL and SIGSTOP in the middle of a save, in real processes: what was good before stays or is replaced whole."""
+"""SIGKILL and SIGSTOP during a save in real processes: the old snapshot stays, or is replaced completely."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DEADLINE_S = 100
 
 @pytest.fixture
 def address(request: pytest.FixtureRequest) -> str:
-    """Where the store of the test's `kind` is."""
+    """The address of the store of the test's `kind`."""
     storage = request.getfixturevalue(f"{request.getfixturevalue('kind')}_storage")
     return str(getattr(storage, "url", None) or getattr(storage, "path", None) or storage.directory)
 
 
 @contextmanager
 def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`killing.py`, in a process group of its own, of which nothing is left afterwards."""
+    """Run `killing.py` in a process group, which is killed at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.snapshots.killing", *arguments],
         stdout=subprocess.PIPE,
@@ -45,13 +45,13 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # it has ended, and its children with it
+        with suppress(ProcessLookupError):  # the group has already ended
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
 def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
-    """What `killing.py` reports."""
+    """Run `killing.py points`; returns its report."""
     session = storage_of(kind, address).session()
     with program("points", how, kind, address, str(session)) as process:
         out, err = process.communicate(timeout=_DEADLINE_S)
@@ -63,7 +63,7 @@ def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, address: str) -> None:
-    """Never a part of one, never none, never a lock: the successor loads, and saves the next."""
+    """A killed save leaves no partial snapshot and no lock: the next store loads one and saves another."""
     report = at_every_point("kill", kind, address)
     assert report["found"].keys() == {"one", "two"}, report
     assert sum(report["found"].values()) == report["events"] >= 8
@@ -72,7 +72,7 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_work(kind: str, address: str) -> None:
-    """A paused process resumes after it has lost its session. It may hold SQLite's one lock."""
+    """A save paused at any point delays no other save, except by SQLite's single lock, and overwrites nothing newer."""
     report = at_every_point("stop", kind, address)
     assert report["found"].keys() <= {"passed", "held up"} if kind == "sqlite" else report["found"].keys() == {"passed"}
     assert sum(report["found"].values()) == report["events"] >= 8
@@ -80,8 +80,8 @@ def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_wo
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_saved_before_the_kill_is_there_after_it(kind: str, address: str) -> None:
-    """`save` has returned, so the reply may go out: from then on the snapshot must not be lost."""
+def test_a_completed_save_survives_a_kill(kind: str, address: str) -> None:
+    """Once `save` has returned, the reply is visible, so the snapshot must not be lost."""
     storage = storage_of(kind, address)
     for reached in (1, 7, 20):
         session: UUID = storage.session()

@@ -1,4 +1,4 @@
-"""What only the PostgreSQL store does: it is written with the step and read with the session."""
+"""Specific to the PostgreSQL store: it is written with the step and read with the session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSna
 from perdure.testing.suites.snapshots import snapshot_of
 from tests.snapshots.storages import MemorySnapshots, PostgresStorage
 
-# A step as the engine's are: fenced by the token, then what it writes.
+# A step like the engine's: fenced by the token.
 STEP = Statement(
     "tests.step",
     f"""
@@ -52,13 +52,13 @@ def store(database: Database) -> SnapshotStore:
 
 
 def step(database: Database, session_id: UUID, token: int, variables: Any = None) -> bool:
-    """One step, which changes the variables if they are given; whether it was committed."""
+    """Commit a step, which changes the variables if they are given; returns whether it was committed."""
     text = as_json(checked_variables(variables)) if variables is not None else None
     return bool(database.run(STEP, {"session_id": session_id, "token": token, "variables": text}))
 
 
 def rows(database: Database, session_id: UUID) -> list[Any]:
-    """The stored rows of a session, with what identifies their physical version."""
+    """The stored rows of a session, with `xmin`, which identifies their physical version."""
     with database.engine.connect() as connection:
         found = connection.execute(
             text("SELECT variables::text, tick, xmin::text FROM snapshots WHERE session_id = :s ORDER BY tick"),
@@ -68,7 +68,7 @@ def rows(database: Database, session_id: UUID) -> list[Any]:
 
 
 def test_variables_are_committed_with_their_step(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """The snapshot is of the committed step by construction: its tick and status are the session's."""
+    """The snapshot always matches the committed step: its tick and status are the session's."""
     assert step(database, session_id, 0, {"a": 1})
     loaded = store.load(session_id)
     assert loaded is not None
@@ -80,7 +80,7 @@ def test_variables_are_committed_with_their_step(database: Database, store: Snap
 def test_a_step_that_changes_no_variables_writes_no_row(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """Most steps change none, and a turn's cost is what it writes; the snapshot's tick goes on all the same."""
+    """Most steps change no variables and should cost no row; the snapshot still has the session's tick."""
     assert step(database, session_id, 0)
     assert store.load(session_id) is None
     step(database, session_id, 0, {"a": 1})
@@ -98,7 +98,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 def test_a_step_voids_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
-    """What is pending after it is in the session's queue; an event that stayed would never be consumed."""
+    """Pending events are in the session's queue; an event kept in the snapshot would never be consumed."""
     saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
     store.save(saved, 0)
     assert store.load(session_id) == Stored(saved, 0)
@@ -110,27 +110,27 @@ def test_a_step_voids_the_events_that_were_saved_before(
 
 
 def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -> None:
-    """A fork begins with the variables as they were; a step that changes none adds no row to look through."""
+    """A fork needs the variables of an earlier tick; a step that changes none adds no row."""
     for number in range(3):
         step(database, session_id, 0, {"a": number})
         step(database, session_id, 0)
     assert [(row[0], row[1]) for row in rows(database, session_id)] == [('{"a":0}', 1), ('{"a":1}', 3), ('{"a":2}', 5)]
 
 
-def test_a_save_under_a_newer_token_takes_the_place_of_later_ticks(
+def test_a_save_under_a_newer_token_replaces_later_ticks(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """What a runner that lost the session kept at a later tick is no past of what is saved now."""
+    """A later tick saved by a runner that lost the session is not part of the session's history."""
     step(database, session_id, 0, {"a": 1})
     store.save(snapshot_of(session_id, 7, {"stale": True}), 0)
     store.save(snapshot_of(session_id, 2, {"a": 2}), 1)
     assert [(row[0], row[1]) for row in rows(database, session_id)] == [('{"a":1}', 1), ('{"a":2}', 2)]
 
 
-def test_what_is_kept_of_every_session_is_forgotten_whatever_the_store(
+def test_deletion_covers_postgresql_whatever_the_store(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """An ended session leaves neither its variables nor their past."""
+    """An ended session leaves neither variables nor their history, in PostgreSQL or in an external store."""
     elsewhere = MemorySnapshots(f"acme://{session_id}", Settings(_env_file=None))
     step(database, session_id, 0, {"a": 1})
     step(database, session_id, 0, {"a": 2})
@@ -143,7 +143,7 @@ def test_what_is_kept_of_every_session_is_forgotten_whatever_the_store(
 
 
 def test_a_stale_runners_step_writes_no_variables(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """The fence is the step's own."""
+    """The step's fence also covers its variables."""
     database.run(CLAIM, {"session_id": session_id})
     assert not step(database, session_id, 0, {"stale": True})
     assert store.load(session_id) is None
@@ -152,7 +152,7 @@ def test_a_stale_runners_step_writes_no_variables(database: Database, store: Sna
 def test_a_save_under_a_token_that_the_session_has_left_behind_is_refused(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """Even before its successor has saved anything: the session's row knows."""
+    """The session's row has the newer token, even before its new holder has saved anything."""
     database.run(CLAIM, {"session_id": session_id})
     with pytest.raises(StaleSnapshot, match=r"token 0, tick 5 .* token 1, tick 0"):
         store.save(snapshot_of(session_id, 5), 0)
@@ -160,13 +160,13 @@ def test_a_save_under_a_token_that_the_session_has_left_behind_is_refused(
 
 
 def test_a_save_for_a_session_that_does_not_exist_is_refused(store: SnapshotStore) -> None:
-    """There is nothing that it could be of."""
+    """Saving for an unknown session raises `NotFound`."""
     with pytest.raises(NotFound):
         store.save(snapshot_of(uuid4()), 1)
 
 
 def test_the_history_is_that_of_the_last_turns_only(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """A snapshot of a session of a year is as long as one of a day."""
+    """A snapshot's size must not grow with the age of the session."""
     with database.engine.connect() as connection:
         for number in range(2, HISTORY_TURNS + 5):
             turn = {"turn": uuid4(), "session": session_id, "number": number, "seq": number + 3}
@@ -197,7 +197,7 @@ def test_the_history_is_that_of_the_last_turns_only(database: Database, store: S
 def test_json_of_a_wrong_shape_is_set_aside(
     database: Database, store: SnapshotStore, session_id: UUID, column: str, value: str
 ) -> None:
-    """PostgreSQL sees to it that it is JSON, and to no more."""
+    """PostgreSQL checks only that the value is JSON, not its shape."""
     store.save(snapshot_of(session_id), 1)
     with database.engine.connect() as connection:
         connection.execute(text(f"UPDATE snapshots SET {column} = CAST(:v AS json)"), {"v": value})  # noqa: S608
@@ -209,15 +209,15 @@ def test_json_of_a_wrong_shape_is_set_aside(
 
 @pytest.fixture
 def read_only(database_url: str) -> Iterator[Database]:
-    """The test's database as a standby shows itself: it may be read."""
+    """The test's database with read-only transactions, like a standby."""
     url = make_url(database_url)
     made = Database(url.update_query_dict({"options": "-c default_transaction_read_only=on"}, append=True))
     yield made
     made.close()
 
 
-def test_a_read_only_database_is_said_to_be_one(read_only: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """A failover to a standby is a common night's event; its snapshots can still be read."""
+def test_a_read_only_database_is_reported_as_such(read_only: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """On a standby, saving and deleting report that it is read-only; loading works."""
     store.save(snapshot_of(session_id), 1)
     standby = PostgresSnapshots(read_only)
     with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database is read-only"):
@@ -227,8 +227,8 @@ def test_a_read_only_database_is_said_to_be_one(read_only: Database, store: Snap
     assert standby.load(session_id) == Stored(snapshot_of(session_id), 1)
 
 
-def test_a_database_that_is_away_is_said_to_be() -> None:
-    """The error is the stores' own, so that the engine has one thing to wait for."""
+def test_an_unreachable_database_is_reported_as_such() -> None:
+    """The error is `SnapshotUnavailable`, as with every store, so that the engine waits for it."""
     away = Database("postgresql+psycopg2://nobody@127.0.0.1:1/none")
     with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database cannot be reached"):
         PostgresSnapshots(away).load(uuid4())

@@ -22,12 +22,12 @@ NOWHERE = "postgresql+psycopg2://nobody@127.0.0.1:1/none"
 
 
 def made(url: str, redis_url: str = "redis://127.0.0.1:1/3") -> SnapshotStore:
-    """The store that `url` names. None is asked for anything, so none needs its server."""
+    """The store that `url` names; it is not used, so its server is not needed."""
     return resolve(url, Settings(_env_file=None), Database(NOWHERE), redis_url)
 
 
 def test_postgres_is_the_default() -> None:
-    """It needs no other service, and writes in the same commit as the step."""
+    """The default store needs no other service, and writes in the step's commit."""
     assert isinstance(made(Settings(_env_file=None).snapshots), PostgresSnapshots)
 
 
@@ -41,7 +41,7 @@ def test_postgres_is_the_default() -> None:
     ],
 )
 def test_redis_is_found_in_kombus_spelling_and_its_own(spelt: str, server: str, connection: dict[str, Any]) -> None:
-    """The setting is one, `PERDURE_REDIS_URL`; a message that names the server names no password."""
+    """`PERDURE_REDIS_URL` is accepted in either form; the store's name contains the server, but no password."""
     store = made("redis", spelt)
     assert isinstance(store, RedisSnapshots)
     assert connection.items() <= store._client.connection_pool.connection_kwargs.items()
@@ -50,7 +50,7 @@ def test_redis_is_found_in_kombus_spelling_and_its_own(spelt: str, server: str, 
 
 
 def test_a_file_url_is_an_absolute_path(tmp_path: Path) -> None:
-    """RFC 8089: after two slashes and no host comes the path, percent-encoded; one slash too many does no harm."""
+    """RFC 8089: an absolute, percent-encoded path follows the two slashes; one slash too many is accepted."""
     wanted = tmp_path / "a b" / "snapshots"
     for url in (
         f"file://{tmp_path}/a%20b/snapshots",
@@ -64,7 +64,7 @@ def test_a_file_url_is_an_absolute_path(tmp_path: Path) -> None:
 
 
 def test_a_sqlite_url_is_read_as_sqlalchemy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three slashes and a relative path, or four and an absolute one."""
+    """Three slashes precede a relative path, four an absolute one."""
     monkeypatch.chdir(tmp_path)
     for url in (f"sqlite:///{tmp_path}/here/s.db", "sqlite:///here/s.db"):
         store = made(url)
@@ -79,14 +79,14 @@ def test_a_sqlite_url_is_read_as_sqlalchemy_does(tmp_path: Path, monkeypatch: py
      "file:", "file://", "file:///", "file:relative", "file://host/dir", "file:///dir?x=1", "sqlite:///:memory:"],
 )  # fmt: skip
 def test_a_wrong_value_says_what_is_accepted(url: str) -> None:
-    """A wrong setting stops the start with its name, its value and what would be right."""
+    """An invalid setting stops the start; the error has its name, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         made(url)
     assert str(caught.value).startswith(f"PERDURE_SNAPSHOTS is {url!r}: accepted: ")
 
 
 def test_a_place_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
-    """Found at the start, not at the first turn."""
+    """The error must be found at the start, not at the first turn."""
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(SettingsError, match=r"PERDURE_SNAPSHOTS is .*/taken/dir': the directory .* cannot be created"):
         made(f"file://{tmp_path}/taken/dir")
@@ -108,7 +108,7 @@ def test_a_third_party_adds_a_store_by_entry_point(installed: None) -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_says_why_and_no_password(installed: None) -> None:
-    """A half-installed package must not look like a misspelt setting."""
+    """A broken package must not look like a misspelt setting."""
     with pytest.raises(SettingsError, match="no_such_module") as caught:
         made("broken://me:secret@host/x")
     assert "secret" not in str(caught.value)

@@ -27,7 +27,7 @@ from perdure.testing.suites.snapshots import snapshot_of
 
 BIG = {"v": "x" * 60_000}
 WITHIN_S = 10.0
-"""Two seconds by design; the others are for a loaded machine."""
+"""The stores wait at most two seconds; the rest is for a loaded machine."""
 
 STORES_ON_DISK: dict[str, Callable[[Path], SnapshotStore]] = {
     "file": FileSnapshots,
@@ -36,7 +36,7 @@ STORES_ON_DISK: dict[str, Callable[[Path], SnapshotStore]] = {
 
 
 def unavailable(operation: Callable[[], Any]) -> str:
-    """What the store says of why `operation` cannot be done; fails unless it says so in time."""
+    """The message of the `SnapshotUnavailable` that `operation` must raise within `WITHIN_S`."""
     began = time.monotonic()
     with pytest.raises(SnapshotUnavailable) as caught:
         operation()
@@ -45,7 +45,7 @@ def unavailable(operation: Callable[[], Any]) -> str:
 
 
 def fill(filler: Path) -> None:
-    """Write until the disk takes no more."""
+    """Write until the disk is full."""
     with filler.open("wb", buffering=0) as file:
         try:
             while True:
@@ -56,8 +56,8 @@ def fill(filler: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
-def test_a_full_disk_costs_no_snapshot_and_is_said(kind: str, small_disk: Path) -> None:
-    """The turn waits until there is room; what was saved before is not eaten by the attempt."""
+def test_a_full_disk_costs_no_snapshot_and_is_reported(kind: str, small_disk: Path) -> None:
+    """A failed save on a full disk keeps the old snapshot, and succeeds once there is room."""
     store = STORES_ON_DISK[kind](small_disk)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -75,8 +75,8 @@ def test_a_full_disk_costs_no_snapshot_and_is_said(kind: str, small_disk: Path) 
 
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
-def test_a_read_only_disk_is_said(kind: str, small_disk: Path) -> None:
-    """Linux remounts a failing disk read-only: nothing is saved, and nothing pretends to be."""
+def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
+    """Linux remounts a failing disk read-only: saving and deleting must fail, not seem to succeed."""
     store = STORES_ON_DISK[kind](small_disk)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -95,7 +95,7 @@ def test_a_read_only_disk_is_said(kind: str, small_disk: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
-    """Else every session would begin blank, and what is saved would lie under the mount."""
+    """Otherwise every session would begin empty, and snapshots would be saved under the mount point."""
     disk = tmp_path / "disk"
     disk.mkdir()
     store = STORES_ON_DISK[kind](disk)
@@ -115,7 +115,7 @@ def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp
     store.close()
 
 
-def test_a_locked_sqlite_file_is_given_up_in_time(tmp_path: Path) -> None:
+def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
     """A process that was stopped during a save keeps the lock; reads still work."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
@@ -132,8 +132,8 @@ def test_a_locked_sqlite_file_is_given_up_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
-def test_what_is_deleted_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path) -> None:
-    """An erased user's variables: not in free pages, not in the write-ahead log, not in what was set aside."""
+def test_a_deleted_snapshot_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path) -> None:
+    """Deleted variables must not remain in free pages, the write-ahead log or snapshots set aside."""
     store, agent_id, other = STORES_ON_DISK[kind](tmp_path), uuid4(), uuid4()
     for tick in (1, 2):
         store.save(snapshot_of(agent_id, tick), 1)
@@ -151,8 +151,8 @@ def test_what_is_deleted_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path)
     store.close()
 
 
-def test_a_load_waits_for_no_save(tmp_path: Path) -> None:
-    """While one thread waits for the file's lock to save, another of the process reads."""
+def test_a_load_does_not_wait_for_a_save(tmp_path: Path) -> None:
+    """While one thread waits for the file's lock to save, another thread can load."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -173,7 +173,7 @@ def test_a_load_waits_for_no_save(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_sqlite_file_is_left_to_the_operator(tmp_path: Path) -> None:
-    """Other processes may have it open, or it may be another program's: it stays; the error names the remedy."""
+    """The file may be another program's, so it is not changed, and the error names the remedy."""
     path = tmp_path / "snapshots.db"
     path.write_bytes(b"these are the accounts of 1998" * 100)
     store = SqliteSnapshots(path)
@@ -194,8 +194,8 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
         running.stop()
 
 
-def test_a_redis_that_is_stopped_is_said_and_used_again_when_it_is_back(own_redis: Running, tmp_path: Path) -> None:
-    """The store outlives its server: no worker is restarted for it."""
+def test_a_stopped_redis_is_reported_and_used_again_when_it_is_back(own_redis: Running, tmp_path: Path) -> None:
+    """The store reconnects after a restart of its server, so that no worker must be restarted."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -210,8 +210,8 @@ def test_a_redis_that_is_stopped_is_said_and_used_again_when_it_is_back(own_redi
     store.close()
 
 
-def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
-    """A paused server accepts connections and says nothing; a turn must not wait for it without bound."""
+def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> None:
+    """A paused server accepts connections and does not answer; a turn's wait for it must be bounded."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -233,7 +233,7 @@ def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
         ("min-replicas-to-write", "1", "0", "Check that server"),
     ],
 )
-def test_a_redis_that_takes_no_writes_is_said(
+def test_a_redis_that_refuses_writes_is_reported(
     own_redis: Running, setting: str, wrong: str, right: str, remedy: str
 ) -> None:
     """A Redis that is full or lacks its required replicas refuses writes; stored snapshots stay readable."""

@@ -18,13 +18,13 @@ class Broker:
         self.outcome = Sent.YES
 
     def send(self, call: TaskCall) -> Sent:
-        """Keep the task unless the broker is unavailable."""
+        """Record the task unless the broker is unavailable."""
         if self.outcome is not Sent.NO:
             self.sent.append(call)
         return self.outcome
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """What a test has set."""
+        """The state that the test has set."""
         return self.states.get(task_id)
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:

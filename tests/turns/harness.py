@@ -53,11 +53,11 @@ KILL_THE_OTHERS = """
 
 
 class Crash(BaseException):
-    """The process dies here: nothing in the domain may catch this."""
+    """The simulated death of the process: product code must not catch it."""
 
 
 class Harness:
-    """One process of perdure, with the test's hands on its model, its clock and its database."""
+    """One process of perdure whose model, clock and database the test controls."""
 
     def __init__(self, settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> None:
         self.settings = settings
@@ -75,7 +75,7 @@ class Harness:
         self.redis_url: str | None = None
         self.calls: TaskCalls | None = None
         self.any_model: Model | None = None
-        """Instead of the script's."""
+        """Replaces the scripted model, if set."""
 
     @property
     def runtime(self) -> Runtime:
@@ -101,7 +101,7 @@ class Harness:
         return self.any_model or self.model
 
     def script(self, *lines: Line) -> None:
-        """What the model says next; then it says `ok`."""
+        """Set the model's next replies; after them it replies `ok`."""
         self.model.lines = list(lines)
 
     def equip(self, *tools: OwnTool | McpServer, **limits: Any) -> None:
@@ -118,7 +118,7 @@ class Harness:
         return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
-        """Run the session's turns, by a runner of its own without a keeper."""
+        """Run the session's turns with a new runner whose keeper is not started."""
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
     def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
@@ -134,7 +134,7 @@ class Harness:
         return self.turn(accepted.turn_id)
 
     def turn(self, turn_id: UUID) -> dict[str, Any]:
-        """The turn as the outside sees it."""
+        """The turn as the API returns it."""
         return read_turn(self.database, turn_id)
 
     def messages(self, session_id: UUID) -> list[dict[str, Any]]:
@@ -150,13 +150,13 @@ class Harness:
         self.clock.advance(timedelta(seconds=seconds))
 
     def sql(self, text: str, **parameters: Any) -> Sequence[Row[Any]]:
-        """Run a statement of the test's own."""
+        """Run a statement, a second time if its pooled connection was terminated."""
         try:
             return self._sql(text, parameters)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-        return self._sql(text, parameters)  # the test has ended the connections that lay in the pool
+        return self._sql(text, parameters)  # the test has terminated the pooled connections
 
     def _sql(self, text: str, parameters: dict[str, Any]) -> Sequence[Row[Any]]:
         with self.database.engine.connect() as connection:
@@ -172,7 +172,7 @@ class Harness:
         return self.sql("SELECT * FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
 
     def check(self) -> None:
-        """Whatever happened: what a provider, and the counters in the rows, must agree with."""
+        """Check the invariants: a provider accepts each transcript, and the sessions' counters match the rows."""
         assert self.model.problems == []
         for row in self.sql("SELECT session_id, unsettled, last_turn_seq, message_count, turn_count FROM sessions"):
             session_id = row.session_id
@@ -185,7 +185,7 @@ class Harness:
             assert seqs == list(range(1, row.message_count + 1))
 
     def provider_problems(self, session_id: UUID) -> list[str]:
-        """What a provider would refuse in the transcript; an open call only of a turn that is not settled."""
+        """What a provider would reject in the transcript; open calls are allowed while their turn is unsettled."""
         rows = self.sql("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id)
         messages = [
             Message(
@@ -206,7 +206,7 @@ class Harness:
 
     @contextmanager
     def crashing(self, moment: Moment, name: str, nth: int = 1) -> Iterator[None]:
-        """Die at the `nth` commit of that name, once, within the block; the block's crash is swallowed."""
+        """Crash the block at the `nth` commit of that name, and swallow the crash."""
         seen = itertools.count(1)
 
         def observe(at: Moment, statement: str) -> None:
@@ -233,7 +233,7 @@ class Harness:
 
 
 def side_by_side(*works: Callable[[], Any]) -> list[Any]:
-    """Begin all at one moment, each in a thread; their results, or what they raised, in order."""
+    """Start all at once, each in a thread; returns their results or exceptions, in order."""
     barrier = threading.Barrier(len(works))
     found: list[Any] = [None] * len(works)
 
@@ -254,7 +254,7 @@ def side_by_side(*works: Callable[[], Any]) -> list[Any]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition` holds; fail when it does not come about in time."""
+    """Wait until `condition` holds; fail after `PATIENCE_S`."""
     pulse = threading.Event()
     for _ in range(int(PATIENCE_S / 0.01)):
         if condition():

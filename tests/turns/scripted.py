@@ -29,7 +29,7 @@ def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None =
 
 
 class Scripted:
-    """Says its lines in order, then `ok` for ever; keeps its prompts, and what a provider would refuse in them."""
+    """Replies with its lines in order, then `ok`; records its prompts and what a provider would reject in them."""
 
     name = "scripted"
 
@@ -40,7 +40,7 @@ class Scripted:
         self._lock = threading.Lock()
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """The next line."""
+        """Return or raise the next line."""
         with self._lock:
             self.requests.append(request)
             self.problems += validate_transcript(request_body(self.name, request)["messages"])

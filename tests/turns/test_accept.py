@@ -16,7 +16,7 @@ from tests.turns.scripted import says
 
 
 def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
-    """A sender that got no answer sends again; that must not ask twice."""
+    """A sender that got no answer sends again, and its question must not be answered twice."""
     first = harness.send("hello", message_id="m1")
     before = harness.counts()
     again = harness.send("hello", message_id="m1")
@@ -25,8 +25,8 @@ def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
     assert harness.counts() == before
 
 
-def test_a_repeated_message_says_how_far_its_turn_is(harness: Harness) -> None:
-    """The status of a duplicate is the turn's present one, and a settled turn is not woken."""
+def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
+    """A duplicate reports the turn's current status, and a settled turn is not woken."""
     first = harness.send(message_id="m1")
     harness.run(first.session_id)
     harness.waker.sessions.clear()
@@ -35,7 +35,7 @@ def test_a_repeated_message_says_how_far_its_turn_is(harness: Harness) -> None:
 
 
 def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
-    """Two messages under one id: one of them would be lost without a word."""
+    """Accepting two texts under one id would silently lose one of them."""
     harness.send("hello", message_id="m1")
     before = harness.counts()
     with pytest.raises(Conflict, match="m1"):
@@ -44,7 +44,7 @@ def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
 
 
 def test_an_id_belongs_to_a_user_and_a_channel(harness: Harness) -> None:
-    """Two channels count their messages each from 1."""
+    """Two channels may both number their messages from 1."""
     sent = [
         harness.send("a", user_id="ana", channel="http", message_id="1"),
         harness.send("b", user_id="ana", channel="telegram", message_id="1"),
@@ -56,7 +56,7 @@ def test_an_id_belongs_to_a_user_and_a_channel(harness: Harness) -> None:
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
 def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy: str) -> None:
-    """A repetition that runs beside the first is a duplicate too, whatever it says about a busy session."""
+    """A concurrent repetition is a duplicate too, whatever its `on_busy`."""
     send = [lambda: harness.send("hello", message_id="m1", on_busy=on_busy)] * 20
     found = side_by_side(*send)
     assert {type(each) for each in found} == {Accepted}
@@ -68,7 +68,7 @@ def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy
 
 
 def test_a_repetition_of_a_message_never_interrupts_its_own_turn(harness: Harness) -> None:
-    """With `interrupt` as the default, a retry would otherwise cancel what it asked for."""
+    """Otherwise a retry with `interrupt` would cancel the very turn that it repeats."""
     first = harness.send("hello", message_id="m1", on_busy="interrupt")
     again = harness.send("hello", message_id="m1", on_busy="interrupt")
     assert again.duplicate
@@ -85,7 +85,7 @@ def test_fifty_threads_to_one_new_user_make_one_session(harness: Harness) -> Non
 
 
 def test_of_many_first_messages_that_reject_a_busy_session_one_is_taken(harness: Harness) -> None:
-    """`reject` holds even when the session is being opened by somebody else at this moment."""
+    """`reject` also applies while a concurrent request is opening the session."""
     found = side_by_side(*[lambda number=number: harness.send(f"{number}", on_busy="reject") for number in range(8)])
     taken = [each for each in found if isinstance(each, Accepted)]
     assert len(taken) == 1
@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PerdureError]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_leaves_no_row(harness: Harness, case: str) -> None:
-    """A 4xx means that nothing happened."""
+    """A 4xx answer means that nothing was written."""
     given, error = REFUSED[case]
     before = harness.counts()
     with pytest.raises(error):
@@ -113,12 +113,12 @@ def test_what_is_refused_leaves_no_row(harness: Harness, case: str) -> None:
 
 
 def test_the_longest_text_is_taken(harness: Harness) -> None:
-    """The limit is the last length that is accepted."""
+    """A text of exactly the maximum length is accepted."""
     assert harness.ask("x" * 10_000)["status"] == "done"
 
 
 def test_another_users_session_does_not_exist(harness: Harness) -> None:
-    """That a session exists is nobody else's to know: the same answer as for none."""
+    """Another user's session gets the same answer as a missing one, so that its existence is not revealed."""
     theirs = harness.send(user_id="bob")
     before = harness.counts()
     with pytest.raises(NotFound) as foreign:
@@ -131,7 +131,7 @@ def test_another_users_session_does_not_exist(harness: Harness) -> None:
 
 @pytest.mark.parametrize("state", ["summarizing", "ending", "ended"])
 def test_a_session_that_is_over_takes_no_message(harness: Harness, state: str) -> None:
-    """Naming a session that has ended is a conflict; not naming one begins the next."""
+    """A message to an ended session is a conflict; a message without a session id opens a new session."""
     over = harness.send("hello")
     harness.run(over.session_id)
     harness.sql(
@@ -146,8 +146,8 @@ def test_a_session_that_is_over_takes_no_message(harness: Harness, state: str) -
     assert harness.send("hello again").session_id != over.session_id
 
 
-def test_a_duplicate_of_a_message_in_an_ended_session_opens_none(harness: Harness) -> None:
-    """A late retry is answered with the old turn and begins nothing."""
+def test_a_duplicate_of_a_message_in_an_ended_session_opens_no_session(harness: Harness) -> None:
+    """A late retry returns the old turn and starts nothing."""
     old = harness.send("hello", message_id="m1")
     harness.run(old.session_id)
     harness.sql("UPDATE sessions SET state = 'ended', routable = false, end_requested_at = perdure_now()")
@@ -157,7 +157,7 @@ def test_a_duplicate_of_a_message_in_an_ended_session_opens_none(harness: Harnes
 
 
 def test_what_was_given_is_kept(harness: Harness) -> None:
-    """Priority, metadata, channel and agent are the turn's."""
+    """The turn stores the message's priority, metadata, channel and agent."""
     harness.equip()
     sent = harness.send(priority=8, metadata={"a": [1, "ü"]}, channel="telegram", agent="other", message_id="m1")
     row = harness.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)[0]
@@ -168,7 +168,7 @@ def test_what_was_given_is_kept(harness: Harness) -> None:
 
 
 def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) -> None:
-    """`user`: a person goes on in Telegram where they stopped on the CLI; `channel` keeps them apart."""
+    """Scope `user` continues a CLI conversation in Telegram; scope `channel` keeps the two separate."""
     cli, telegram = harness.send(channel="cli"), harness.send(channel="telegram")
     assert cli.session_id == telegram.session_id
     assert harness.session(cli.session_id).channels == ["cli", "telegram"]
@@ -180,8 +180,8 @@ def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) ->
     assert len({each.session_id for each in [cli, *apart]}) == 3
 
 
-def test_accept_answers_while_redis_is_away(harness: Harness) -> None:
-    """A wake-up is a hint: what is committed is accepted, whoever could be told."""
+def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
+    """A wake-up is only a hint: a committed message is accepted even if no wake-up is published."""
     harness.waker.away = True
     sent = harness.send()
     assert sent.status == "accepted"
@@ -190,7 +190,7 @@ def test_accept_answers_while_redis_is_away(harness: Harness) -> None:
 
 
 def test_a_session_that_is_held_is_not_woken(harness: Harness) -> None:
-    """Its runner sees the new turn when it settles; a wake-up would find nothing to claim."""
+    """The session's runner finds the new turn when it settles the first one; a wake-up could claim nothing."""
     first = harness.send("first")
     assert harness.waker.sessions == [first.session_id]
     harness.claimed(first.session_id)
@@ -200,7 +200,7 @@ def test_a_session_that_is_held_is_not_woken(harness: Harness) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, moment: str) -> None:
-    """The connection dies around the commit: the retry inside accept finds out what is true."""
+    """The connection breaks around the commit: the retry inside `accept` looks up whether it succeeded."""
     opened = harness.send("first")
     died: list[str] = []
 
@@ -218,8 +218,8 @@ def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, momen
     assert (second.session_id, second.seq) == (opened.session_id, 2)
 
 
-def test_a_session_whose_agent_is_gone_goes_on_with_the_default_one(harness: Harness) -> None:
-    """The operator renamed the agents: conversations that began before are answered all the same."""
+def test_a_session_whose_agent_was_removed_continues_with_the_default_one(harness: Harness) -> None:
+    """After the operator renames the agents, existing conversations are still answered."""
     harness.script(says("one"))
     harness.ask("hello")
     harness.agents = Agents([Agent("successor", "You go on.")])

@@ -1,4 +1,4 @@
-"""Calls that wait for a person: nothing of them begins, nothing is held, and each way on is one commit."""
+"""Calls that wait for approval: nothing runs, no lease is held, and each outcome is one commit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ran: list[tuple[str, Any]] = []
 
 @tool(requires_approval=True)
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pay an amount."""
     _ran.append(("pay", amount))
     return f"paid {amount}"
 
 
 @tool(requires_approval=lambda arguments: arguments["amount"] > 100)
 def lend(amount: int) -> str:
-    """Lend so much."""
+    """Lend an amount."""
     _ran.append(("lend", amount))
     return f"lent {amount}"
 
@@ -61,7 +61,7 @@ def _decide(harness: Harness, turn: dict[str, Any], call_id: str, decision: str,
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": decision, **given}))
 
 
-def _go_on(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
+def _resume(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
     harness.run(UUID(turn["session_id"]))
     return harness.turn(UUID(turn["turn_id"]))
 
@@ -76,8 +76,8 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
     ]
 
 
-def test_while_it_waits_nobody_holds_it_and_nothing_counts(harness: Harness) -> None:
-    """No lease, no strike, no claim; no wake-up claims it, the sweeper does not wake it; then one approval runs it."""
+def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
+    """Neither a wake-up nor the sweeper resumes the turn; an approval does, without a strike or a second attempt."""
     turn = _asked(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
@@ -99,14 +99,14 @@ def test_while_it_waits_nobody_holds_it_and_nothing_counts(harness: Harness) -> 
     _decide(harness, turn, "call_0", "approve")
     assert harness.waker.sessions[-1] == row.session_id
     assert harness.session(row.session_id).state == "thinking"
-    done = _go_on(harness, turn)
+    done = _resume(harness, turn)
     assert (done["status"], done["attempts"], done["pending_approvals"]) == ("done", 1, [])
     assert _ran == [("pay", 5)]
     assert _results(harness, turn) == ["paid 5"]
 
 
 def test_a_predicate_says_which_calls_wait(harness: Harness) -> None:
-    """Small amounts go through; one that cannot tell waits."""
+    """The predicate lets small amounts run; a predicate that raises makes the call wait."""
     harness.script(calls(("lend", {"amount": 100})), says("lent"))
     assert harness.ask()["status"] == "done"
     assert _asked(harness, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
@@ -119,8 +119,8 @@ def test_a_predicate_says_which_calls_wait(harness: Harness) -> None:
     assert odd.needs_approval({"amount": 1})
 
 
-def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(harness: Harness) -> None:
-    """Then all that is approved, and what needed no approval, runs; the results come in the order asked."""
+def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> None:
+    """After the last decision, approved calls and calls without approval run; the results keep the calls' order."""
     turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
     assert [each["call_id"] for each in turn["pending_approvals"]] == ["call_1", "call_3"]
     _decide(harness, turn, "call_3", "deny")
@@ -128,7 +128,7 @@ def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(harness: Harness)
     assert [each["call_id"] for each in harness.turn(UUID(turn["turn_id"]))["pending_approvals"]] == ["call_1"]
     assert _ran == []
     _decide(harness, turn, "call_1", "approve")
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert sorted(_ran, key=str) == [("look", None), ("pay", 1)]
     seen, paid, unknown, denied = _results(harness, turn)
     assert (seen, paid, denied) == ("seen", "paid 1", DENIED)
@@ -137,7 +137,7 @@ def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(harness: Harness)
 
 
 def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harness) -> None:
-    """A deploy adds it, or its MCP server comes back. What was approved runs; what nobody was asked for does not."""
+    """A deploy may add the tool during the wait; its call was invalid when the model made it, so it does not run."""
 
     @tool(effect="pure")
     def nobody() -> str:
@@ -148,21 +148,21 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harne
     turn = _asked(harness, ("nobody", {}), ("pay", {"amount": 1}))
     harness.equip(pay, lend, look, nobody)
     _decide(harness, turn, "call_1", "approve")
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert _ran == [("pay", 1)]
     missing, paid = _results(harness, turn)
     assert (missing, paid) == ("Error: this call was not run.", "paid 1")
 
 
 def test_edited_arguments_are_what_runs(harness: Harness) -> None:
-    """They are checked like the model's own; the effect's row has them, and the model is told."""
+    """Edited arguments are validated, stored in the effect's row and shown to the model."""
     turn = _asked(harness)
     with pytest.raises(InvalidRequest, match="amount"):
         _decide(harness, turn, "call_0", "approve", arguments={"amount": "much"})
     with pytest.raises(InvalidRequest, match="arguments"):
         _decide(harness, turn, "call_0", "deny", arguments={"amount": 1})
     _decide(harness, turn, "call_0", "approve", arguments={"amount": 3})
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert _ran == [("pay", 3)]
     assert _effects(harness) == [("done", '{"amount":3}')]
     [told] = _results(harness, turn)
@@ -171,7 +171,7 @@ def test_edited_arguments_are_what_runs(harness: Harness) -> None:
 
 
 def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
-    """A second reply of the turn has other ids, though the model gives the same: a late click means nothing else."""
+    """A model may reuse a call id within a turn: a late decision on the first call must not decide the second."""
     harness.script(calls(("pay", {"amount": 1})), calls(("pay", {"amount": 2})), says("done"))
     turn = harness.ask()
     with pytest.raises(NotFound, match="call"):
@@ -181,18 +181,18 @@ def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
     _decide(harness, turn, "call_0", "approve")
     with pytest.raises(Conflict, match="decided"):
         _decide(harness, turn, "call_0", "deny")
-    second = _go_on(harness, turn)
+    second = _resume(harness, turn)
     [pending] = second["pending_approvals"]
     assert pending["call_id"] != "call_0"
     with pytest.raises(Conflict, match="decided"):
         _decide(harness, turn, "call_0", "approve")
     _decide(harness, turn, pending["call_id"], "deny")
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert _ran == [("pay", 1)]
 
 
 def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(harness: Harness) -> None:
-    """Two people click: on one call, exactly one is heard; on two calls, one of them is the last."""
+    """Of concurrent decisions one per call counts, and only the last one publishes a wake-up."""
     turn = _asked(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
     harness.waker.sessions.clear()
     found = side_by_side(
@@ -205,11 +205,11 @@ def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(harness: Harness
     assert sum(each is None for each in found) == 2
     assert sum(isinstance(each, Conflict) for each in found) == 2
     assert len(harness.waker.sessions) == 1
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
 
 
-def test_what_nobody_approves_in_time_is_denied(harness: Harness) -> None:
-    """The sweeper wakes the turn then; too late is too late; the model is told."""
+def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None:
+    """At expiry the sweeper wakes the turn, a late approval is a conflict, and the model reads the denial."""
     turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}))
     harness.move(harness.settings.approval.expires_s + 1)
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
@@ -218,7 +218,7 @@ def test_what_nobody_approves_in_time_is_denied(harness: Harness) -> None:
     harness.waker.sessions.clear()
     sweep(harness.runtime)
     assert harness.waker.sessions == [UUID(turn["session_id"])]
-    done = _go_on(harness, turn)
+    done = _resume(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
     assert _results(harness, turn) == ["seen", EXPIRED]
 
@@ -226,7 +226,7 @@ def test_what_nobody_approves_in_time_is_denied(harness: Harness) -> None:
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
                                                 ("after", "turns.wait_approval")])  # fmt: skip
 def test_a_crash_on_the_way_to_waiting(harness: Harness, moment: Any, commit: str) -> None:
-    """Whoever takes over asks nobody twice and runs nothing: it waits, and goes on once it is approved."""
+    """The next worker neither asks the model again nor runs the call: it waits, and continues after the approval."""
     harness.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
     sent = harness.send()
     with harness.crashing(moment, commit):
@@ -241,12 +241,12 @@ def test_a_crash_on_the_way_to_waiting(harness: Harness, moment: Any, commit: st
     harness.move(harness.settings.turn.lease_s + harness.settings.turn.tool_timeout_s + 1)
     harness.run(sent.session_id, alone=True)
     assert harness.turn(sent.turn_id)["status"] == "done"
-    assert _ran == [("look", None)]  # `pay` is unsafe, and in doubt from the moment on that it may have begun
+    assert _ran == [("look", None)]  # `pay` is unsafe, and in doubt once it may have begun
     assert len(harness.model.requests) == 2
 
 
-def test_it_survives_a_runner_that_drains(harness: Harness) -> None:
-    """The process leaves right behind the step that asks: the next one waits, the one after that runs it."""
+def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
+    """The worker drains right after the step that asks: a second worker waits, a third runs the call."""
     harness.script(calls(("pay", {"amount": 5})), says("done"))
     sent = harness.send()
     runner = Runner(harness.runtime, "leaving")
@@ -257,11 +257,11 @@ def test_it_survives_a_runner_that_drains(harness: Harness) -> None:
     turn = harness.turn(sent.turn_id)
     assert turn["status"] == "waiting_approval"
     _decide(harness, turn, "call_0", "approve")
-    assert _go_on(harness, turn)["reply"]["text"] == "done"
+    assert _resume(harness, turn)["reply"]["text"] == "done"
 
 
 def test_cancelled_while_it_waits(harness: Harness) -> None:
-    """No worker is needed: closed in one commit, its call denied, what waits behind it runs."""
+    """Cancelling needs no worker: one commit denies the call and closes the turn, and the next turn runs."""
     turn = _asked(harness, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
     behind = harness.send("next")
     assert isinstance(harness.run(behind.session_id), NotNeeded)
@@ -277,7 +277,7 @@ def test_cancelled_while_it_waits(harness: Harness) -> None:
 
 
 def test_interrupted_while_it_waits(harness: Harness) -> None:
-    """The new message closes it in its own accept, and runs."""
+    """Accepting the new message cancels the waiting turn; then the message's own turn runs."""
     turn = _asked(harness)
     sent = harness.send("never mind", on_busy="interrupt")
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
@@ -286,8 +286,8 @@ def test_interrupted_while_it_waits(harness: Harness) -> None:
     assert _ran == []
 
 
-def test_an_end_that_is_asked_for_denies_what_waits(harness: Harness) -> None:
-    """The turn goes on with the denial, then the session may end."""
+def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
+    """The turn continues with the denial, then the session may end."""
     turn = _asked(harness)
     session_id = UUID(turn["session_id"])
     assert not request_end(harness.database, session_id, "enough").may_end
@@ -297,14 +297,14 @@ def test_an_end_that_is_asked_for_denies_what_waits(harness: Harness) -> None:
     harness.waker.sessions.clear()
     sweep(harness.runtime)
     assert harness.waker.sessions == [session_id]
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert _results(harness, turn) == [ENDED]
     assert harness.waker.endings == [session_id]
     assert _ran == []
 
 
 def test_an_end_or_a_cancellation_on_the_way_to_waiting(harness: Harness) -> None:
-    """Asked for between the calls' commit and the waiting: it never waits."""
+    """An end or a cancellation requested between the calls' commit and the wait prevents the wait."""
     for interfere in ("end", "cancel"):
         harness.script(calls(("pay", {"amount": 5})), says("done"))
         sent = harness.send(user_id=interfere)
@@ -324,8 +324,8 @@ def test_an_end_or_a_cancellation_on_the_way_to_waiting(harness: Harness) -> Non
     assert _ran == []
 
 
-def test_a_clock_set_back_does_not_keep_it_for_ever(harness: Harness) -> None:
-    """An expiry that was reckoned while the clock was ahead is reckoned again."""
+def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness) -> None:
+    """An expiry computed while the clock was ahead is computed again."""
     harness.move(86_400)
     turn = _asked(harness)
     harness.move(-86_400)
@@ -335,11 +335,11 @@ def test_a_clock_set_back_does_not_keep_it_for_ever(harness: Harness) -> None:
     again = harness.turn(UUID(turn["turn_id"]))
     assert again["status"] == "waiting_approval"
     _decide(harness, turn, "call_0", "approve")
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
 
 
-def test_what_is_said_must_be_a_decision() -> None:
-    """The sentence names the field."""
+def test_a_malformed_decision_is_refused() -> None:
+    """The error message names the field."""
     for given in ({}, {"call_id": "", "decision": "approve"}, {"call_id": "a", "decision": "maybe"},
                   {"call_id": "a", "decision": "approve", "arguments": [1]},
                   {"call_id": 1, "decision": "deny"}):  # fmt: skip

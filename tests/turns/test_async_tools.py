@@ -1,4 +1,4 @@
-"""`async def` tools, probes and hooks: one event loop a process, with the effects and limits of other tools."""
+"""`async def` tools, probes and hooks: one event loop per process, with the effects and limits of other tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def context(**more: Any) -> ToolContext:
 
 
 def tool_lines(harness: Harness, turn: dict[str, Any]) -> list[str]:
-    """What the model read of the tools."""
+    """The tool results in the transcript."""
     return [content for role, content in harness.lines(UUID(turn["session_id"])) if role == "tool"]
 
 
@@ -70,7 +70,7 @@ def test_hundreds_wait_at_once_on_one_thread() -> None:
 
 
 def test_a_turn_with_calls_that_run_at_the_same_time(harness: Harness) -> None:
-    """Two calls of one reply meet each other; their results enter the transcript in the order asked."""
+    """Two calls of one reply run concurrently; their results enter the transcript in the calls' order."""
     met: dict[str, asyncio.Event] = {}
 
     @tool(effect="idempotent")
@@ -89,7 +89,7 @@ def test_a_turn_with_calls_that_run_at_the_same_time(harness: Harness) -> None:
 
 
 def test_past_its_time_limit_the_coroutine_is_cancelled(harness: Harness) -> None:
-    """Its `finally` runs, no thread is left over, and an unsafe call is not repeated."""
+    """The coroutine's `finally` runs, no thread is left over, and an unsafe call is not repeated."""
     ended = threading.Event()
 
     @tool(timeout_s=0.2)
@@ -130,7 +130,7 @@ def test_an_async_probe_decides(harness: Harness) -> None:
 
 
 def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
-    """In the middle of its await; the turn is cancelled, and the call's outcome is unknown."""
+    """Cancelling a turn interrupts the `await` of its running tool."""
     waits, ended = threading.Event(), threading.Event()
 
     @tool
@@ -159,8 +159,8 @@ def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
 
 
-def test_a_call_that_nobody_wants_is_not_begun() -> None:
-    """A call that is repeated after its turn was cancelled does nothing."""
+def test_a_call_of_a_cancelled_turn_is_not_begun() -> None:
+    """After a turn's cancellation, a repeated call must not start its tool."""
     began: list[int] = []
 
     @tool
@@ -186,7 +186,7 @@ def test_a_call_that_nobody_wants_is_not_begun() -> None:
     ],
 )
 def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str) -> None:
-    """Its own time-out and its own cancellation, too."""
+    """The model reads an async tool's time-out or cancellation, too, as the call's error."""
 
     @tool(effect="pure")
     async def fail() -> str:
@@ -241,7 +241,7 @@ def test_a_task_of_a_tool_that_exits_ends_no_loop() -> None:
 
 
 def test_a_tool_that_exits_ends_no_loop() -> None:
-    """`SystemExit` would end the thread that runs every other call."""
+    """An uncaught `SystemExit` would end the thread that runs all async calls."""
 
     @tool(effect="pure")
     async def leave() -> str:
@@ -254,7 +254,7 @@ def test_a_tool_that_exits_ends_no_loop() -> None:
 
 
 def test_a_callable_that_makes_a_coroutine_is_awaited() -> None:
-    """A guard of that form would else pass without having run."""
+    """Otherwise a guard of that form would pass without having run."""
 
     class Guard:
         async def __call__(self) -> str:
@@ -265,7 +265,7 @@ def test_a_callable_that_makes_a_coroutine_is_awaited() -> None:
 
 
 def test_context_variables_reach_the_coroutine() -> None:
-    """What logging and tracing keep for a call holds on the loop as well."""
+    """Logging and tracing keep their data of a call in context variables, which the loop's thread must see."""
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
 
     @tool(effect="pure")
@@ -281,7 +281,7 @@ def test_context_variables_reach_the_coroutine() -> None:
 def test_a_tool_that_blocks_the_loop_is_named_and_left_behind(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log says which one it is; later calls get a loop that runs."""
+    """The log names the blocking tool; later calls get a new loop."""
     monkeypatch.setattr(event_loop, "_BLOCKED_S", 0.2)
     monkeypatch.setattr(event_loop, "_REPLACED_S", 0.4)
     let_go = threading.Event()
@@ -309,7 +309,7 @@ def test_a_tool_that_blocks_the_loop_is_named_and_left_behind(
 
 
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
-    """A parent's loop has no thread in its child."""
+    """The thread of the parent's loop does not exist in the child, which must start its own."""
 
     @tool(effect="pure")
     async def quick() -> str:
@@ -329,7 +329,7 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
 
 
 def test_async_hooks(harness: Harness) -> None:
-    """They see what others see, may refuse, and are cancelled at their time limit."""
+    """Async hooks see what other hooks see, may refuse, and are cancelled at their time limit."""
     seen: list[str] = []
     ended = threading.Event()
 
@@ -361,8 +361,8 @@ def test_async_hooks(harness: Harness) -> None:
     assert ended.wait(PATIENCE_S)
 
 
-def test_in_a_unit_test_without_servers() -> None:
-    """`perdure.testing.ask` runs them, too."""
+def test_async_tools_run_in_a_unit_test_without_servers() -> None:
+    """`perdure.testing.ask` runs async tools, too."""
 
     @tool(effect="pure")
     async def double(number: int) -> int:

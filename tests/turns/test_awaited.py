@@ -1,4 +1,4 @@
-"""Calls that wait for a Celery task or a moment: the turn is parked, nothing is held, and each way on is one commit."""
+"""Calls that wait for a Celery task or a time: the turn is parked, no lease is held, each outcome is one commit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _asked(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, A
     return turn
 
 
-def _go_on(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
+def _resume(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
     harness.run(UUID(turn["session_id"]))
     return harness.turn(UUID(turn["turn_id"]))
 
@@ -73,7 +73,7 @@ def _effects(harness: Harness) -> list[tuple[str, str | None]]:
 
 
 def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
-    """No lease, no strike, no claim, no attempt; the task has the effect's id; its result is the tool's."""
+    """The wait costs no lease, strike or attempt; the task has the effect's id, and its result is the call's."""
     turn = _asked(harness)
     [sent] = broker.sent
     [effect] = harness.sql("SELECT effect_id, sent_at IS NOT NULL AS sent FROM tool_effects")
@@ -97,17 +97,17 @@ def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harn
     harness.waker.sessions.clear()
     assert _ends(harness, sent, {"rows": 12}) is True
     assert harness.waker.sessions == [row.session_id]
-    done = _go_on(harness, turn)
+    done = _resume(harness, turn)
     assert (done["status"], done["attempts"], done["waiting_for"]) == ("done", 1, None)
     assert _results(harness, turn) == ['{"rows": 12}']
     assert len(broker.sent) == 1
 
 
 def test_a_failure_reaches_the_model_as_a_tools_does(harness: Harness, broker: Broker) -> None:
-    """One line, storable and bounded; no traceback."""
+    """The error is one bounded line without NUL or traceback."""
     turn = _asked(harness)
     _ends(harness, broker.sent[0], "Boom: no\x00 paper\nTraceback " + "x" * 10_000, failed=True)
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert _results(harness, turn) == ["Error: Boom: no\N{REPLACEMENT CHARACTER} paper"]
 
 
@@ -115,7 +115,7 @@ def test_a_long_result_is_bounded(harness: Harness, broker: Broker) -> None:
     """Neither the row nor the transcript gets ten million characters."""
     turn = _asked(harness)
     _ends(harness, broker.sent[0], ["x" * 10_000_000])
-    _go_on(harness, turn)
+    _resume(harness, turn)
     [result] = _results(harness, turn)
     assert len(result) <= export.max_result_chars
 
@@ -128,7 +128,7 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
     assert (turn["status"], broker.sent) == ("waiting_approval", [])
     decision = parse_decision({"call_id": "call_2", "decision": "approve", "arguments": {"order": 8}})
     decide(harness.runtime, UUID(turn["turn_id"]), decision)
-    turn = _go_on(harness, turn)
+    turn = _resume(harness, turn)
     assert turn["status"] == "parked"
     assert turn["waiting_for"]["name"] == "charge", "it is due first"
     assert [(each.task, each.queue) for each in broker.sent] == [
@@ -140,7 +140,7 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
         harness.waker.sessions.clear()
         _ends(harness, task, f"result of {task.task}")
         assert len(harness.waker.sessions) == (number == 2)
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     charged, seen, refunded, unknown, exported = _results(harness, turn)
     assert (charged, seen, exported) == ("result of shop.charge", "seen", "result of reports.export")
     assert refunded.startswith("A person changed the arguments")
@@ -149,25 +149,25 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
 
 
 def test_results_that_arrive_at_one_moment_wake_the_turn(harness: Harness, broker: Broker) -> None:
-    """Each must see the other's commit, or neither wakes it."""
+    """If neither commit saw the other's result, no wake-up would be published."""
     for _ in range(5):
         turn = _asked(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
         harness.waker.sessions.clear()
         first, second = broker.sent[-2:]
         assert side_by_side(partial(_ends, harness, first), partial(_ends, harness, second)) == [True, True]
         assert harness.waker.sessions == [UUID(turn["session_id"])]
-        assert _go_on(harness, turn)["status"] == "done"
+        assert _resume(harness, turn)["status"] == "done"
 
 
 def test_a_result_that_comes_twice_or_for_nothing_changes_nothing(harness: Harness, broker: Broker) -> None:
-    """At-least-once delivery, forged ids, ids of ordinary calls."""
+    """A repeated result, a forged id and the id of an ordinary call are ignored."""
     turn = _asked(harness, ("look", {}), ("reports_export", {}))
     assert _ends(harness, broker.sent[0], "first")
     assert not _ends(harness, broker.sent[0], "second")
     [ordinary] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'look'")
     assert not finish(harness.runtime, ordinary.effect_id, TaskEnded(failed=False, value="forged"))
     assert not finish(harness.runtime, UUID(turn["turn_id"]), TaskEnded(failed=False, value="forged"))
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert _results(harness, turn) == ["seen", "first"]
 
 
@@ -176,7 +176,7 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
     turn = _asked(harness)
     harness.move(TIMEOUT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    done = _go_on(harness, turn)
+    done = _resume(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
     assert _results(harness, turn) == [LOST]
     sweep_again(harness)
@@ -189,16 +189,16 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
 
 
 def test_at_its_time_limit_the_result_backend_is_asked_once_more(harness: Harness, broker: Broker) -> None:
-    """A result whose link was lost just before."""
+    """The result may be in the backend although its callback was lost."""
     turn = _asked(harness)
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert _results(harness, turn) == ["just in time"]
 
 
 def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: Broker) -> None:
-    """The sweeper asks, shows the progress, and finds the result; the pause grows with the wait."""
+    """The sweeper polls the result backend, at growing intervals, for progress and for the result."""
     turn = _asked(harness)
     task = broker.sent[0].task_id
     broker.states[task] = TaskRuns({"done": 1, "of": 2})
@@ -208,13 +208,13 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
     assert probe_due(harness.runtime) == 0, "not asked again at once"
     sweep_again(harness)
     assert harness.waker.sessions[-1] == UUID(turn["session_id"])
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert _results(harness, turn) == ["found"]
 
 
 @pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])
 def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker, name: str) -> None:
-    """No worker is needed; a result that comes after it goes to the effect's row, never to the transcript."""
+    """Cancelling needs no worker; a later result is stored in the effect's row, never in the transcript."""
     turn = _asked(harness, (name, {"moment": _moment(harness, 60)} if name == "sleep_until" else {}))
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
@@ -230,13 +230,13 @@ def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker
 
 
 def test_the_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) -> None:
-    """The turn goes on at once, without the results; its tasks are revoked; then the session ends."""
+    """The turn continues at once, without the results; its tasks are revoked; then the session ends."""
     moment = _moment(harness, 3_000)
     turn = _asked(harness, ("reports_export", {}), ("sleep_until", {"moment": moment}), ("look", {}))
     session_id = UUID(turn["session_id"])
     requested = request_end(harness.database, session_id, "test")
     assert (requested.may_end, requested.freed) == (False, 5)
-    done = _go_on(harness, turn)
+    done = _resume(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
     assert _results(harness, turn) == [LOST, ENDED, "seen"]
     sweep_again(harness)
@@ -245,7 +245,7 @@ def test_the_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) 
 
 
 def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, broker: Broker) -> None:
-    """The session's end is requested while the task is being sent."""
+    """If the session's end is requested while the task is being sent, the turn does not wait for it."""
     harness.script(calls(("reports_export", {})), says("done"))
     accepted = harness.send()
 
@@ -260,7 +260,7 @@ def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, brok
 
 
 def test_a_result_that_comes_before_the_wait_is_not_waited_for(harness: Harness, broker: Broker) -> None:
-    """An eager or a very fast application answers before the session is released."""
+    """A fast task, or one in Celery's eager mode, ends before the session is released."""
     harness.script(calls(("reports_export", {}), ("look", {})), says("done"))
     accepted = harness.send()
 
@@ -277,22 +277,22 @@ def test_a_result_that_comes_before_the_wait_is_not_waited_for(harness: Harness,
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
     harness: Harness, broker: Broker
 ) -> None:
-    """Certainly nothing was sent: the idempotent task is sent later, and the model reads that the unsafe one failed."""
+    """No task was sent: the idempotent one is sent later, and the model reads that the unsafe one failed."""
     broker.outcome = Sent.NO
     turn = _asked(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
     harness.move(RETRY_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    assert _go_on(harness, turn)["status"] == "parked"
+    assert _resume(harness, turn)["status"] == "parked"
     broker.outcome = Sent.YES
     harness.move(RETRY_S + 1)
-    assert _go_on(harness, turn)["status"] == "parked"
+    assert _resume(harness, turn)["status"] == "parked"
     [task] = broker.sent
     [effect] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'reports_export'")
     assert task.task_id == effect.effect_id
     assert task.expires_s < TIMEOUT_S - RETRY_S
     _ends(harness, task)
-    assert _go_on(harness, turn)["attempts"] == 1
+    assert _resume(harness, turn)["attempts"] == 1
     assert _results(harness, turn) == ["made", f"Error: {UNSENT}"]
 
 
@@ -300,7 +300,7 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
 def test_a_crash_between_intent_and_note_sends_only_what_is_safe_again(
     harness: Harness, broker: Broker, name: str, *, sent_again: bool
 ) -> None:
-    """Whether it was sent is not known: the same id makes a repeat safe, an unsafe task is only waited for."""
+    """Whether the task was sent is unknown: an idempotent one is sent again under its id, an unsafe one is not."""
     harness.script(calls((name, {})), says("done"))
     accepted = harness.send()
     with harness.crashing("before", "turns.note_sent"):
@@ -312,21 +312,21 @@ def test_a_crash_between_intent_and_note_sends_only_what_is_safe_again(
     assert len(broker.sent) == 1 + sent_again
     assert len({each.task_id for each in broker.sent}) == 1
     _ends(harness, broker.sent[0], "once")
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert _results(harness, turn) == ["once"]
 
 
-def test_a_tool_that_is_gone_after_a_deploy_is_still_waited_for(harness: Harness, broker: Broker) -> None:
-    """Its task was sent."""
+def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: Broker) -> None:
+    """The removed tool's task was sent, so its result still reaches the model."""
     turn = _asked(harness)
     harness.equip(look)
     _ends(harness, broker.sent[0])
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert _results(harness, turn) == ["made"]
 
 
 def test_an_approved_unsafe_call_is_not_repeated_because_another_one_is_refused_later(harness: Harness) -> None:
-    """The refused call's row has not begun; the other one's has, and its worker died within it."""
+    """The worker dies within the unsafe call; the refused call, which never began, must not begin it again."""
     ran: list[int] = []
 
     @tool(requires_approval=True)
@@ -349,12 +349,12 @@ def test_an_approved_unsafe_call_is_not_repeated_because_another_one_is_refused_
     with harness.crashing("before", "turns.step", nth=1):
         harness.run(UUID(turn["session_id"]))
     harness.move(harness.settings.turn.lease_s * 3)
-    assert _go_on(harness, turn)["status"] == "done"
+    assert _resume(harness, turn)["status"] == "done"
     assert ran == [1]
 
 
 def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> None:
-    """Without a worker, at no cost; the sweeper wakes it when it is due."""
+    """The turn waits without a worker; the sweeper wakes it at the given time."""
     moment = _moment(harness, 7_200)
     turn = _asked(harness, ("sleep_until", {"moment": moment}))
     waiting = turn["waiting_for"]
@@ -364,7 +364,7 @@ def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> N
     assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
     harness.move(201)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    done = _go_on(harness, turn)
+    done = _resume(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
     assert _results(harness, turn)[0].startswith("The moment has come")
 
@@ -381,7 +381,7 @@ def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> N
     ],
 )
 def test_a_moment_that_cannot_be_waited_for_is_refused(harness: Harness, broker: Broker, moment: str, why: str) -> None:
-    """The model reads why, and what time it is."""
+    """The model reads why the time was refused."""
     harness.script(calls(("sleep_until", {"moment": moment})), says("done"))
     turn = harness.ask()
     assert turn["status"] == "done"
@@ -399,13 +399,13 @@ def _sessions_swept(harness: Harness) -> list[UUID]:
 
 
 def sweep_again(harness: Harness) -> None:
-    """Another round of the sweeper, whose time has come."""
+    """Run the sweeper's next round, one interval later."""
     harness.move(harness.settings.turn.sweep_s + 1)
     assert sweep(harness.runtime) is not None
 
 
 def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broker) -> None:
-    """One that rejects the call: nothing is sent. One that rejects the result: the model does not read it."""
+    """A hook that rejects the call prevents the task; a hook that rejects the result hides it from the model."""
 
     def no_charges(call: ToolCalling) -> None:
         if call.tool == "charge":
@@ -420,12 +420,12 @@ def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broke
     assert [each.task for each in broker.sent] == ["reports.export"] * 2
     _ends(harness, broker.sent[0], "a secret")
     _ends(harness, broker.sent[1], "harmless")
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert _results(harness, turn) == ["Error: No charges today.", "Error: The result is withheld.", "harmless"]
 
 
 def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
-    """The crash came before the hook."""
+    """After a crash before the hook, the hook runs once, before the task is sent."""
     seen: list[UUID] = []
     harness.equip(export, before_tool=[required(lambda call: seen.append(call.effect_id))])
     harness.script(calls(("reports_export", {})), says("done"))
@@ -440,7 +440,7 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
 
 
 def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
-    """A turn that waits for a call with a list of arguments, of which two run at once."""
+    """A turn that waits for a call with a list of arguments, with at most two tasks at a time."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     return _asked(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
 
@@ -450,7 +450,7 @@ def _part_ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed:
 
 
 def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Harness, broker: Broker) -> None:
-    """Two tasks at most are with the broker; each result makes room for the next; a repeated one changes nothing."""
+    """At most two tasks are pending; each result lets the next be sent; a repeated result changes nothing."""
     turn = _many(harness, 5)
     assert [each.arguments for each in broker.sent] == [{"n": 0}, {"n": 1}]
     assert len({each.task_id for each in broker.sent}) == 2
@@ -465,7 +465,7 @@ def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Har
         task = next(each for each in broker.sent if each.part == number)
         _part_ends(harness, task, f"result {number}", failed=number == 3)
     assert harness.waker.sessions == [UUID(turn["session_id"])]
-    assert _go_on(harness, turn)["attempts"] == 1
+    assert _resume(harness, turn)["attempts"] == 1
     [result] = _results(harness, turn)
     assert json.loads(result) == [
         {"result": "result 0"}, {"result": "one"}, {"result": "result 2"}, {"error": "result 3"},
@@ -474,10 +474,10 @@ def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Har
 
 
 def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
-    """Each locks the session before it reads the other parts."""
+    """Each result locks the session before it reads the other parts, so that none is overwritten."""
     turn = _many(harness, 2)
     side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 2
 
 
@@ -486,7 +486,7 @@ def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, br
 def test_a_crash_while_a_list_is_sent(
     harness: Harness, broker: Broker, effect: str, sent_again: int, commit: str
 ) -> None:
-    """What was taken is in doubt: only what is safe is sent again; what was not taken is sent in any case."""
+    """Parts taken but not noted may have been sent: only idempotent ones are sent again. Untaken parts always are."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     harness.script(calls(("many", {"calls": [{"n": number} for number in range(3)]})), says("done"))
     accepted = harness.send()
@@ -500,18 +500,18 @@ def test_a_crash_while_a_list_is_sent(
     for task in broker.sent[:2]:
         _part_ends(harness, task)
     _part_ends(harness, broker.sent[-1])
-    turn = _go_on(harness, harness.turn(accepted.turn_id))
+    turn = _resume(harness, harness.turn(accepted.turn_id))
     assert (turn["status"], len({each.task_id for each in broker.sent})) == ("done", 3)
     assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 3
 
 
 def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, broker: Broker) -> None:
-    """The unfinished tasks are revoked, those that were not sent are not."""
+    """At the time limit, finished parts keep their results, and unfinished tasks that were sent are revoked."""
     turn = _many(harness, 4)
     first, second = broker.sent
     _part_ends(harness, first, "first")
     harness.move(TIMEOUT_S + 1)
-    _go_on(harness, turn)
+    _resume(harness, turn)
     shown = json.loads(_results(harness, turn)[0])
     assert [next(iter(each)) for each in shown] == ["result", "unknown", "unknown", "error"]
     sweep_again(harness)
@@ -519,12 +519,12 @@ def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, bro
 
 
 def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: Harness, broker: Broker) -> None:
-    """A part whose link was lost just before has its result, and is not revoked."""
+    """A part whose callback was lost gets its result from the backend, and is not revoked."""
     turn = _many(harness, 2)
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)
     broker.states[second.task_id] = TaskEnded(failed=False, value="just in time")
-    _go_on(harness, turn)
+    _resume(harness, turn)
     shown = json.loads(_results(harness, turn)[0])
     assert [next(iter(each)) for each in shown] == ["unknown", "result"]
     assert shown[1]["result"] == "just in time"
@@ -533,12 +533,12 @@ def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: 
 
 
 def test_a_result_found_at_the_time_limit_is_cut_at_the_tools_own_limit(harness: Harness, broker: Broker) -> None:
-    """As a result that comes in time is."""
+    """A result found at the time limit obeys `max_result_chars` like one that arrives in time."""
     harness.equip(celery_tool("reports.export", timeout_s=TIMEOUT_S, name="short", max_result_chars=40))
     turn = _asked(harness, ("short", {}))
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="x" * 5_000)
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert len(_results(harness, turn)[0]) < 200
 
 
@@ -572,7 +572,7 @@ def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) ->
 
 
 def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:
-    """And sends no further ones when a late result comes."""
+    """The sent tasks are revoked, and a late result sends no further one."""
     turn = _many(harness, 4)
     cancel(harness.runtime, UUID(turn["turn_id"]))
     sweep_again(harness)
@@ -582,8 +582,8 @@ def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -
 
 
 @pytest.mark.parametrize("given", [{}, {"calls": []}, {"calls": [1]}, {"calls": [{}] * 101}, {"n": 1}])
-def test_a_list_that_is_none_is_refused(harness: Harness, broker: Broker, given: dict[str, Any]) -> None:
-    """The model reads what is expected."""
+def test_a_malformed_list_is_refused(harness: Harness, broker: Broker, given: dict[str, Any]) -> None:
+    """The model reads that its arguments were refused, and no task is sent."""
     harness.equip(celery_tool("reports.export", name="many", max_parallel=2))
     harness.script(calls(("many", given)), says("done"))
     assert "refused" in _results(harness, harness.ask())[0]
@@ -597,7 +597,7 @@ def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> 
     _ends(harness, broker.sent[0])
     harness.waker.away = False
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    assert _go_on(harness, turn)["attempts"] == 1
+    assert _resume(harness, turn)["attempts"] == 1
 
 
 def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
@@ -613,23 +613,23 @@ def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broke
 
 
 def test_later_messages_of_the_session_wait_behind(harness: Harness, broker: Broker) -> None:
-    """In the order accepted; a wake-up for them begins nothing."""
+    """A wake-up for a later message starts nothing; the messages run in the order accepted."""
     turn = _asked(harness)
     second = harness.send("and another")
     assert isinstance(harness.run(second.session_id), NotNeeded)
     _ends(harness, broker.sent[0])
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert [harness.turn(each)["status"] for each in (UUID(turn["turn_id"]), second.turn_id)] == ["done", "done"]
 
 
 def test_a_breaker_that_closes_does_not_wake_a_turn_that_waits_for_a_task(harness: Harness, broker: Broker) -> None:
-    """It wakes those that wait for a model."""
+    """A closing breaker wakes only turns that wait for a model."""
     _asked(harness)
     assert harness.database.run(RECALL, {}) == []
 
 
 def test_the_user_reads_what_the_answer_waits_for(harness: Harness, broker: Broker) -> None:
-    """Once for each wait."""
+    """The message names the tool, and is shown once for each wait."""
     turn = _asked(harness)
     delays = Delays(harness.database, UUID(turn["turn_id"]))
     message = delays.look()
@@ -637,5 +637,5 @@ def test_the_user_reads_what_the_answer_waits_for(harness: Harness, broker: Brok
     assert "reports_export" in message
     assert delays.look() is None
     _ends(harness, broker.sent[0])
-    _go_on(harness, turn)
+    _resume(harness, turn)
     assert Delays(harness.database, UUID(turn["turn_id"])).look() is None

@@ -1,7 +1,7 @@
 """Whole turns on providers that behave badly: each ends, in time, with the right reply or the right code.
 
-The real SDKs, in process, against servers of the tests' own; behind them a breaker, retries and
-the engine as in production. `tests/models/provider_suite.py` shows the same of single calls.
+The real SDKs run in this process against the tests' own servers, with the breaker, the retries and
+the engine of production. `tests/models/provider_suite.py` covers single calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.turns.scripted import Scripted
 Make = Callable[[ProviderServer], Step]
 
 DEADLINE_S = 1.0
-"""Seconds that a turn has whose server never finishes."""
+"""Time limit, in seconds, of a turn whose server never finishes."""
 
 TRIES = 2
 HTML = Raw(b"<html><body>It works!</body></html>", "text/html")
@@ -51,7 +51,7 @@ def echo(text: str, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider's server, and a process's models of it."""
+    """A provider's fake server, and the models that call it."""
 
     name: str
     server: ProviderServer
@@ -62,7 +62,7 @@ class Provider:
 
 @pytest.fixture(scope="module", params=["openai", "anthropic"])
 def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
-    """One server and one set of clients for all turns, as a process has."""
+    """One server and one set of clients for all turns, as in a worker process."""
     server = {"openai": OpenAIServer, "anthropic": AnthropicServer}[request.param]()
     settings = Settings.model_validate(
         {
@@ -88,7 +88,7 @@ def runtime(harness: Harness, provider: Provider) -> Runtime:
 
 
 def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
-    """Have one message answered; the turn, which has ended."""
+    """Send one message and run it; returns the settled turn."""
     accepted = accept(runtime, Incoming(user_id="ana", text="Say it again."))
     began = time.monotonic()
     Runner(runtime, "harness").run(accepted.session_id)
@@ -97,17 +97,17 @@ def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
 
 
 def nonsense(payload: bytes) -> Make:
-    """A reply that begins well and goes on with `payload` for an event."""
+    """A reply that begins well and continues with `payload` as an event."""
     return lambda server: Broken(Answer("a good beginning"), 3, server.frame(payload))
 
 
 def always(step: Step) -> Make:
-    """The same for every provider."""
+    """The same step for every provider."""
     return lambda _: step
 
 
 FAILURES = [
-    # what the server does every time, the code, whether it is asked again
+    # what the server always does, the error code, whether the call is retried
     pytest.param(always(Broken(Answer("half of it"), 3, "close")), "PROVIDER_ERROR", True, id="closes in mid-stream"),
     pytest.param(always(Broken(Answer("half of it"), 3, b"")), "INVALID_RESPONSE", True, id="ends in mid-stream"),
     pytest.param(always(HTML), "INVALID_RESPONSE", True, id="HTML with status 200"),
@@ -129,7 +129,7 @@ FAILURES = [
 def test_a_server_that_answers_nonsense(
     harness: Harness, runtime: Runtime, provider: Provider, make: Make, code: str, *, again: bool
 ) -> None:
-    """The turn fails with the contract's code and a sentence; what can pass was tried again, what cannot was not."""
+    """The turn fails with the documented code and a message; only transient failures are retried."""
     step = make(provider.server)
     provider.server.player = lambda _: step
     provider.server.requests.clear()
@@ -148,7 +148,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize("step", ENDLESS)
 def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provider: Provider, step: Step) -> None:
-    """The turn's own deadline ends the call, however often a byte comes; nobody is asked a second time."""
+    """The turn's deadline ends the call even while bytes still arrive, and the call is not retried."""
     limits = harness.settings.turn.model_copy(update={"timeout_s": DEADLINE_S})
     hurried = replace(runtime, settings=runtime.settings.model_copy(update={"turn": limits}))
     provider.server.player = lambda _: step
@@ -159,8 +159,8 @@ def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provid
 
 
 @pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
-def test_another_model_answers_for_it(harness: Harness, provider: Provider, step: Step) -> None:
-    """After whatever failure; each model has its own time, so that one that hangs leaves some to the next."""
+def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: Step) -> None:
+    """A fallback answers after any failure; the time limit is per model, so a hanging one leaves time for the next."""
     models = Models(
         provider.settings.model_copy(update={"model_timeout_s": DEADLINE_S, "fallback_models": ("offline",)}),
         SystemClock(),
@@ -173,8 +173,8 @@ def test_another_model_answers_for_it(harness: Harness, provider: Provider, step
     assert (reply["model"], reply["fallback"]) == ("offline", True)
 
 
-def test_nobody_answers_for_it_once_the_turn_is_cancelled(harness: Harness, provider: Provider) -> None:
-    """Cancelled while the server is silent: no second try, no other model, and no failure of the provider."""
+def test_a_cancelled_turn_asks_no_fallback_model(harness: Harness, provider: Provider) -> None:
+    """A cancellation while the server is silent causes no retry, no fallback and no failure in the breaker."""
     other = Scripted()
     model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
     runtime = replace(harness.runtime, models=lambda _: model)
@@ -208,7 +208,7 @@ ODD = [
 def test_a_server_that_is_odd(
     harness: Harness, runtime: Runtime, provider: Provider, step: Step, results: list[str]
 ) -> None:
-    """The turn is answered; each call has its own result, and the next prompt is one that the provider takes."""
+    """An odd reply is tolerated: each call has its own result, and the provider accepts the next prompt."""
     provider.server.script(step)
     provider.server.player = lambda _: Answer("here you are")
     turn = ask(harness, runtime)

@@ -1,4 +1,4 @@
-"""The receivers of docs/callbacks.md, run as they are printed, get callbacks from `UrlCarrier`."""
+"""The example receivers in docs/callbacks.md, run unchanged, receive callbacks from `UrlCarrier`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODY = b'{"delivery_id": "d", "session_id": "s", "seq": 1, "status": "done"}'
 
 
 def printed(language: str) -> str:
-    """The one block of the page in a language."""
+    """The page's only code block in a language."""
     (block,) = re.findall(rf"^```{language}\n(.*?)^```$", read("docs/callbacks.md"), re.MULTILINE | re.DOTALL)
     assert isinstance(block, str)
     return block
@@ -70,7 +70,7 @@ class Printed:
         self.url = f"http://127.0.0.1:{self._out.readline().split()[-1]}/"
 
     def stop(self) -> list[str]:
-        """End the receiver; the lines that it has printed for callbacks."""
+        """End the receiver; returns the lines that it has printed for callbacks."""
         self._process.kill()
         lines = self._out.read().splitlines()
         self._process.wait(10)
@@ -97,7 +97,7 @@ def carrier(*secrets: str, **given: Any) -> UrlCarrier:
 
 
 def test_a_callback_of_a_turn_is_taken_once(receiver: Printed, harness: Harness) -> None:
-    """At each attempt it has the same id, by which the receiver deduplicates; each is answered with success."""
+    """Every attempt has the same id, by which the receiver deduplicates; each attempt is answered with success."""
     harness.settings = harness.settings.model_copy(update={"reply_urls": ("127.0.0.0/8",)})
     sent = harness.send("hello", reply_to={"url": receiver.url})
     harness.run(sent.session_id)
@@ -112,15 +112,15 @@ def test_a_callback_of_a_turn_is_taken_once(receiver: Printed, harness: Harness)
 
 
 def test_a_delivery_that_was_recorded_by_no_worker_is_taken_once(receiver: Printed) -> None:
-    """The receiver answered, and the worker died before it wrote that down."""
+    """A worker that dies after the receiver's answer leads to a second delivery."""
     for _ in range(2):
         carrier().carry({"url": receiver.url}, BODY, ID)
 
     assert receiver.stop() == ["s 1 done"]
 
 
-def test_what_another_secret_signed_is_refused(receiver: Printed) -> None:
-    """401, and nothing is taken; while secrets rotate, one of two signatures is enough."""
+def test_a_signature_by_another_secret_is_refused(receiver: Printed) -> None:
+    """A wrong signature gets a 401; while secrets rotate, one valid signature of two is enough."""
     with pytest.raises(DeliveryFailed, match="401"):
         carrier(make_secret()).carry({"url": receiver.url}, BODY, ID)
     carrier(make_secret(), SECRET).carry({"url": receiver.url}, BODY, ID)
@@ -130,7 +130,7 @@ def test_what_another_secret_signed_is_refused(receiver: Printed) -> None:
 
 @pytest.mark.parametrize("shift_s", [-360.0, 360.0])
 def test_a_stale_callback_is_refused(receiver: Printed, shift_s: float) -> None:
-    """A recorded request cannot be replayed later than five minutes."""
+    """A request signed more than five minutes ago or ahead is refused, so a recorded one cannot be replayed."""
     with pytest.raises(DeliveryFailed, match="401"):
         carrier(clock=lambda: time.time() + shift_s).carry({"url": receiver.url}, BODY, ID)
 
@@ -138,7 +138,7 @@ def test_a_stale_callback_is_refused(receiver: Printed, shift_s: float) -> None:
 
 
 def test_a_forged_callback_is_refused(receiver: Printed) -> None:
-    """Another body, id or time than was signed; a malformed signature, or none. The receiver keeps serving."""
+    """A changed body, id or time and a malformed or missing signature are refused; the receiver keeps serving."""
     signed = signed_headers(parse_secrets(SECRET), ID, int(time.time()), BODY)
     forged: list[tuple[bytes, dict[str, str]]] = [
         (BODY.replace(b"done", b"fail"), signed),

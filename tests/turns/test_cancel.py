@@ -1,4 +1,4 @@
-"""Cancelling a turn, wherever it stands; and a reply or a cancellation, never both."""
+"""Cancelling a turn in each of its states; a turn ends with a reply or a cancellation, never both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _assert_cancelled(harness: Harness, turn_id: UUID) -> None:
 
 
 def test_a_turn_that_has_not_begun_is_cancelled_at_once(harness: Harness) -> None:
-    """No worker is needed for it, and its text never enters the transcript."""
+    """The cancellation needs no worker, and the message's text never enters the transcript."""
     harness.send("first")
     sent = harness.send("second", reply_to={"url": "https://a.example"})
     cancel(harness.runtime, sent.turn_id)
@@ -42,13 +42,13 @@ def test_a_turn_that_has_not_begun_is_cancelled_at_once(harness: Harness) -> Non
     assert harness.ask("third")["seq"] == 3
 
 
-def test_between_steps(harness: Harness) -> None:
-    """Asked for while a tool runs: its result is kept, the model is not asked again."""
+def test_cancelled_between_steps(harness: Harness) -> None:
+    """A cancellation during a tool call keeps the tool's result and prevents the next model call."""
     sent_id: list[UUID] = []
 
     @tool
     def act() -> str:
-        """Act, and have the turn cancelled meanwhile."""
+        """Act, and cancel the turn during the call."""
         cancel(harness.runtime, sent_id[0])
         return "acted"
 
@@ -64,8 +64,8 @@ def test_between_steps(harness: Harness) -> None:
     assert harness.ask("next")["reply"]["text"] == "on we go"
 
 
-def test_before_its_tools_begin(harness: Harness) -> None:
-    """Asked for between the intents and the calls: none is begun, all are closed."""
+def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
+    """A cancellation between the intents' commit and the calls begins none of them and closes all."""
     ran: list[int] = []
 
     @tool
@@ -90,7 +90,7 @@ def test_before_its_tools_begin(harness: Harness) -> None:
 
 
 def test_a_parked_turn(harness: Harness) -> None:
-    """Nobody runs it: a worker is woken, which claims it and settles it as cancelled."""
+    """No worker runs a parked turn: the cancellation wakes one, which settles the turn as cancelled."""
     sent = harness.send()
     runner = Runner(harness.runtime, "draining")
     runner.keeper.drain()
@@ -104,7 +104,7 @@ def test_a_parked_turn(harness: Harness) -> None:
 
 
 def test_a_turn_whose_runner_died_in_its_tool_calls(harness: Harness) -> None:
-    """Whoever claims it next runs nothing again and closes what is open."""
+    """The next runner repeats no call and closes the open ones."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 1})))
     sent = harness.send()
@@ -118,7 +118,7 @@ def test_a_turn_whose_runner_died_in_its_tool_calls(harness: Harness) -> None:
 
 
 def test_a_settled_turn_stays_as_it_is(harness: Harness) -> None:
-    """There is nothing left to cancel, and nobody is woken for it."""
+    """Cancelling a settled turn changes nothing and wakes no worker."""
     sent = harness.send()
     harness.run(sent.session_id)
     before = harness.turn(sent.turn_id)
@@ -129,7 +129,7 @@ def test_a_settled_turn_stays_as_it_is(harness: Harness) -> None:
 
 
 def test_cancelling_twice_is_cancelling_once(harness: Harness) -> None:
-    """The counters of the session move once."""
+    """The second cancellation does not change the session's counters."""
     sent = harness.send()
     cancel(harness.runtime, sent.turn_id)
     cancel(harness.runtime, sent.turn_id)
@@ -138,13 +138,13 @@ def test_cancelling_twice_is_cancelling_once(harness: Harness) -> None:
 
 
 def test_an_unknown_turn(harness: Harness) -> None:
-    """Cancelling what does not exist is said, not swallowed."""
+    """Cancelling an unknown turn raises `NotFound`."""
     with pytest.raises(NotFound):
         cancel(harness.runtime, uuid4())
 
 
-def test_a_cancel_beside_a_settle_gives_one_of_the_two(harness: Harness) -> None:
-    """Done with its reply, or cancelled without: both lock the session, so one of them is first."""
+def test_a_concurrent_cancel_and_settle_give_one_of_the_two(harness: Harness) -> None:
+    """Both lock the session, so the turn is either done with its reply or cancelled without one."""
     seen = set()
     for number in range(25):
         gate = threading.Event()
@@ -172,7 +172,7 @@ def test_a_cancel_beside_a_settle_gives_one_of_the_two(harness: Harness) -> None
 
 
 def test_a_reply_in_the_commit_that_meets_the_cancel_wins(harness: Harness) -> None:
-    """The request came while the reply was being committed: what is said is said."""
+    """A cancellation requested just before the reply's commit comes too late."""
     harness.script(says("the reply"))
     sent = harness.send()
 
@@ -187,7 +187,7 @@ def test_a_reply_in_the_commit_that_meets_the_cancel_wins(harness: Harness) -> N
 
 
 def test_the_turn_behind_a_cancelled_one_runs(harness: Harness) -> None:
-    """The runner that stops the one goes on with the other, unstopped."""
+    """After a cancelled turn the runner continues with the next one, which the cancellation does not affect."""
     first, second = harness.send("first"), harness.send("second")
 
     def called_off(request: ModelRequest, call: ModelCall) -> ModelReply:

@@ -1,4 +1,4 @@
-"""Cases in the life of a turn: in its prompt, counted with its ending, learnt from praise, gone when they fail."""
+"""Cases and turns: shown in the prompt, counted when a turn settles, learnt from praise, archived when they fail."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _say(harness: Harness, turn: dict[str, Any], score: int) -> None:
     give_feedback(harness.runtime, UUID(turn["turn_id"]), Feedback.model_validate({"score": score}))
 
 
-def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(harness: Harness) -> None:
-    """The four nearest, quoted as data; a turn that failed says so of them."""
+def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness: Harness) -> None:
+    """The four nearest cases are quoted as data; a failed turn is recorded as a failed use."""
     for word in ("now", "today", "again", "here", "first"):
         _put(harness, f"other {word}", f"how do I reset the router {word}", "red")
     _put(harness)
@@ -74,7 +74,7 @@ def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(harness: Harn
 
 @pytest.mark.usefixtures("prepared")
 def test_without_cases_a_turn_costs_no_statement_more(harness: Harness) -> None:
-    """And with some one: the search. The statement that settles the turn records their use, too."""
+    """With cases a turn costs one more statement, the search; the settling statement records their use."""
     for _ in range(2):
         harness.ask()
     with counted(harness.database) as (before, commits):
@@ -89,8 +89,8 @@ def test_without_cases_a_turn_costs_no_statement_more(harness: Harness) -> None:
     assert len(_executions(harness)) == 2
 
 
-def test_a_cancelled_turn_says_nothing_of_its_cases(harness: Harness) -> None:
-    """Nobody knows whether it would have served."""
+def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
+    """Whether the case would have helped is unknown."""
     _put(harness)
 
     def cancelled(*_given: Any) -> Any:
@@ -130,7 +130,7 @@ def test_another_users_open_transaction_delays_no_settlement(harness: Harness, s
     with harness.database.engine.connect().execution_options(isolation_level="READ COMMITTED") as other, other.begin():
         other.exec_driver_sql(statement)
         sent = harness.send(ASKED)
-        harness.sql("SET lock_timeout = 0")  # a wait would be one without an end
+        harness.sql("SET lock_timeout = 0")  # a wait for a lock would never end
         with counted(harness.database) as (_, commits):
             assert harness.run(sent.session_id) == Ran(1)
         turn = harness.turn(sent.turn_id)
@@ -156,8 +156,8 @@ def test_unrelated_cases_reach_no_prompt_and_are_not_used(harness: Harness) -> N
     assert _cases(harness).count("Answered") == len(_executions(harness)) > 0
 
 
-def test_one_users_words_are_shown_to_nobody_else(harness: Harness) -> None:
-    """An imported case is everybody's, a learnt one its user's; with the scope `all` each is everybody's."""
+def test_a_learnt_case_is_shown_to_no_other_user(harness: Harness) -> None:
+    """Every user sees imported cases, only its own user a learnt one; with the scope `all`, every user sees each."""
     harness.script(says(ANSWER))
     _say(harness, harness.ask(ASKED), 1)
     _put(harness, "imported", "what do I do if the router does not reset", "Unplug it.")
@@ -172,8 +172,8 @@ def test_one_users_words_are_shown_to_nobody_else(harness: Harness) -> None:
     assert ANSWER in _cases(harness)
 
 
-def test_a_shared_case_is_everybodys_until_it_is_given_back(harness: Harness) -> None:
-    """An administrator's decision, from the praise of one user to the prompt of another."""
+def test_a_shared_case_is_shown_to_all_users_until_it_is_unshared(harness: Harness) -> None:
+    """By an administrator's decision, what one user praised reaches another user's prompt."""
     harness.script(says(ANSWER))
     _say(harness, harness.ask(ASKED), 1)
     [learnt] = cases.list_cases(harness.database)
@@ -186,8 +186,8 @@ def test_a_shared_case_is_everybodys_until_it_is_given_back(harness: Harness) ->
     assert ANSWER not in _system(harness)
 
 
-def test_an_agent_has_cases_of_its_own_bank(harness: Harness) -> None:
-    """What is praised of its turns is stored there and enters no other agent's prompt; `None` and False: no bank."""
+def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
+    """Praised turns go to the agent's bank and reach no agent of another; `None` and `False` mean no bank."""
     harness.agents = Agents(
         [
             Agent("assistant", "You help."),
@@ -222,7 +222,7 @@ def test_an_agent_has_cases_of_its_own_bank(harness: Harness) -> None:
 
 @pytest.mark.parametrize("casebank", ["", "a b", True, 7])
 def test_a_bank_that_cannot_be_named_stops_the_start(casebank: Any) -> None:
-    """With the agent's name and what is accepted."""
+    """The error names the agent and the accepted values."""
     with pytest.raises(SettingsError, match=r"agent 'a' has casebank=.*accepted"):
         Agent("a", "You help.", casebank=casebank)
 
@@ -245,7 +245,7 @@ def test_cases_of_others_cost_a_turn_nothing(harness: Harness) -> None:
 
 
 def test_a_case_that_finds_no_room_is_not_counted(harness: Harness) -> None:
-    """The budget is that of what is recalled."""
+    """A case beyond the budget of recalled text is not in the prompt, so its use is not recorded."""
     _put(harness, answer="x" * 1_500)
     memory = MemorySettings(budget_semantic=0)
     harness.settings = harness.settings.model_copy(update={"memory": memory})
@@ -254,8 +254,8 @@ def test_a_case_that_finds_no_room_is_not_counted(harness: Harness) -> None:
     assert _executions(harness) == []
 
 
-def test_while_the_embedder_is_away_turns_go_on_without(harness: Harness) -> None:
-    """A case costs nobody a reply."""
+def test_turns_run_without_cases_while_the_embedder_is_unavailable(harness: Harness) -> None:
+    """Cases are found by vectors only; the turn is answered without them."""
     _put(harness)
     harness.embedder = _Away()
     assert harness.ask(ASKED)["status"] == "done"
@@ -263,7 +263,7 @@ def test_while_the_embedder_is_away_turns_go_on_without(harness: Harness) -> Non
 
 
 def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -> None:
-    """Once, however often it comes; blame of an answer nobody praised teaches nothing."""
+    """Repeated praise stores one case; a negative score of an unpraised answer stores none."""
     harness.script(says(ANSWER), says("no idea"))
     praised, blamed = harness.ask(ASKED), harness.ask("what is the weather like")
     for _ in range(2):
@@ -277,8 +277,8 @@ def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -
     assert kept[0].feedback == {"score": -1, "comment": None}
 
 
-def test_what_is_learnt_while_its_user_is_erased_goes_too(harness: Harness) -> None:
-    """The erasure waits for the feedback that has begun; feedback that comes after finds no turn."""
+def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None:
+    """The erasure waits for feedback in progress; later feedback finds no turn."""
     turn = harness.ask(ASKED, user_id="zoe")
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool:
@@ -299,7 +299,7 @@ def test_what_is_learnt_while_its_user_is_erased_goes_too(harness: Harness) -> N
 
 
 def test_only_a_reply_can_be_praised(harness: Harness) -> None:
-    """A turn that has none yet is refused with its status, and one that failed is no case."""
+    """Feedback on an unsettled turn is a conflict that names its status; praise of a failed turn stores no case."""
     sent = harness.send()
     good = Feedback(score=1, comment="thanks")
     with pytest.raises(Conflict, match="accepted"):
@@ -315,21 +315,21 @@ def test_only_a_reply_can_be_praised(harness: Harness) -> None:
 @pytest.mark.parametrize(
     "given", [{}, {"score": 0}, {"score": "1"}, {"score": 1.5}, {"score": True}, {"score": 1, "x": 1}]
 )
-def test_what_is_no_feedback_is_refused(given: dict[str, Any]) -> None:
-    """With the name of what is wrong."""
+def test_malformed_feedback_is_refused(given: dict[str, Any]) -> None:
+    """The error names the invalid field."""
     with pytest.raises(ValidationError, match=r"score|x"):
         Feedback.model_validate(given)
 
 
 def test_the_story_of_a_case(harness: Harness) -> None:
-    """Learnt from praise, used, blamed, rated, archived by a weekly run, restored: by turns alone, the clock moved."""
+    """The whole life of a case: learnt from praise, used, blamed, rated, archived by a weekly run, restored."""
     harness.script(says(ANSWER))
     _say(harness, harness.ask(ASKED), 1)
     [case_id] = [each["case_id"] for each in cases.list_cases(harness.database)]
     for number in range(11):
         turn = harness.ask(ASKED)
         assert ANSWER in _system(harness)
-        if number > 1:  # of the first two nobody says anything: they succeeded
+        if number > 1:  # the first two get no feedback and count as successes
             _say(harness, turn, -1)
     assert cases.read(harness.database, case_id)["success_rate"] is None
     assert reflection.reflect(harness.database).flagged == [case_id]

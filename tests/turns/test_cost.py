@@ -1,4 +1,4 @@
-"""What a turn costs the database: counted, so that a statement too many is seen."""
+"""The statements and commits of a turn are counted, so that an additional one fails a test."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _talk(harness: Harness) -> None:
 
 
 def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
-    """Five commits, seven statements: accept, claim, history, what is remembered, two steps, settle."""
+    """Five commits, seven statements: accept, claim, history, memory context, two steps, settle."""
     harness.equip(double)
     for _ in range(3):
-        _talk(harness)  # the session is there, and each statement has been prepared on its connection
+        _talk(harness)  # opens the session, and prepares each statement on its connection
     harness.script(calls(("double", {"number": 4})), says("8"))
     with counted(harness.database) as (statements, commits):
         sent = harness.send()
@@ -58,7 +58,7 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
 
 
 def test_working_variables_cost_a_row_where_they_change_and_no_statement(harness: Harness) -> None:
-    """They are read with the claim and written with the step."""
+    """Working variables are read with the claim and written with the step."""
 
     @tool(effect="pure")
     def count(context: ToolContext, *, further: bool) -> int:
@@ -79,8 +79,8 @@ def test_working_variables_cost_a_row_where_they_change_and_no_statement(harness
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 2
 
 
-def test_several_tools_side_by_side_cost_a_commit_each(harness: Harness) -> None:
-    """Each result is recorded as it comes, so that a crash loses none: that is its price."""
+def test_concurrent_tools_cost_a_commit_each(harness: Harness) -> None:
+    """Each result of concurrent calls is committed as it arrives, so that a crash loses none."""
     harness.equip(double)
     _talk(harness)
     harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})), says("8, 10"))
@@ -91,7 +91,7 @@ def test_several_tools_side_by_side_cost_a_commit_each(harness: Harness) -> None
 
 
 def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: Harness) -> None:
-    """A backlog is worked off with one statement to begin each next turn."""
+    """Under one lease, each further turn begins with one statement."""
     _talk_twice = [harness.send(), harness.send()]
     with counted(harness.database) as (_, commits):
         harness.run(_talk_twice[0].session_id)

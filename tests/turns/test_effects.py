@@ -1,4 +1,4 @@
-"""A tool's effect in doubt: decided late enough, by what the tool declares, and never twice."""
+"""Effects in doubt are decided after the tool's time limit, by its declared class, and only once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 
 DECIDED_S = 31
-"""Past the lease and past intent + tool timeout, both of 30 s."""
+"""Seconds past the lease and past intent + tool timeout, both 30 s."""
 
 
 class Bench:
@@ -83,8 +83,8 @@ def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str,
     assert harness.sql("SELECT status FROM tool_effects")[0].status == ("unknown" if in_doubt else "done")
 
 
-def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(harness: Harness, bench: Bench) -> None:
-    """The first runner may be paused and not dead: its tool has its full time before anybody repeats it."""
+def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Harness, bench: Bench) -> None:
+    """The first runner may only be paused: no other runner repeats the call before its time limit has passed."""
     harness.set(lease_s=5, heartbeat_s=1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -93,7 +93,7 @@ def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(harness: Har
     second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
     second.start()
     until(lambda: runner.keeper.running and harness.session(session_id).token == 2, "the second runner has it")
-    # It waits for `decide_at` by real time, of which this test spends none.
+    # The second runner waits for `decide_at` in real time, of which this test spends none.
     harness.send("stop", on_busy="interrupt")
     runner.keeper.beat()
     second.join(PATIENCE_S)
@@ -103,7 +103,7 @@ def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(harness: Har
 
 
 def test_a_clock_set_back_leaves_nothing_undecided_for_a_day(harness: Harness, bench: Bench) -> None:
-    """Whatever the row says in hours that come again: a call has no more than its time."""
+    """Even if `decide_at` is a day ahead, a call in doubt waits no longer than its time limit."""
     harness.set(tool_timeout_s=0.1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -112,8 +112,8 @@ def test_a_clock_set_back_leaves_nothing_undecided_for_a_day(harness: Harness, b
     assert len(bench.ran) == 1
 
 
-def test_what_is_undecided_can_be_drained(harness: Harness, bench: Bench) -> None:
-    """Waiting for a decision is no reason to hold up a shutdown."""
+def test_a_runner_that_waits_for_a_decision_can_be_drained(harness: Harness, bench: Bench) -> None:
+    """Waiting for a call in doubt must not delay a shutdown."""
     harness.set(lease_s=5, heartbeat_s=1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -147,7 +147,7 @@ PROBES: dict[str, tuple[Callable[[ToolContext], Any], str, int]] = {
 
 @pytest.mark.parametrize("answer", PROBES)
 def test_the_probe_of_an_unsafe_tool_settles_it(harness: Harness, bench: Bench, answer: str) -> None:
-    """What the outside world says decides; what it cannot say is unknown, and only a clear no repeats."""
+    """The probe decides; only `DidNotHappen` repeats the call, and any unclear answer means unknown."""
     probe, expected, runs = PROBES[answer]
     harness.equip(bench.tool("unsafe", probe))
     session_id = _crash(harness, "before", 2)
@@ -160,8 +160,8 @@ def test_the_probe_of_an_unsafe_tool_settles_it(harness: Harness, bench: Bench, 
     assert len(set(bench.ran)) == 1
 
 
-def test_a_probe_that_hangs_is_given_up(harness: Harness, bench: Bench) -> None:
-    """It has the tool's own time, then the outcome is unknown."""
+def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None:
+    """A probe has the tool's time limit; after it the outcome is unknown."""
     release = threading.Event()
 
     def hang(context: ToolContext) -> Unknown:
@@ -182,7 +182,7 @@ def test_a_probe_that_hangs_is_given_up(harness: Harness, bench: Bench) -> None:
 
 
 def test_a_late_result_is_kept_in_the_row_and_nowhere_else(harness: Harness) -> None:
-    """An unsafe tool comes back after its outcome was called unknown: the transcript is not rewritten."""
+    """An unsafe tool returns after its outcome was recorded as unknown: the transcript is not rewritten."""
     release = threading.Event()
 
     @tool(timeout_s=30)
@@ -206,8 +206,8 @@ def test_a_late_result_is_kept_in_the_row_and_nowhere_else(harness: Harness) -> 
 
 
 @pytest.mark.parametrize("given", ["first", ""])
-def test_what_one_of_several_calls_brought_is_not_done_again(harness: Harness, given: str) -> None:
-    """Results of calls made side by side are recorded as they come, so a crash loses none of them."""
+def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str) -> None:
+    """Results of concurrent calls are committed as they arrive, so a crash loses none of them."""
     ran: list[str] = []
     blocked, release = threading.Event(), threading.Event()
 
@@ -227,7 +227,7 @@ def test_what_one_of_several_calls_brought_is_not_done_again(harness: Harness, g
     stopped.start()
     assert blocked.wait(PATIENCE_S)
     until(lambda: harness.sql("SELECT 1 FROM tool_effects WHERE status = 'done'"), "the first result")
-    # The first runner goes on waiting, as a paused process does; another one takes over.
+    # The first runner keeps waiting, like a paused process; another one takes over.
     harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
     harness.sql("UPDATE sessions SET lease_until = perdure_now()")
     assert harness.run(sent.session_id) == Ran(1)
@@ -237,8 +237,8 @@ def test_what_one_of_several_calls_brought_is_not_done_again(harness: Harness, g
     assert sorted(ran) == ["act 1", "act 2"]
 
 
-def test_a_tool_that_the_agent_has_lost_is_unknown(harness: Harness, bench: Bench) -> None:
-    """A deploy between crash and recovery took the tool away: nothing can repeat or probe it."""
+def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench: Bench) -> None:
+    """After a deploy removed the tool, recovery can neither repeat nor probe its call."""
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "before", 2)
     harness.equip()
@@ -249,7 +249,7 @@ def test_a_tool_that_the_agent_has_lost_is_unknown(harness: Harness, bench: Benc
 
 
 def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Bench) -> None:
-    """A refused call has no effect row; its refusal is found again beside its neighbours' results."""
+    """A refused call has no effect row; recovery refuses it again, next to the other calls' results."""
     harness.equip(bench.tool("pure"))
     harness.script(calls(("fly", {}), ("act", {}), ("act", "{broken")), says("done"))
     sent = harness.send()
@@ -263,8 +263,8 @@ def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Ben
     assert "not valid JSON" in results[2]
 
 
-def test_a_turn_given_up_in_the_middle_of_its_calls_closes_them(harness: Harness, bench: Bench) -> None:
-    """Whatever ends a turn closes every open call in the same commit, saying how."""
+def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harness, bench: Bench) -> None:
+    """The commit that fails a turn also closes its open calls, as unknown."""
     harness.equip(bench.tool("unsafe"))
     session_id = _crash(harness, "after", 1)
     harness.sql("UPDATE sessions SET strikes = 5")
@@ -277,7 +277,7 @@ def test_a_turn_given_up_in_the_middle_of_its_calls_closes_them(harness: Harness
 
 
 def test_a_tool_starts_only_under_a_lease_that_holds(harness: Harness, bench: Bench) -> None:
-    """Between intent and start the process was paused past its lease, and the session taken over."""
+    """A process paused between intent and start loses its session and must not start the tool."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"), says("of the second runner"))
     sent = harness.send()
@@ -295,8 +295,8 @@ def test_a_tool_starts_only_under_a_lease_that_holds(harness: Harness, bench: Be
     assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
-def test_a_tool_starts_after_a_pause_that_nobody_used(harness: Harness, bench: Bench) -> None:
-    """The lease ran out but the token is still ours: it is taken up again, then the tool starts."""
+def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, bench: Bench) -> None:
+    """An expired lease that no other runner claimed is renewed, then the tool starts."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()
@@ -314,7 +314,7 @@ def test_a_tool_starts_after_a_pause_that_nobody_used(harness: Harness, bench: B
 def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_called(
     harness: Harness, bench: Bench, taken: bool
 ) -> None:
-    """The thread checks the lease last: an expired one is renewed first, a lost one stops the call."""
+    """The tool's thread checks the lease again: an expired one is renewed, a lost one stops the call."""
     paused: list[str] = []
 
     def pause(seen: ToolCalling) -> None:

@@ -1,4 +1,4 @@
-"""The guard at the door: a rate per user, exact however many come in at once, and nothing while it is off."""
+"""The rate limit on a user's messages, which is exact under concurrency."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _limited(harness: Harness, **rates: Any) -> Harness:
     return harness
 
 
-def test_beyond_the_rate_it_says_when_to_come_again(limited: Harness) -> None:
-    """Per minute, then per hour; refused is not counted, nothing is written, others are not concerned."""
+def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
+    """Limits apply per minute and per hour; a refused message is not counted or stored; other users are unaffected."""
     limited.send()
     limited.move(20)
     limited.send()
@@ -46,8 +46,8 @@ def test_beyond_the_rate_it_says_when_to_come_again(limited: Harness) -> None:
     limited.send()
 
 
-def test_what_was_accepted_is_no_further_message(limited: Harness) -> None:
-    """Who lost the answer sends again, and gets it though the rate is used up."""
+def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
+    """A sender that lost the answer gets it by sending again, even if the rate is used up."""
     first = limited.send(message_id="m1")
     limited.send()
     again = limited.send(message_id="m1")
@@ -55,7 +55,7 @@ def test_what_was_accepted_is_no_further_message(limited: Harness) -> None:
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
-def test_no_way_in_goes_around_it(limited: Harness, on_busy: str) -> None:
+def test_no_on_busy_bypasses_the_limit(limited: Harness, on_busy: str) -> None:
     """Merged and interrupting messages count as well; a refused interruption interrupts nothing."""
     sent = [limited.send(on_busy=on_busy) for _ in range(2)]
     with pytest.raises(RateLimited):
@@ -64,8 +64,8 @@ def test_no_way_in_goes_around_it(limited: Harness, on_busy: str) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_it_is_exact_however_many_come_at_once(harness: Harness, *, known: bool) -> None:
-    """Eight at one moment, for three places: three are in, whether the user is known or new."""
+def test_the_limit_is_exact_under_concurrency(harness: Harness, *, known: bool) -> None:
+    """Of eight concurrent messages under a limit of three, exactly three are accepted, also from a new user."""
     if known:
         harness.send()
         harness.move(61)
@@ -75,7 +75,7 @@ def test_it_is_exact_however_many_come_at_once(harness: Harness, *, known: bool)
     assert sum(isinstance(each, RateLimited) for each in found) == 5
 
 
-def test_a_clock_set_back_shuts_nobody_out(limited: Harness) -> None:
+def test_a_clock_set_back_blocks_no_user(limited: Harness) -> None:
     """Messages with a time in the future are not counted."""
     limited.move(86_400)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tools that hang or break off: the turn goes on, leaked threads are counted, unsafe calls are not repeated."""
+"""Tools that hang or break off: the turn continues, leaked threads are counted, unsafe calls are not repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.turns.scripted import calls, says
 
 
 def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(harness: Harness) -> None:
-    """The turn ends with a word about it; when the thread ends after all, it is counted no more."""
+    """The turn is answered; each thread left behind is counted until it ends."""
     let_go = threading.Event()
 
     @tool(effect="idempotent", timeout_s=0.05)
@@ -34,13 +34,13 @@ def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(harness: Harness) -> 
     sent = harness.send()
     Runner(runtime, "harness").run(sent.session_id)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "it hangs"
-    assert runtime.leaks.count == 2  # it was tried a second time, as it may be
+    assert runtime.leaks.count == 2  # one per attempt: an idempotent call is tried twice
     let_go.set()
     until(lambda: runtime.leaks.count == 0, "both threads end")
 
 
-def test_one_thread_too_many_is_told_once() -> None:
-    """The process is asked to leave when the limit is passed, and not again."""
+def test_too_many_leaked_threads_are_reported_once() -> None:
+    """The process is asked to exit once, when the limit is passed."""
     let_go, told = threading.Event(), []
     leaks = Leaks(most=2)
     leaks.on_too_many = lambda: told.append(leaks.count)
@@ -69,7 +69,7 @@ def test_one_thread_too_many_is_told_once() -> None:
 def test_a_call_that_broke_off(
     harness: Harness, effect: str, answer: ProbeOutcome | None, tries: int, said: str
 ) -> None:
-    """What may be repeated is, once; a probe settles what may not; else the model is told that nobody knows."""
+    """Repeatable calls are repeated once, a probe settles unsafe ones; otherwise the model reads: outcome unknown."""
     ran: list[UUID] = []
 
     @tool(effect=effect, probe=None if answer is None else lambda _context: answer)
@@ -91,7 +91,7 @@ def test_a_call_that_broke_off(
 
 @pytest.mark.parametrize(("effect", "told"), [("pure", ""), ("idempotent", f"\n{TRIED_BEFORE}")])
 def test_a_call_that_broke_off_and_fails_the_second_time(harness: Harness, effect: str, told: str) -> None:
-    """That the second attempt was not made says nothing of the first one."""
+    """The model also reads that the idempotent call's first attempt may have taken effect."""
     outcomes = iter([OutcomeUnknown("The line broke."), ToolError("Not called.")])
 
     @tool(effect=effect)
@@ -107,7 +107,7 @@ def test_a_call_that_broke_off_and_fails_the_second_time(harness: Harness, effec
 
 
 def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(harness: Harness) -> None:
-    """The probe looked before the effect. That the thread has ended since proves nothing: the outcome is unknown."""
+    """The probe looked before the effect; that the thread has ended since proves nothing, so the outcome is unknown."""
     looked, acted = threading.Event(), threading.Event()
     ran: list[UUID] = []
 

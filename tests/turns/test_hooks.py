@@ -41,8 +41,8 @@ def _refuses(seen: Any) -> None:
     raise GuardRejected("Not with me.")
 
 
-def test_they_see_what_happens_in_order(harness: Harness) -> None:
-    """Each is given what it needs, and what it does is nobody else's business."""
+def test_hooks_see_what_happens_in_order(harness: Harness) -> None:
+    """Each hook receives its event, and an optional hook that raises disturbs neither the others nor the turn."""
     seen: list[Any] = []
     hooks = {name: [seen.append, _fails] for name in ("before_turn", "after_turn", "before_tool", "after_tool")}
     harness.equip(act, **hooks)
@@ -58,8 +58,8 @@ def test_they_see_what_happens_in_order(harness: Harness) -> None:
     assert after == TurnEnding(before, "done", "done")
 
 
-def test_a_required_one_keeps_a_turn_from_beginning(harness: Harness) -> None:
-    """The model is not asked; what people read is the hook's word, or none of its insides."""
+def test_a_required_hook_keeps_a_turn_from_beginning(harness: Harness) -> None:
+    """The model is not called; the user reads the hook's message, or a general one if the hook has a bug."""
     for hook, sentence in ((_refuses, "Not with me."), (_fails, "A guard of this installation refused this.")):
         harness.equip(before_turn=[required(hook)])
         turn = harness.ask()
@@ -68,8 +68,8 @@ def test_a_required_one_keeps_a_turn_from_beginning(harness: Harness) -> None:
     assert harness.model.requests == []
 
 
-def test_a_required_one_takes_a_reply_back(harness: Harness) -> None:
-    """What the model said is in no transcript; a failure stays the failure that it is."""
+def test_a_required_hook_rejects_a_reply(harness: Harness) -> None:
+    """A rejected reply enters no transcript; a turn that already failed keeps its own error."""
     harness.equip(after_turn=[required(_refuses)])
     harness.script(says("a secret"), GuardRejected("The first refusal."))
     turn = harness.ask()
@@ -78,8 +78,8 @@ def test_a_required_one_takes_a_reply_back(harness: Harness) -> None:
     assert harness.ask("again")["reply"]["text"] == "The first refusal."
 
 
-def test_a_required_one_keeps_a_tool_from_running_or_its_result_from_the_model(harness: Harness) -> None:
-    """The model is told so, and goes on."""
+def test_a_required_hook_keeps_a_tool_from_running_or_its_result_from_the_model(harness: Harness) -> None:
+    """The model reads the hook's message as the call's error, and the turn continues."""
     for name, ran in (("before_tool", []), ("after_tool", [1])):
         _ran.clear()
         harness.equip(act, **{name: [required(_refuses)]})
@@ -90,8 +90,8 @@ def test_a_required_one_keeps_a_tool_from_running_or_its_result_from_the_model(h
         assert ("tool", "Error: Not with me.") in harness.lines(UUID(turn["session_id"]))
 
 
-def test_failures_in_the_agents_own_words(harness: Harness) -> None:
-    """By code, in the message's language where there is one; the code stays, and broken words do no harm."""
+def test_an_agents_own_error_messages(harness: Harness) -> None:
+    """Messages are chosen by code and language; the code stays, and a lookup that raises leaves the default message."""
     words = ErrorTexts({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
     harness.equip(before_turn=[required(_refuses)], error_messages=words)
     assert harness.ask()["error"] == {"code": "GUARD_REJECTED", "message": "No."}
@@ -114,7 +114,7 @@ def test_failures_in_the_agents_own_words(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])
-def test_a_late_one_stops_nothing_unless_it_is_required(harness: Harness, name: str) -> None:
+def test_a_late_hook_stops_nothing_unless_it_is_required(harness: Harness, name: str) -> None:
     """The wait ends at the time limit; the hook's thread cannot be ended, and counts as leaked while it runs."""
     let_go = threading.Event()
 
@@ -143,8 +143,8 @@ def test_a_late_one_stops_nothing_unless_it_is_required(harness: Harness, name: 
     until(lambda: runtime.leaks.count == 0, "its thread ends")
 
 
-def test_one_that_leaves_its_thread_has_failed(harness: Harness) -> None:
-    """Like any other failure: it takes nobody with it."""
+def test_a_hook_that_exits_its_thread_has_failed(harness: Harness) -> None:
+    """`SystemExit` is a failure like any other, and stops no worker."""
 
     def leaves(seen: Any) -> None:
         sys.exit(3)
@@ -155,8 +155,8 @@ def test_one_that_leaves_its_thread_has_failed(harness: Harness) -> None:
     assert harness.ask()["error"]["code"] == "GUARD_REJECTED"
 
 
-def test_before_a_turn_they_are_called_once_however_often_it_is_parked(harness: Harness) -> None:
-    """For a model that is down, and for a worker that shuts down; what they let through is committed at once."""
+def test_before_turn_hooks_are_called_once_however_often_the_turn_is_parked(harness: Harness) -> None:
+    """The user's message is committed right after the hooks, so a parked turn does not call them again."""
     seen: list[Any] = []
     harness.set(on_unavailable="park")
     harness.equip(before_turn=[required(seen.append)])
@@ -180,8 +180,8 @@ def test_before_a_turn_they_are_called_once_however_often_it_is_parked(harness: 
     assert [request.messages[-1].content for request in harness.model.requests] == ["count me"] * 4
 
 
-def test_after_a_crash_they_may_be_called_again(harness: Harness) -> None:
-    """Between a hook and the commit that says so nobody knows; its ids are the same. Afterwards they are not."""
+def test_hooks_may_be_called_again_after_a_crash(harness: Harness) -> None:
+    """After a crash before the commit, the hooks are called again with the same ids; after the commit they are not."""
     seen: list[Any] = []
     harness.equip(before_turn=[seen.append])
     sent = harness.send()

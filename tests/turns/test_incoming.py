@@ -1,4 +1,4 @@
-"""What comes in is checked once, before anything is written."""
+"""Incoming messages are validated once, before anything is written."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_refused_with_its_name(name: str) -> None:
-    """A sender can only mend what it is told, in a sentence that any channel can carry."""
+def test_an_invalid_field_is_refused_by_its_name(name: str) -> None:
+    """The error names the field and is short, valid Unicode, so that any channel can show it."""
     given, where = BAD[name]
     with pytest.raises(InvalidRequest) as refused:
         parse_incoming(given)
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_refused_with_its_name(name: str) -> None:
         ({"colour": "green"}, "colour: is not known."),
     ],
 )
-def test_what_is_wrong_is_said_in_plain_words(changed: dict[str, Any], said: str) -> None:
+def test_errors_are_in_plain_words(changed: dict[str, Any], said: str) -> None:
     """The sender may know neither Python nor pydantic."""
     with pytest.raises(InvalidRequest) as refused:
         parse_incoming({**GOOD, **changed})
@@ -115,13 +115,13 @@ def test_what_is_wrong_is_said_in_plain_words(changed: dict[str, Any], said: str
 
 
 def test_the_least_message_gets_the_defaults() -> None:
-    """Only who and what must be given."""
+    """Only `user_id` and `text` are required."""
     assert parse_incoming(GOOD) == Incoming(user_id="ana", text="hello", channel="http", priority=DEFAULT_PRIORITY)
     assert parse_incoming(GOOD, channel="celery").channel == "celery"
 
 
 def test_everything_that_may_be_given_is_taken() -> None:
-    """What the contract lists is accepted as it is, the odd but honest included."""
+    """Every documented field is accepted unchanged, unusual but valid text included."""
     given = {
         "user_id": "ана",
         "text": " 😀 \\u0000 as six characters",

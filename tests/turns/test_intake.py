@@ -1,4 +1,4 @@
-"""The fleet's intake: closed, no turn begins, whoever asks; opened, whatever waited is due."""
+"""The fleet's intake: while it is closed no turn begins; once it is open every waiting turn is due."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.turns.scripted import says
 
 
 def test_no_turn_begins_while_it_is_closed(harness: Harness) -> None:
-    """The claim itself looks: a worker that has not heard of the drain begins nothing either."""
+    """The claim itself reads the intake, so a worker that does not know of the drain begins nothing either."""
     intake.close(harness.database)
     accepted = harness.send()
 
@@ -25,8 +25,8 @@ def test_no_turn_begins_while_it_is_closed(harness: Harness) -> None:
     assert harness.run(accepted.session_id) == Ran(1)
 
 
-def test_what_runs_may_finish(harness: Harness) -> None:
-    """A drain counts what is under way, and takes it from nobody."""
+def test_running_turns_may_finish(harness: Harness) -> None:
+    """A drain reports running turns and leaves them to their workers."""
     accepted = harness.send()
     found, _ = harness.claimed(accepted.session_id)
 
@@ -37,8 +37,8 @@ def test_what_runs_may_finish(harness: Harness) -> None:
     assert harness.session(accepted.session_id).token == found.token
 
 
-def test_sweepers_wake_nothing_and_all_of_it_when_it_is_open_again(harness: Harness) -> None:
-    """However often and however long ago a session was woken: nobody waits for a back-off that a drain caused."""
+def test_sweepers_wake_nothing_while_it_is_closed_and_all_when_it_is_open_again(harness: Harness) -> None:
+    """Opening the intake resets the back-off of wake-ups, so that no session waits longer because of a drain."""
     accepted = harness.send()
     for _ in range(8):  # woken in vain, ever less often
         harness.move(400)
@@ -56,8 +56,8 @@ def test_sweepers_wake_nothing_and_all_of_it_when_it_is_open_again(harness: Harn
     assert harness.waker.sessions == [accepted.session_id]
 
 
-def test_closing_it_twice_is_closing_it(harness: Harness) -> None:
-    """Two operators, or one who looks again."""
+def test_closing_it_twice_is_the_same(harness: Harness) -> None:
+    """A second operator may close the intake again; one opening is enough."""
     for _ in range(2):
         intake.close(harness.database)
         assert intake.is_closed(harness.database)
@@ -66,7 +66,7 @@ def test_closing_it_twice_is_closing_it(harness: Harness) -> None:
 
 
 def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harness) -> None:
-    """The intake closes while the session's first turn runs: that one ends, the one behind it waits."""
+    """The intake closes while the session's first turn runs: the first turn ends, the second one waits."""
     harness.script(says("the first"), says("the second"))
     first, second = harness.send("1"), harness.send("2")
 
@@ -86,7 +86,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harne
 
 
 def test_a_turn_that_runs_ends_though_its_connection_breaks(harness: Harness) -> None:
-    """The runner looks again which turn it has: closed or not, it is the one that runs."""
+    """After the lost connection the runner looks up its turn and finishes it although the intake is closed."""
     first, second = harness.send("1"), harness.send("2")
     broken: list[str] = []
 

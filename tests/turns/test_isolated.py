@@ -1,4 +1,4 @@
-"""When the parent of a turn's own process kills that process, and what becomes of the turn."""
+"""When a worker kills the process that it started for a turn, and how that turn then ends."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FENCE = Fence(3, UUID(int=3))
 TURN = UUID(int=7)
 HELD = Standing(FENCE, "host:1 alone", TURN, 4, 100.0, 300.0, is_silent=True, cancelled=False)
 UNTIL = 200.0 + GRACE_S
-"""What is left of the time limit, and the grace, when the process is first seen at 0."""
+"""When a process first seen at 0 is killed: after the rest of its time limit and the grace."""
 
 
 def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
-    """What the last of `looks` decides; the ones before decide nothing."""
+    """The decision at the last of `looks`; the earlier ones must decide nothing."""
     watch = Watch("host:1 alone", 0)
     *before, (standing, now) = looks
     assert [watch.see(*each) for each in before] == [None] * len(before)
@@ -37,14 +37,14 @@ def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
 
 
 def test_a_silent_process_is_killed_when_its_turn_is_cancelled() -> None:
-    """A responsive process ends by itself after the tool that it runs."""
+    """A responsive process is not killed: it ends by itself after the tool that it runs."""
     standing = replace(HELD, cancelled=True)
     assert seen((replace(standing, is_silent=False), 0), (replace(standing, is_silent=False), 10_000)) is None
     assert seen((HELD, 0), (standing, 1)) is not None
 
 
 def test_the_time_limit_counts_from_the_last_commit() -> None:
-    """Time under lease: what the turn had spent by its last commit, and what has passed since."""
+    """The turn's time is what it had spent under lease by its last commit, plus the time since."""
     assert seen((HELD, 0), (HELD, UNTIL - 1)) is None
     assert seen((HELD, 0), (HELD, UNTIL)) is not None
     later = replace(HELD, tick=5, spent_s=150.0)
@@ -55,7 +55,7 @@ def test_the_time_limit_counts_from_the_last_commit() -> None:
 
 
 def test_a_process_that_lost_its_session_is_killed_soon() -> None:
-    """Erased, interrupted or claimed by another runner: it can write nothing any more."""
+    """After an erasure, an interruption or another runner's claim, the process can write nothing any more."""
     taken = replace(HELD, fence=Fence(4, uuid4()), owner="host:2 alone")
     for lost in (None, taken):
         assert seen((HELD, 0), (lost, 1), (lost, LOST_S)) is None
@@ -89,13 +89,13 @@ def test_a_process_that_claims_its_session_again_is_not_killed(
 
 
 def test_a_process_whose_session_was_erased_before_it_was_seen_is_killed_soon() -> None:
-    """It may have claimed it and hold its lock since; if it only begins, it has nothing to run."""
+    """Such a process may hold a lock on the session; if it has not claimed it yet, it has nothing to run."""
     assert seen((None, LOST_S - 1)) is None
     assert seen((None, LOST_S)) is not None
 
 
 def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
-    """It imports, connects, flushes: while it holds no session, its silence means nothing."""
+    """A process without a session may be importing, connecting or flushing, so its silence means nothing yet."""
     other = replace(HELD, owner=None)
     assert seen((other, 1), (other, IDLE_S - 1)) is None
     assert seen((other, IDLE_S)) is not None
@@ -104,7 +104,7 @@ def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
 
 
 def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) -> None:
-    """Its keeper renews each heartbeat; a locked row may postpone that, so it has some more."""
+    """The keeper renews the lease each heartbeat; the grace allows for a locked row that delays it."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     turn = harness.settings.turn
@@ -119,7 +119,7 @@ def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) 
 
 
 def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
-    """A garbage collection or a call in C may silence it briefly, and accepted turns run before their session ends."""
+    """A garbage collection or a call in C may silence a process briefly, and accepted turns run before the end."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     request_end(harness.database, sent.session_id, "asked")
@@ -135,7 +135,7 @@ def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
 
 
 def test_the_limit_is_the_agents_own(harness: Harness) -> None:
-    """An author may give an agent more time, or less."""
+    """An agent's `timeout_s` may be longer or shorter than the default."""
     harness.equip(timeout_s=7)
     sent = harness.send()
     harness.claimed(sent.session_id)
@@ -143,12 +143,12 @@ def test_the_limit_is_the_agents_own(harness: Harness) -> None:
 
 
 def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
-    """Have the turn settled whose process was killed at its time limit."""
+    """Settle the turn of a process that was killed at its time limit."""
     return Runner(harness.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
 
 
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
-    """Its time was up: it is not tried again, and what waits behind it is woken."""
+    """A turn that has used up its time is not tried again, and its session is woken for the next one."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     harness.move(301)
@@ -165,7 +165,7 @@ def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Ha
 
 
 def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:
-    """Whatever it was killed for: the sender asked for no reply."""
+    """The cancellation counts even if the process was killed for its time limit."""
     sent = harness.send()
     claim, _ = harness.claimed(sent.session_id)
     cancel(harness.runtime, sent.turn_id)
@@ -175,7 +175,7 @@ def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness
 
 
 def test_a_turn_that_another_runner_has_is_left_to_it(harness: Harness) -> None:
-    """Only the fence decides: the parent may have been paused before it came to settle."""
+    """Only the fence decides, since the parent may have been paused before it settles."""
     sent = harness.send()
     stale, _ = harness.claimed(sent.session_id)
     harness.move(harness.settings.turn.lease_s + 1)
@@ -186,7 +186,7 @@ def test_a_turn_that_another_runner_has_is_left_to_it(harness: Harness) -> None:
 
 
 def test_a_turn_that_was_settled_just_before_stays_so(harness: Harness) -> None:
-    """The process may have committed between the look and the kill; the turn behind it is not charged."""
+    """The process may have committed between the look and the kill; the next turn gets no strike."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(

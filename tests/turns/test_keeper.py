@@ -1,4 +1,4 @@
-"""The keeper: one thread that renews leases, hears of cancels and losses, and hangs up on late calls."""
+"""The keeper: a thread that renews leases, detects cancellations and lost sessions, and aborts late model calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.turns.scripted import says
 
 @pytest.fixture
 def keeper(harness: Harness) -> Keeper:
-    """A keeper whose rounds the test makes by hand."""
+    """A keeper without its thread: the test calls `beat`."""
     return Keeper(harness.database, harness.clock, harness.settings.turn)
 
 
@@ -40,7 +40,7 @@ def runner(harness: Harness) -> Iterator[Runner]:
     made.close()
 
 
-def _goes_on(hold: Hold) -> bool:
+def _not_stopped(hold: Hold) -> bool:
     return not any([hold.stopping.is_set(), hold.unwanted.is_set(), hold.cancelled])
 
 
@@ -50,7 +50,7 @@ def _lease_left_s(harness: Harness, hold: Hold) -> float:
 
 
 def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> None:
-    """A turn that waits on a model keeps its lease for as long as its step may take."""
+    """A turn that waits for its model keeps its lease until the step's deadline."""
     found, _ = harness.claimed(harness.send().session_id)
     with keeper.holding(found) as hold:
         hold.step_within(60)
@@ -64,7 +64,7 @@ def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> Non
 
 
 def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Keeper) -> None:
-    """A thread that hangs must not keep its session for ever: others take over when the lease runs out."""
+    """A hanging thread must not keep its session for ever: another runner takes over when the lease has expired."""
     found, _ = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     with keeper.holding(found) as hold:
@@ -83,7 +83,7 @@ def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Ke
 
 
 def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> None:
-    """Hundreds of waiting turns cost the database one statement a beat."""
+    """Hundreds of waiting turns cost the database one statement per heartbeat."""
     claims = [harness.claimed(harness.send(user_id=f"u{number}").session_id)[0] for number in range(5)]
     ran: list[str] = []
     holds = [keeper.holding(claim) for claim in claims]
@@ -97,8 +97,8 @@ def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> Non
     assert ran == [queries.RENEW.name]
 
 
-def test_whatever_is_held_is_given_back_at_once(harness: Harness, keeper: Keeper) -> None:
-    """At the hard limit: what runs is parked, what ends or has ended stays as far as it is; others go on with all."""
+def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper) -> None:
+    """At the hard limit of a shutdown running turns are parked, and ending sessions keep their state."""
     ended = harness.send(user_id="eva").session_id
     assert harness.run(ended) == Ran(1)
     request_end(harness.database, ended, "enough")
@@ -131,29 +131,29 @@ def test_whatever_is_held_is_given_back_at_once(harness: Harness, keeper: Keeper
 
 
 def test_a_cancel_for_the_turn_before_does_not_stop_the_next(harness: Harness) -> None:
-    """The keeper hears of a cancel while the runner goes on to the next turn: that one is not to be stopped."""
+    """A cancellation that arrives when the runner has begun the next turn must not stop that turn."""
     found, hold = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     hold.begin(found.turn.turn_id)
     following = uuid4()
     hold.begin(following)
     hold.cancel(found.turn.turn_id)
-    assert _goes_on(hold)
+    assert _not_stopped(hold)
     hold.cancel(following)
     assert hold.stopping.is_set()
     hold.begin(uuid4())
-    assert _goes_on(hold)
+    assert _not_stopped(hold)
 
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
-def test_whoever_is_stopped_knows_why(harness: Harness, stop: str) -> None:
-    """The next turn begins while a stop is under way: stopped without a reason, it would spin for ever."""
+def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
+    """If the next turn begins during a stop, `stopping` without a reason would make its runner spin for ever."""
     _, hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
     hold.begin(stopped)
 
     class Overtaken(threading.Event):
-        """An event that is set only after the runner had its chance to go on to the next turn."""
+        """An event that is set only after the runner could begin the next turn."""
 
         def set(self) -> None:
             going_on.start()
@@ -168,8 +168,8 @@ def test_whoever_is_stopped_knows_why(harness: Harness, stop: str) -> None:
     assert hold.stopping.is_set() == (hold.cancelled or hold.lost or hold.draining)
 
 
-def test_a_model_call_past_its_deadline_is_hung_up_on(harness: Harness, keeper: Keeper) -> None:
-    """A silent provider: the call's own thread waits on a socket, so the keeper ends it."""
+def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Keeper) -> None:
+    """The thread of a call to a silent provider waits on a socket, so the keeper aborts the call."""
     found, _ = harness.claimed(harness.send().session_id)
     hung_up = threading.Event()
     with keeper.holding(found) as hold:
@@ -183,7 +183,7 @@ def test_a_model_call_past_its_deadline_is_hung_up_on(harness: Harness, keeper: 
 
 
 def test_cancelling_ends_a_stream_within_a_second_or_so(harness: Harness, runner: Runner) -> None:
-    """Nobody wants to pay for a reply to the end that they have called off."""
+    """A cancelled reply must not be generated, and paid for, to its end."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -209,7 +209,7 @@ def test_cancelling_ends_a_stream_within_a_second_or_so(harness: Harness, runner
 
 
 def test_a_session_taken_away_ends_the_call_too(harness: Harness, runner: Runner) -> None:
-    """Once the session is seized, the old runner cannot commit its model's reply."""
+    """The old runner's model call is aborted, since its reply could not be committed any more."""
     streaming, aborted = threading.Event(), threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -236,7 +236,7 @@ def test_a_session_taken_away_ends_the_call_too(harness: Harness, runner: Runner
 
 
 def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -> None:
-    """A shutdown gives the call up; nothing of it is committed, and another worker repeats it."""
+    """A shutdown aborts the model call and commits nothing of it; another worker repeats the call."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -261,8 +261,8 @@ def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -
     assert harness.turn(sent.turn_id)["status"] == "done"
 
 
-def test_it_goes_on_when_the_database_was_away(harness: Harness, keeper: Keeper) -> None:
-    """One failed round is one lost renewal, not the end of the process's leases."""
+def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -> None:
+    """A failed heartbeat costs one renewal, not the process's leases."""
     found, _ = harness.claimed(harness.send().session_id)
     made = Keeper(harness.database, harness.clock, harness.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
     made.start()
@@ -279,7 +279,7 @@ def test_it_goes_on_when_the_database_was_away(harness: Harness, keeper: Keeper)
 def test_it_says_when_it_forgets_sessions_that_a_shutdown_would_flush(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, and it is the oldest that go; one that is worked on again is young again."""
+    """The log says it once; the oldest sessions are dropped first, and a session held again counts as new."""
     monkeypatch.setattr("perdure.turns.lease.keeper._MOST_TOUCHED", 2)
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
     one, two = Fence(1, uuid4()), Fence(2, uuid4())

@@ -1,4 +1,4 @@
-"""One runner per session; a stale one writes nothing; nothing accepted is stranded."""
+"""One runner per session; a stale runner writes nothing; no accepted message is stranded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.turns.scripted import calls, says
 
 
 def test_of_two_claims_one_wins(harness: Harness) -> None:
-    """Two workers are woken for one session: one of them runs it."""
+    """Of several workers that claim one session at once, one gets it."""
     for _ in range(10):
         session_id = harness.send().session_id
         take = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
@@ -48,7 +48,7 @@ def test_of_two_claims_one_wins(harness: Harness) -> None:
 
 
 def test_the_token_grows_with_each_claim(harness: Harness) -> None:
-    """It is what tells a stale runner from the present one."""
+    """The token distinguishes a stale runner from the current one."""
     session_id = harness.send().session_id
     first, _ = harness.claimed(session_id)
     harness.move(31)
@@ -57,7 +57,7 @@ def test_the_token_grows_with_each_claim(harness: Harness) -> None:
 
 
 def test_a_lease_keeps_others_out_until_it_runs_out(harness: Harness) -> None:
-    """Not a moment before, by the database's clock."""
+    """By the database's clock, another runner can claim the session only after the lease has expired."""
     session_id = harness.send().session_id
     harness.claimed(session_id)
     harness.move(29)
@@ -66,8 +66,8 @@ def test_a_lease_keeps_others_out_until_it_runs_out(harness: Harness) -> None:
     assert harness.run(session_id) == Ran(1)
 
 
-def test_an_expired_lease_that_nobody_took_is_still_its_holders(harness: Harness) -> None:
-    """Only the token decides: a runner that was slow for once goes on."""
+def test_an_expired_lease_without_another_claim_is_still_its_holders(harness: Harness) -> None:
+    """Only the token decides: a slow runner continues if its session was not claimed again."""
     session_id = harness.send().session_id
 
     def late(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -80,7 +80,7 @@ def test_an_expired_lease_that_nobody_took_is_still_its_holders(harness: Harness
 
 
 def _stale(harness: Harness) -> tuple[Claimed, Hold]:
-    """A claim whose session somebody else has taken since."""
+    """A claim whose session another runner has claimed since."""
     session_id = harness.send().session_id
     found = harness.claimed(session_id)
     harness.move(31)
@@ -127,7 +127,7 @@ def _state(harness: Harness) -> list[Any]:
 
 @pytest.mark.parametrize("lose", STALE.values(), ids=STALE)
 def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness], tuple[Claimed, Hold]]) -> None:
-    """Every statement of a runner is conditional on the fence, the token and the nonce of it."""
+    """Every statement of a runner is conditional on its fence: the token and the nonce."""
     stale, hold = lose(harness)
     assert stale.turn is not None
     transcript = Transcript.load(harness.database, stale.session_id, stale.turn)
@@ -164,8 +164,8 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     assert _state(harness) == before
 
 
-def test_two_claims_of_one_token_are_told_apart_by_the_keeper(harness: Harness) -> None:
-    """The older holder learns that it has lost the session, renews nothing, and stops its turn."""
+def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> None:
+    """The older holder learns that it has lost the session, and does not renew the newer lease."""
     stale, hold = _lost_in_a_failover(harness)
     keeper = Keeper(harness.database, harness.clock, harness.settings.turn)
     until = harness.session(stale.session_id).lease_until
@@ -180,7 +180,7 @@ def test_two_claims_of_one_token_are_told_apart_by_the_keeper(harness: Harness) 
 
 
 def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None:
-    """Whoever adds a statement that is conditional on a session's token gets the whole fence."""
+    """A new statement that is conditional on a session's token must also take the nonce."""
     rooms = (
         lease_queries, run_queries, calls_queries, session_queries, consolidation_queries,
         memory_queries, snapshot_queries,
@@ -193,7 +193,7 @@ def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None
 
 
 def test_a_stale_settle_takes_its_messages_and_results_with_it(harness: Harness) -> None:
-    """All of a statement hangs on one row: a stale step leaves neither messages nor effects behind."""
+    """All parts of the statement depend on the fenced row: a stale step leaves neither messages nor effects."""
     stale, hold = _stale(harness)
     assert stale.turn is not None
     before = harness.counts()
@@ -232,7 +232,7 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
     lock = Statement("lock", "SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE")
     with pytest.raises(Unavailable), paused.transaction("paused") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(lock, {"id": session_id})
-        # This waits for the row, and gets it when the server ends the transaction that stands still.
+        # This waits for the row until the server ends the idle transaction.
         harness.send("meanwhile")
         transaction.run(lock, {"id": session_id})
     paused.close()
@@ -240,7 +240,7 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
 
 
 def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
-    """The keeper's round may fall between a settle and the end of its hold: nobody would hold what it renewed."""
+    """The keeper may beat between a settle and the end of the hold; a lease renewed then would have no holder."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -257,8 +257,8 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
     assert harness.run(session_id) == Ran(1)
 
 
-def test_a_message_beside_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accept and settle lock one row: whoever is second sees the first, so somebody always goes on."""
+def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
+    """Accept and settle lock one row, so the second one sees the first and runs or wakes the next turn."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()
@@ -273,8 +273,8 @@ def test_a_message_beside_a_settle_is_never_stranded(harness: Harness) -> None:
     assert asked == [str(number) for number in range(41)]
 
 
-def test_a_claim_beside_a_settle_releases_what_it_cannot_run(harness: Harness) -> None:
-    """A claim that finds nothing to begin gives the session back and burns no attempt."""
+def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
+    """A claim that finds no turn to begin releases the session without a strike."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -285,7 +285,7 @@ def test_a_claim_beside_a_settle_releases_what_it_cannot_run(harness: Harness) -
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
-    """A turn that keeps killing its process must not take the turns beside it along."""
+    """A turn that keeps killing its process must not kill the process's other turns."""
     session_id = harness.send().session_id
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(Crash("dead"))
@@ -299,8 +299,8 @@ def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harnes
     assert harness.lines(session_id)[-1] == ("assistant", "alone at last")
 
 
-def test_a_turn_that_kills_each_time_is_given_up_with_a_reply(harness: Harness) -> None:
-    """Attempts without progress end: a sentence to the sender, the code on the turn, and the next message works."""
+def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> None:
+    """After its last attempt the turn fails with a code and a reply, and the next message is answered."""
     sent = harness.send("poison")
     for _ in range(5):
         harness.script(Crash("dead"))
@@ -317,8 +317,8 @@ def test_a_turn_that_kills_each_time_is_given_up_with_a_reply(harness: Harness) 
     assert harness.ask("are you well?")["reply"]["text"] == "fine"
 
 
-def test_an_error_of_our_own_gives_up_likewise(harness: Harness) -> None:
-    """A fault in a model's adapter is tried again by the sweeper, not in a loop, and ends like a crash."""
+def test_an_internal_error_ends_like_a_crash(harness: Harness) -> None:
+    """A bug in a model adapter parks the turn for the sweeper, not for a loop, until the attempts are used up."""
     sent = harness.send()
     for attempt in range(5):
         harness.script(ZeroDivisionError("a bug"))
@@ -331,8 +331,8 @@ def test_an_error_of_our_own_gives_up_likewise(harness: Harness) -> None:
     assert "bug" not in str(turn)
 
 
-def test_progress_forgives(harness: Harness) -> None:
-    """Attempts count from the last committed step: a long turn that dies now and then gets on."""
+def test_progress_resets_the_strikes(harness: Harness) -> None:
+    """Attempts count from the last committed step, so that a long turn survives occasional crashes."""
     harness.equip()
     sent = harness.send()
     for _ in range(4):
@@ -346,8 +346,8 @@ def test_progress_forgives(harness: Harness) -> None:
     assert harness.session(sent.session_id).strikes == 0
 
 
-def test_parking_burns_no_attempt(harness: Harness) -> None:
-    """A fleet that is deployed ten times an hour must not exhaust a waiting turn."""
+def test_parking_uses_no_attempt(harness: Harness) -> None:
+    """Frequent deploys must not use up a turn's attempts."""
     sent = harness.send()
     for _ in range(8):
         runner = Runner(harness.runtime, "draining")
@@ -360,8 +360,8 @@ def test_parking_burns_no_attempt(harness: Harness) -> None:
     assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_a_drained_worker_gives_back_the_turns_that_wait(harness: Harness) -> None:
-    """Draining begins while a turn settles: the session must not stay held by nobody."""
+def test_a_drained_worker_releases_the_turns_that_wait(harness: Harness) -> None:
+    """If draining begins while a turn settles, the session is released and woken for its next turn."""
     first, second = harness.send("1"), harness.send("2")
     runner = Runner(harness.runtime, "draining")
 
@@ -378,8 +378,8 @@ def test_a_drained_worker_gives_back_the_turns_that_wait(harness: Harness) -> No
     assert harness.run(first.session_id) == Ran(1)
 
 
-def test_order_is_kept_whoever_runs(harness: Harness) -> None:
-    """Turns of one session run in the order accepted, one at a time, under several runners."""
+def test_order_is_kept_under_several_runners(harness: Harness) -> None:
+    """Turns of one session run one at a time, in the order accepted."""
     session_id = harness.send("0").session_id
     for number in range(1, 12):
         harness.send(str(number))
@@ -389,7 +389,7 @@ def test_order_is_kept_whoever_runs(harness: Harness) -> None:
 
 
 def test_a_turn_that_gets_a_step_done_each_time_runs_alone_too(harness: Harness) -> None:
-    """A tool that kills its process commits a step in each attempt, and takes its neighbours along all the same."""
+    """A tool that kills its process commits a step in each attempt, yet also kills the process's other turns."""
     sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(calls(("deadly", {})))
@@ -399,8 +399,8 @@ def test_a_turn_that_gets_a_step_done_each_time_runs_alone_too(harness: Harness)
     assert harness.run(sent.session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
 
 
-def test_a_lease_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> None:
-    """The server's clock was wrong for a while and is set back: nobody waits until it catches up."""
+def test_a_lease_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> None:
+    """After the server's clock is set back, a lease that ends far in the future counts as expired."""
     sent = harness.send()
     harness.sql(
         "UPDATE sessions SET lease_until = perdure_now() + interval '1 day', "
@@ -412,7 +412,7 @@ def test_a_lease_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> No
     assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_whatever_waits_for_locks_does_not_delay_the_keeper(harness: Harness) -> None:
+def test_statements_that_wait_for_locks_do_not_delay_the_keeper(harness: Harness) -> None:
     """One locked row must not cost a process the leases of its other turns."""
     locked = harness.send(user_id="locked").session_id
     running = harness.send(user_id="running")

@@ -61,7 +61,7 @@ def _effects(harness: Harness) -> list[tuple[str, str, str]]:
 
 
 def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
-    """The first step waits until the server is known; the model is told of its tools, and of those it has not."""
+    """The first step waits for the server's tools; a call of a missing tool is refused with a list of them."""
     harness.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))
     turn = harness.ask("What is 2 + 3?")
     assert (turn["status"], turn["reply"]["text"]) == ("done", "It is 5.")
@@ -73,7 +73,7 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
 
 
 def test_a_call_waits_for_a_person_as_declared(harness: Harness) -> None:
-    """Whoever decides has no connection to the server, and may change the arguments all the same."""
+    """The process that records a decision needs no connection to the server, even to change arguments."""
     harness.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
     turn = harness.ask()
     assert [each["tool"] for each in turn["pending_approvals"]] == ["local:add", "local:key"]
@@ -92,7 +92,7 @@ def test_a_call_waits_for_a_person_as_declared(harness: Harness) -> None:
 
 
 def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) -> None:
-    """As when the server was never reached: the turn is answered without."""
+    """If the server was never reached, the turn is answered without its tools."""
     harness.connections = None
     harness.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
     turn = harness.ask()
@@ -102,7 +102,7 @@ def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) 
 
 @pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) -> None:
-    """The call is not repeated, the model is told that nobody knows, and the turn goes on."""
+    """The call is not repeated, the model reads that its outcome is unknown, and the turn continues."""
     harness.script(calls(("local:die", {})), says("I cannot tell."))
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
@@ -117,13 +117,13 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
 def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is repeated once the server is back, with the same key, and the model learns nothing of all that."""
+    """The call is repeated under the same key once the server is back; the model reads only its result."""
     monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # however busy this machine is
     server = replace(SERVER, timeout_s=PATIENCE_S * 2)
     harness.equip(server)
     settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
     breakers = Breakers(settings.breaker, SystemClock())
-    harness.connections = Connections(settings, breakers, SystemClock())  # its pauses are short, and pass by themselves
+    harness.connections = Connections(settings, breakers, SystemClock())  # real time: its pauses are short
     harness.connections.open([server])
     try:
         harness.script(calls(("local:die_once", {"mark": str(tmp_path / "mark")})), says("It is done."))

@@ -1,4 +1,4 @@
-"""Tools that raise what is no exception, or return what is no text: the turn goes on, and the model is told."""
+"""Tools that raise a `BaseException` or return odd values: the model reads an error, and the turn continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.turns.scripted import calls, says
 
 
 class Odd(BaseException):
-    """A library's own way out, which no `except Exception` sees."""
+    """A library's own `BaseException`, which no `except Exception` catches."""
 
 
 def _raising(error: BaseException) -> Callable[[], object]:
@@ -46,8 +46,8 @@ def _circle() -> object:
     ],
 )
 @pytest.mark.parametrize("beside", [0, 1], ids=["alone", "beside another"])
-def test_the_turn_goes_on(harness: Harness, work: Callable[[], object], told: str, beside: int) -> None:
-    """Neither the worker's thread nor the other calls of the reply are touched; it is not run a second time."""
+def test_the_turn_continues(harness: Harness, work: Callable[[], object], told: str, beside: int) -> None:
+    """Neither the worker's thread nor the reply's other calls are affected, and the tool is not run again."""
     ran: list[int] = []
 
     @tool(effect="unsafe")
@@ -73,7 +73,7 @@ def test_the_turn_goes_on(harness: Harness, work: Callable[[], object], told: st
 
 
 def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
-    """From the tool to the transcript nothing copies it: such a turn peaked at 837 MB."""
+    """A large result is not copied on its way to the transcript: such a turn once peaked at 837 MB."""
 
     @tool(effect="pure")
     def read() -> str:
@@ -90,7 +90,7 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
 
 
 def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """The log tells which tool failed and why, not the response that a library put into its message."""
+    """The log names the tool and the type of its error, not the response that a library put into the message."""
 
     @tool(effect="pure")
     def read() -> str:

@@ -1,4 +1,4 @@
-"""A message whose session is busy: it waits, is refused, interrupts, or joins what waits."""
+"""A message whose session is busy: it waits, is refused, interrupts, or joins the waiting turn."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
-def test_what_becomes_of_the_second_message(harness: Harness, situation: str, on_busy: str) -> None:
-    """The contract's table, cell by cell: the first turn's fate, the second's turn, and both settled in the end."""
+def test_the_second_message_in_each_situation(harness: Harness, situation: str, on_busy: str) -> None:
+    """Each documented combination: what happens to the first turn, which turn the second joins, and both settle."""
     session_id = SITUATIONS[situation](harness)
     first = harness.sql("SELECT turn_id, status FROM turns")[0]
     if on_busy == "reject" and situation != "idle":
@@ -80,7 +80,7 @@ def test_what_becomes_of_the_second_message(harness: Harness, situation: str, on
 
 
 def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None:
-    """`cancelled` means TURN_CANCELLED and no reply, for those that had begun and those that waited."""
+    """Begun and waiting turns alike are cancelled with TURN_CANCELLED and without a reply."""
     session_id = _open_calls(harness)
     waiting = harness.send("second")
     last = harness.send("third", on_busy="interrupt")
@@ -95,7 +95,7 @@ def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None
 
 
 def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
-    """The old runner comes back from its model call with a reply: its token has moved on."""
+    """The old runner returns from its model call with a reply, but its token is stale."""
     in_call, go_on = threading.Event(), threading.Event()
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -117,8 +117,8 @@ def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
     assert harness.turn(second.turn_id)["status"] == "done"
 
 
-def test_an_interrupted_tool_comes_back_to_nothing(harness: Harness) -> None:
-    """The tool ends after its turn was cancelled: only its effect row may learn of it."""
+def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> None:
+    """The tool ends after its turn was cancelled; only its effect row may store the result."""
     in_tool, go_on = threading.Event(), threading.Event()
 
     @tool
@@ -144,7 +144,7 @@ def test_an_interrupted_tool_comes_back_to_nothing(harness: Harness) -> None:
 
 
 def test_merging_stops_at_the_characters_of_one_message(harness: Harness) -> None:
-    """250 messages of 10,000 characters were one prompt of 622,000 tokens: each is a turn of its own."""
+    """Without this limit, 250 merged messages of 10,000 characters were one prompt of 622,000 tokens."""
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250
@@ -153,7 +153,7 @@ def test_merging_stops_at_the_characters_of_one_message(harness: Harness) -> Non
 
 
 def test_short_messages_are_merged_up_to_the_limit(harness: Harness) -> None:
-    """The limit is of characters, not bytes, and of all messages of the turn together; then a new turn collects."""
+    """The limit counts the characters, not bytes, of all messages of the turn; beyond it a new turn begins."""
     sent = [harness.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
     assert [each.seq for each in sent] == [1, 1, 1, 2, 2, 2, 3]
     assert harness.send("ж" * 1_000, on_busy="merge").seq == 3
@@ -177,7 +177,7 @@ def test_merged_messages_reach_the_model_in_order(harness: Harness) -> None:
 
 
 def test_a_repeated_merged_message_is_a_duplicate(harness: Harness) -> None:
-    """It keeps its own row and id, and answers with the turn that it joined."""
+    """A merged message keeps its own row and id; its repetition returns the turn that it joined."""
     first = harness.send("one", message_id="1")
     harness.send("two", message_id="2", on_busy="merge")
     again = harness.send("two", message_id="2", on_busy="merge")
@@ -197,7 +197,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
-def test_what_differs_is_not_merged_but_waits(harness: Harness, difference: str) -> None:
+def test_a_message_that_differs_is_not_merged_but_waits(harness: Harness, difference: str) -> None:
     """One reply cannot go to two places, nor come from two agents."""
     given, other = DIFFERENT[difference]
     harness.equip()
@@ -207,8 +207,8 @@ def test_what_differs_is_not_merged_but_waits(harness: Harness, difference: str)
     assert (second.turn_id == first.turn_id, second.seq) == (False, 3)
 
 
-def test_what_agrees_is_merged(harness: Harness) -> None:
-    """The same agent by name and by default, the same receiver: nothing stands in the way."""
+def test_matching_messages_are_merged(harness: Harness) -> None:
+    """Messages with the same agent, by name or by default, and the same receiver are merged."""
     receiver = {"url": "https://a.example"}
     first = harness.send("one", reply_to=receiver, priority=3)
     second = harness.send("two", on_busy="merge", agent="assistant", reply_to=receiver, priority=7)
@@ -217,7 +217,7 @@ def test_what_agrees_is_merged(harness: Harness) -> None:
 
 
 def test_merging_goes_to_the_newest_turn_only(harness: Harness) -> None:
-    """Joining an older one would change the order accepted."""
+    """Joining an older turn would change the order of acceptance."""
     harness.equip()
     harness.send("one")
     harness.send("two", agent="other")
@@ -225,8 +225,8 @@ def test_merging_goes_to_the_newest_turn_only(harness: Harness) -> None:
     assert third.seq == 3
 
 
-def test_the_setting_says_what_the_message_does_not(harness: Harness) -> None:
-    """`PERDURE_TURN__ON_BUSY` is the default; the message may say otherwise."""
+def test_the_setting_is_the_default(harness: Harness) -> None:
+    """A message's own `on_busy` overrides `PERDURE_TURN__ON_BUSY`."""
     harness.set(on_busy="reject")
     harness.send("one")
     with pytest.raises(Conflict):
@@ -235,7 +235,7 @@ def test_the_setting_says_what_the_message_does_not(harness: Harness) -> None:
 
 
 def test_turns_that_were_interrupted_are_delivered_as_cancelled(harness: Harness) -> None:
-    """Whoever waits for the answer by callback learns that there will be none."""
+    """The receiver of the callback learns that there will be no reply."""
     receiver = {"url": "https://a.example"}
     first = harness.send("one", reply_to=receiver)
     harness.send("two", on_busy="interrupt")
@@ -245,7 +245,7 @@ def test_turns_that_were_interrupted_are_delivered_as_cancelled(harness: Harness
 
 
 def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
-    """How many statements it takes to interrupt a session in which so many turns are queued."""
+    """The number of statements that interrupt a session with `queued` waiting turns."""
     receiver = {"url": "https://a.example"}
     session_id = harness.send("running", user_id, reply_to=receiver).session_id
     harness.claimed(session_id)
@@ -266,7 +266,7 @@ def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
 
 
 def test_what_an_interruption_costs_does_not_grow_with_the_queue(harness: Harness) -> None:
-    """As many statements for 60 queued turns as for 4, few wake-ups; every turn is settled and every delivery owed."""
+    """As many statements for 60 queued turns as for 4, few wake-ups; all turns are settled, all deliveries recorded."""
     few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
     owed = harness.sql(

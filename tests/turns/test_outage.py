@@ -1,4 +1,4 @@
-"""The database goes away in the middle of a turn: the turn goes on and is answered once."""
+"""The database becomes unavailable in the middle of a turn: the turn continues and is answered once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _said(harness: Harness) -> list[tuple[str, str]]:
 
 
 def _in_doubt_runs_now(harness: Harness) -> None:
-    """A call in doubt would be waited for by real time."""
+    """Make calls in doubt due at once; the wait for them would take real time."""
     harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
 
 
@@ -71,9 +71,9 @@ def test_connections_killed_in_every_step(harness: Harness) -> None:
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
 def test_a_commit_in_doubt(harness: Harness, moment: Moment, name: str, nth: int) -> None:
-    """The connection breaks around a commit: before it, nothing happened; behind it, all of it did.
+    """The connection breaks just before or just after a commit.
 
-    Either way the runner reads what is true and goes on; nothing is said twice.
+    The runner looks up whether the commit happened and continues; no message is written twice.
     """
     harness.equip(double)
     harness.script(*[_next_line] * 6)
@@ -104,7 +104,7 @@ def _next_line(request: ModelRequest, call: ModelCall) -> ModelReply:
 def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_ever(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk is full: reads work, the step is refused. Each try costs money, so they grow rare and end."""
+    """On a full disk reads work and steps are refused. Each retry costs a model call, so retries slow down and end."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -128,8 +128,8 @@ def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_
     assert pauses == sorted(pauses)
 
 
-def test_a_database_that_stays_away_is_left_to_others(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a whole lease the session may be somebody else's: the runner gives up without a word to anybody."""
+def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a whole lease another runner may have the session, so this one stops without settling the turn."""
     monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
     sent = harness.send()
 
@@ -146,7 +146,7 @@ def test_a_database_that_stays_away_is_left_to_others(harness: Harness, monkeypa
 
 
 def test_a_claim_without_a_database_is_unavailable(harness: Harness) -> None:
-    """Whoever called is told, and nothing was begun."""
+    """The caller gets `Unavailable`, and no turn has begun."""
     nowhere = Database(harness.database.url.set(port=1, host="127.0.0.1"))
     runtime: Any = harness.runtime
     runner = Runner(type(runtime)(**{**vars(runtime), "database": nowhere}), "lost")

@@ -1,4 +1,4 @@
-"""What a settled turn owes is sent: at least once, by one at a time, and not for ever."""
+"""Deliveries of settled turns: sent at least once, by one worker at a time, with bounded retries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 
 
 class Recipient:
-    """A carrier that keeps what arrived, and fails as often as it is told to."""
+    """A carrier that fails `failures` times, then records what arrives."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -63,7 +63,7 @@ def _row(harness: Harness, delivery_id: UUID) -> Any:
 
 
 def test_it_is_delivered_once(harness: Harness) -> None:
-    """The body is the turn's, with the delivery's id to tell a repetition by; a second wake-up finds nothing."""
+    """The body is the turn and the delivery's id, which identifies a repetition; a second wake-up sends nothing."""
     delivery_id = _owed(harness)
     recipient = Recipient()
     assert _deliver(harness, recipient, delivery_id) == Delivered()
@@ -76,8 +76,8 @@ def test_it_is_delivered_once(harness: Harness) -> None:
     assert due(harness.database, 10, 5) == []
 
 
-def test_it_goes_the_way_that_was_asked_for(harness: Harness) -> None:
-    """A task by its name, a URL by POST."""
+def test_the_target_selects_the_carrier(harness: Harness) -> None:
+    """A delivery to a task uses the task carrier, not the URL carrier."""
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     delivery_id = _owed(harness, task="shop.answered", queue="shop")
     wrong, right = Recipient(), Recipient()
@@ -87,7 +87,7 @@ def test_it_goes_the_way_that_was_asked_for(harness: Harness) -> None:
 
 
 def test_a_failure_is_tried_again_later(harness: Harness) -> None:
-    """Not before its time, with the reason kept for the operator."""
+    """A failed delivery is due again after its pause, and its error is stored for the operator."""
     delivery_id = _owed(harness)
     recipient = Recipient(failures=2)
     assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
@@ -102,7 +102,7 @@ def test_a_failure_is_tried_again_later(harness: Harness) -> None:
 
 
 def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
-    """One receiver gets a session's replies in order; what waited is published by whoever made room for it."""
+    """One receiver gets a session's replies in order; a completed delivery returns the next one to publish."""
     recipient = Recipient(failures=1)
     first, second, third = _owed(harness), _owed(harness), _owed(harness)
     assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
@@ -118,7 +118,7 @@ def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
 
 
 def test_a_conversation_is_in_order_over_its_sessions(harness: Harness) -> None:
-    """The sessions end and follow each other, one of them without a delivery; another conversation does not wait."""
+    """The order spans the conversation's successive sessions; another conversation does not wait."""
     recipient = Recipient(failures=1)
     reply_to = {"url": "https://a.example/hook"}
     owed, sessions = [], set()
@@ -145,7 +145,7 @@ def test_a_conversation_is_in_order_over_its_sessions(harness: Harness) -> None:
 
 
 def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -> None:
-    """They are of one turn; a question that comes after the answer would puzzle the person."""
+    """Both belong to one turn; a question that arrives after the answer would confuse the person."""
     recipient = Recipient()
     reply = _owed(harness)
     question = uuid4()
@@ -161,8 +161,8 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
     assert _deliver(harness, recipient, reply) == Delivered()
 
 
-def test_a_delivery_of_the_release_before_waits_too(harness: Harness) -> None:
-    """It has no conversation in its row: that is read from its turn."""
+def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
+    """A row of the previous release has no conversation, which is then read from its turn."""
     first, second = _owed(harness), _owed(harness)
     harness.sql("UPDATE deliveries SET user_id = NULL, scope = NULL WHERE delivery_id = %(id)s", id=second)
     assert _deliver(harness, Recipient(), second) == NotDue()
@@ -171,7 +171,7 @@ def test_a_delivery_of_the_release_before_waits_too(harness: Harness) -> None:
 
 
 def test_a_dead_letter_makes_room(harness: Harness) -> None:
-    """A receiver that never takes one reply gets the others once that one is given up."""
+    """A receiver that never accepts one reply gets the later ones once that one has failed."""
     recipient = Recipient(failures=MAX_ATTEMPTS)
     first, second = _owed(harness), _owed(harness)
     for _ in range(MAX_ATTEMPTS - 1):
@@ -183,7 +183,7 @@ def test_a_dead_letter_makes_room(harness: Harness) -> None:
 
 
 def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> None:
-    """Another URL, a task, and another user's session with the same URL are on their own."""
+    """A failing delivery delays neither another URL nor another user's session with the same URL."""
     recipient = Recipient(failures=1)
     failing = _owed(harness)
     assert _deliver(harness, recipient, failing) == Postponed(FIRST_RETRY_S)
@@ -193,8 +193,8 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
     assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
 
 
-def test_a_pause_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> None:
-    """The server's clock was wrong for a while and is set back: no receiver waits until it catches up."""
+def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> None:
+    """After the server's clock is set back, a delivery that is due far in the future is due at once."""
     harness.move(DAY_S)
     delivery_id = _owed(harness)
     recipient = Recipient(failures=1)
@@ -204,8 +204,8 @@ def test_a_pause_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> No
     assert _deliver(harness, recipient, delivery_id) == Delivered()
 
 
-def test_it_is_given_up_in_the_end(harness: Harness) -> None:
-    """A receiver that never answers is not called for ever; the row says so."""
+def test_it_fails_after_the_last_attempt(harness: Harness) -> None:
+    """A receiver that never answers is not called for ever; its delivery is marked as failed."""
     delivery_id = _owed(harness)
     recipient = Recipient(failures=1_000)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -217,8 +217,8 @@ def test_it_is_given_up_in_the_end(harness: Harness) -> None:
     assert due(harness.database, 10, 5) == []
 
 
-def test_one_that_is_refused_for_good_is_not_attempted_again(harness: Harness) -> None:
-    """A receiver that answers 410, or a row that this installation does not allow: the first attempt is the last."""
+def test_a_delivery_that_is_refused_for_good_is_not_attempted_again(harness: Harness) -> None:
+    """After `Undeliverable`, for example for a 410, the first attempt is the last."""
     delivery_id = _owed(harness)
 
     class Gone:
@@ -232,8 +232,8 @@ def test_one_that_is_refused_for_good_is_not_attempted_again(harness: Harness) -
     assert due(harness.database, 10, 5) == []
 
 
-def test_what_an_attempt_met_is_not_shown_to_the_sender(harness: Harness) -> None:
-    """An address or a text of the receiver would make `reply_to` a way to look into the network."""
+def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
+    """Showing a receiver's address or answer would let a sender explore the network through `reply_to`."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     (delivery_id,) = harness.waker.deliveries
@@ -249,8 +249,8 @@ def test_what_an_attempt_met_is_not_shown_to_the_sender(harness: Harness) -> Non
     assert "10.9.8.7" not in json.dumps([exported, harness.turn(sent.turn_id)])
 
 
-def test_one_whose_attempts_all_break_off_is_given_up(harness: Harness) -> None:
-    """A delivery that ends each attempt with an error of its own, or with its process, is not tried for ever."""
+def test_a_delivery_whose_attempts_all_break_off_fails(harness: Harness) -> None:
+    """A delivery whose attempts end with a bug or a killed process is not tried for ever."""
     delivery_id = _owed(harness)
 
     class Broken:
@@ -266,7 +266,7 @@ def test_one_whose_attempts_all_break_off_is_given_up(harness: Harness) -> None:
 
 
 def test_the_pauses_double_up_to_a_limit() -> None:
-    """5 s, 10 s, ... an hour; then never."""
+    """The pauses are 5 s, 10 s, ... up to an hour; after the last attempt, `None`."""
     pauses = [retry_after(attempt) for attempt in range(1, MAX_ATTEMPTS + 1)]
     assert pauses[:3] == [5, 10, 20]
     assert pauses[-2] == LONGEST_RETRY_S
@@ -274,7 +274,7 @@ def test_the_pauses_double_up_to_a_limit() -> None:
 
 
 def test_of_two_attempts_at_once_one_sends(harness: Harness) -> None:
-    """A repeated wake-up must not send twice side by side."""
+    """Repeated wake-ups must not send concurrently."""
     delivery_id = _owed(harness)
     recipient = Recipient()
     found = side_by_side(*[lambda: _deliver(harness, recipient, delivery_id)] * 6)
@@ -283,7 +283,7 @@ def test_of_two_attempts_at_once_one_sends(harness: Harness) -> None:
 
 
 def test_an_attempt_that_died_is_made_again(harness: Harness) -> None:
-    """The process was killed between send and mark: the receiver gets it again, by the same delivery id."""
+    """A process killed between sending and recording causes a second delivery under the same id."""
     delivery_id = _owed(harness)
     recipient = Recipient()
     with harness.crashing("before", "deliveries.delivered"):
@@ -296,7 +296,7 @@ def test_an_attempt_that_died_is_made_again(harness: Harness) -> None:
 
 
 def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
-    """No connection and no row is locked across the network call."""
+    """During the network call no connection is checked out and no row is locked."""
     delivery_id = _owed(harness)
     sending, go_on = threading.Event(), threading.Event()
 
@@ -317,7 +317,7 @@ def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
 
 @pytest.mark.parametrize("reason", ["x" * 5_000, "näh\n"])
 def test_any_reason_can_be_kept(harness: Harness, reason: str) -> None:
-    """What a receiver says is cut, not refused."""
+    """A receiver's error text is cut to fit, not refused."""
     delivery_id = _owed(harness)
 
     class Refusing(Recipient):
@@ -329,19 +329,19 @@ def test_any_reason_can_be_kept(harness: Harness, reason: str) -> None:
 
 
 def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
-    """A wake-up from before an erasure is harmless."""
+    """A wake-up for a delivery that was erased is harmless."""
     assert _deliver(harness, Recipient(), uuid4()) == NotDue()
 
 
 def test_the_signature_is_hmac_sha256_of_the_body() -> None:
-    """RFC 4231, test case 2: receivers check it with any library."""
+    """Test case 2 of RFC 4231: receivers can verify the signature with any library."""
     assert signature(b"Jefe", b"what do ya want for nothing?") == (
         "sha256=5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
     )
 
 
 def test_a_receiver_that_is_not_asked_costs_no_attempt(harness: Harness) -> None:
-    """Its breaker is open for hours: the delivery waits longer and longer, and is sent when the receiver is back."""
+    """While the receiver's breaker is open the delivery waits ever longer; it is sent when the receiver is back."""
     delivery_id = _owed(harness)
     resting = Resting(retry_s=60)
     pauses = []
@@ -358,7 +358,7 @@ def test_a_receiver_that_is_not_asked_costs_no_attempt(harness: Harness) -> None
     assert _deliver(harness, Recipient(), delivery_id) == Delivered()
 
 
-def test_a_receiver_that_is_never_asked_again_is_given_up(harness: Harness) -> None:
+def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
     """After a day, refusals by the breaker count as attempts: no delivery waits for ever."""
     delivery_id = _owed(harness)
     harness.move(DAY_S + 1)
@@ -376,5 +376,5 @@ class Resting:
         self._retry_s = retry_s
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Ask nobody."""
+        """Refuse, as an open breaker does."""
         raise NotAsked("the breaker of a.example is open", self._retry_s)

@@ -1,4 +1,4 @@
-"""A model that is down: the turn fails with a sentence, or waits for it; paced, in order, at no cost."""
+"""A model that is down: the turn fails with a message, or waits at no cost and continues in order."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _swept(harness: Harness) -> list[UUID]:
     return list(harness.waker.sessions)
 
 
-def test_by_default_it_fails_with_the_sentence_of_the_contract(harness: Harness) -> None:
-    """Code and sentence reach the user."""
+def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> None:
+    """The turn's error has the code, and its message is the reply."""
     harness.script(CircuitBreakerOpen())
     turn = harness.ask()
     assert turn["status"] == "failed"
@@ -66,7 +66,7 @@ def test_by_default_it_fails_with_the_sentence_of_the_contract(harness: Harness)
 
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
 def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
-    """Neither attempts, nor strikes, nor time; no wake-up claims it before its moment; then it is answered."""
+    """A wait costs no attempt, strike or time of the turn, and no wake-up claims the turn before it is due."""
     parking.script(error)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -91,8 +91,8 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
     assert parking.turn(behind.turn_id)["reply"]["text"] == "and there"
 
 
-def test_the_delay_is_said_once_a_park_and_not_once_a_try(parking: Harness) -> None:
-    """From the first failure until a model has answered, whoever tries meanwhile; anew when it fails again later."""
+def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
+    """Retries within one wait do not report it again; a new failure after a model's answer does."""
     parking.equip(look)
     parking.script(OPEN)
     sent = parking.send()
@@ -134,7 +134,7 @@ def _try_again(harness: Harness, session_id: UUID) -> None:
 
 
 def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Harness) -> None:
-    """The sweeper sees it, once, and whoever it wakes may claim it; so it is where that wake-up is lost."""
+    """The sweeper wakes a turn whose time is a day ahead, and wakes it again if that wake-up was lost."""
     parking.script(OPEN)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -148,7 +148,7 @@ def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Harness) -> None:
 
 
 def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Harness) -> None:
-    """The breaker has closed, and before the next sweep the server's clock goes back a day."""
+    """The server's clock is set back a day between the breaker's closing and the next sweep."""
     parking.script(OPEN)
     session_id = UUID(parking.ask()["session_id"])
     assert parking.database.run(queries.RECALL, {})
@@ -158,16 +158,16 @@ def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Harn
     assert parking.run(session_id) == Ran(1)
 
 
-def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Harness) -> None:
-    """A probe may fail, or be lost with its process, and nobody would tell: it is asked again after a cooldown."""
+def test_it_waits_no_longer_than_a_cooldown_for_another_process_probe(parking: Harness) -> None:
+    """A probe that fails or is lost with its process is not reported, so the model is asked again after a cooldown."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
     turn = parking.ask()
     _try_again(parking, UUID(turn["session_id"]))
     assert parking.turn(UUID(turn["turn_id"]))["status"] == "done"
 
 
-def test_it_goes_on_from_its_last_step(parking: Harness) -> None:
-    """Down in the middle of a turn: what the tools did stays done."""
+def test_it_continues_from_its_last_step(parking: Harness) -> None:
+    """If the model fails in the middle of a turn, completed tool calls are not repeated."""
     parking.equip(look)
     parking.script(calls(("look", {})), OPEN)
     turn = parking.ask()
@@ -178,8 +178,8 @@ def test_it_goes_on_from_its_last_step(parking: Harness) -> None:
     assert [role for role, _ in parking.lines(UUID(turn["session_id"]))] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_what_waiting_does_not_help_fails(parking: Harness) -> None:
-    """A refused request; a turn whose own time is over; one that has waited for a day."""
+def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
+    """A turn fails after a rejected request, after its own time limit, and after a day of waiting."""
     parking.script(ContextTooLong("Too long."))
     assert parking.ask()["error"]["code"] == "CONTEXT_TOO_LONG"
 
@@ -199,8 +199,8 @@ def test_what_waiting_does_not_help_fails(parking: Harness) -> None:
     assert parking.turn(UUID(turn["turn_id"]))["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
 
 
-def test_an_agent_says_so_itself(harness: Harness) -> None:
-    """Its word counts before the setting's, in both directions; a wrong one stops the start."""
+def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
+    """An agent's `on_unavailable` overrides the setting in both directions; an invalid one is refused at the start."""
     harness.equip(on_unavailable="park")
     harness.script(OPEN)
     assert harness.ask()["status"] == "parked"
@@ -213,7 +213,7 @@ def test_an_agent_says_so_itself(harness: Harness) -> None:
 
 
 def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
-    """At once: whoever is woken settles it, though its moment has not come."""
+    """The cancellation wakes a worker, which settles the turn before it is due."""
     parking.script(OPEN)
     turn = parking.ask()
     cancel(parking.runtime, UUID(turn["turn_id"]))
@@ -223,7 +223,7 @@ def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
 
 
 def test_cancelled_at_the_moment_of_being_parked(parking: Harness) -> None:
-    """The cancellation waits for the commit that parks, and must not go by what it saw before: it ends the wait."""
+    """The cancellation waits for the commit that parks the turn, and must then end that commit's wait."""
     parking.script(OPEN)
     turn = parking.ask()
     parking.sql("UPDATE sessions SET not_before = NULL")
@@ -243,7 +243,7 @@ def _waits_for_a_lock(harness: Harness) -> bool:
 
 
 def test_cancelled_on_the_way_to_being_parked(parking: Harness) -> None:
-    """Asked for while the model failed: nobody waits for the model then."""
+    """After a cancellation during the failing model call, the parked turn is settled at its next claim."""
     sent = parking.send()
 
     def fails(request: Any, call: Any) -> ModelReply:
@@ -257,8 +257,8 @@ def test_cancelled_on_the_way_to_being_parked(parking: Harness) -> None:
     assert parking.turn(sent.turn_id)["status"] == "cancelled"
 
 
-def test_they_come_back_a_few_at_a_time_and_the_oldest_first(parking: Harness) -> None:
-    """A breaker that closes recalls all; a round of the sweeper wakes so many, in the order accepted, others too."""
+def test_they_are_woken_a_few_at_a_time_and_the_oldest_first(parking: Harness) -> None:
+    """A closing breaker makes all parked turns due; each sweep wakes a limited number, without delaying other turns."""
     sent: list[Accepted] = []
     for number in range(MOST_A_ROUND + 3):
         parking.script(OPEN)
@@ -290,7 +290,7 @@ def _fail() -> None:
 
 
 def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
-    """The first model is down; the row and the route name who answered."""
+    """The first model is down; the stored message names the model that answered."""
     first, other = Scripted(DOWN), Scripted(ModelReply("instead", usage=Usage(1, 1), model="other-1"))
     guarded = GuardedModel(
         first, Breakers(BreakerSettings(), harness.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
@@ -308,7 +308,7 @@ def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
 
 
 def test_the_models_time_is_what_the_turn_has_left(harness: Harness) -> None:
-    """A chain of models has the turn's time; each link its own share, which the keeper watches over."""
+    """A chain of models has the turn's remaining time, and each model a part of it."""
     left: list[float] = []
 
     def respond(request: Any, call: Any) -> ModelReply:

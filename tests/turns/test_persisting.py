@@ -1,4 +1,4 @@
-"""A database that refuses a commit for a moment: what is in hand is committed, and nothing is asked or run again."""
+"""A database that briefly refuses a commit: the commit is retried, without a second model or tool call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCKS = {
 
 
 class Bench:
-    """A tool that must not be repeated, and what it did."""
+    """An unsafe tool that counts its runs."""
 
     def __init__(self) -> None:
         self.ran = 0
@@ -58,7 +58,7 @@ def _answered_once(harness: Harness, bench: Bench) -> None:
 
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
 def test_a_row_that_another_transaction_holds_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
-    """The lock timeout refuses the commit, and what is in hand is committed when the row is free."""
+    """The lock timeout refuses the commit; the same step is committed when the row is free."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
@@ -81,8 +81,8 @@ def test_a_row_that_another_transaction_holds_costs_no_model_call(harness: Harne
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
-def test_a_commit_whose_answer_is_lost_is_looked_for(harness: Harness, moment: Moment, name: str, nth: int) -> None:
-    """It may have happened and it may not: either way the model is asked, and the tool run, once."""
+def test_a_commit_whose_answer_is_lost_is_looked_up(harness: Harness, moment: Moment, name: str, nth: int) -> None:
+    """Whether or not the commit happened, no model or tool call is repeated."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
 
@@ -101,7 +101,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_for(harness: Harness, moment: M
 def test_a_try_that_the_server_commits_late_is_not_committed_twice(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
-    """Its client lost the connection, looked, found nothing, and sent it again: the server takes one of the two."""
+    """The client found no commit and sent the statement again: the server commits only one of the two."""
     bench, late = Bench(), list[dict[str, Any]]()
     sent = _talk(harness, bench)
     run = Database.run
@@ -121,8 +121,8 @@ def test_a_try_that_the_server_commits_late_is_not_committed_twice(
     _answered_once(harness, bench)
 
 
-def test_a_session_that_was_taken_over_gets_nothing_of_what_was_in_hand(harness: Harness) -> None:
-    """The reply of the first runner is worth nothing then: the second one has asked for its own."""
+def test_a_session_that_was_taken_over_gets_nothing_of_the_first_runner(harness: Harness) -> None:
+    """The first runner's reply is discarded, since the second runner has committed its own."""
     harness.script(says("of the first"), says("of the second"))
     sent = harness.send()
     tries: list[str] = []
@@ -141,7 +141,7 @@ def test_a_session_that_was_taken_over_gets_nothing_of_what_was_in_hand(harness:
 
 
 def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harness) -> None:
-    """It tries once more at once; then the turn is parked, and another process goes on."""
+    """A draining process retries the commit once, at once; then the turn is parked for another process."""
     sent = harness.send()
     runner = Runner(harness.runtime, "draining")
     tries: list[str] = []
@@ -161,7 +161,7 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
 
 
 def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row may be locked for longer than a lease: nobody else asks the model meanwhile."""
+    """If the row is locked for longer than a lease, no other runner may claim the session and ask the model."""
     pauses: list[float] = []
     others: list[object] = []
     harness.script(says("kept in hand"))

@@ -1,4 +1,4 @@
-"""The hot statements at size: by index, never a sequential scan, and bounded rows."""
+"""The frequent statements on large tables: index access, no sequential scan, a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ MORE_ROWS = {
 
 @pytest.mark.long
 def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harness) -> None:
-    """At some 20,000 turns, in a session of 2,000, with a custom plan and with a generic one.
+    """Checked with some 20,000 turns, in a session of 2,000, with a custom and with a generic plan.
 
     A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
     """
@@ -152,7 +152,7 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harnes
 
 @pytest.mark.long
 def test_turns_are_listed_by_index(large: Harness) -> None:
-    """The newest few of 20,000, whatever they are chosen by; of those that wait or run, all are looked at."""
+    """A list of settled turns reads about the rows that it shows; a list of unsettled turns reads all of them."""
     large.sql(
         "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
         " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"

@@ -62,7 +62,7 @@ class RandomTurns:
         return self._respond(self.harness.model, request, call)
 
     def step(self) -> None:
-        """One thing happens."""
+        """Do one random thing."""
         happening: Callable[[], None] = self.random.choices(
             [self.send, self.repeat, self.run, self.cancel, self.crash, self.park], weights=[8, 1, 5, 2, 4, 1]
         )[0]
@@ -70,7 +70,7 @@ class RandomTurns:
         self.harness.move(self.random.choice([0, 1, 40]))
 
     def send(self) -> None:
-        """A message, with any way to deal with a busy session."""
+        """Send a message with a random `on_busy`."""
         self.number += 1
         message_id = f"m{self.number}"
         on_busy = self.random.choice(["enqueue", "enqueue", "reject", "interrupt", "merge"])
@@ -85,7 +85,7 @@ class RandomTurns:
         self.accepted[message_id] = sent.turn_id
 
     def repeat(self) -> None:
-        """A message that was accepted comes again."""
+        """Send an accepted message again."""
         if self.accepted:
             message_id = self.random.choice(list(self.accepted))
             row = self.harness.sql("SELECT user_id FROM inbox WHERE message_id = %(id)s", id=message_id)[0]
@@ -93,17 +93,17 @@ class RandomTurns:
             assert (again.duplicate, again.turn_id) == (True, self.accepted[message_id])
 
     def run(self) -> None:
-        """A worker comes by."""
+        """Run some of the sessions."""
         for session_id in self._sessions():
             self.harness.run(session_id, alone=True)
 
     def cancel(self) -> None:
-        """Any turn is called off."""
+        """Cancel any turn."""
         if self.accepted:
             cancel(self.harness.runtime, self.random.choice(list(self.accepted.values())))
 
     def crash(self) -> None:
-        """A worker dies at some commit; what its call left in doubt may be decided from now on."""
+        """Crash a worker at a random commit, and let its calls in doubt become due."""
         moment, name, nth = self.random.choice(BOUNDARIES)
         seen: list[str] = []
 
@@ -121,7 +121,7 @@ class RandomTurns:
                     self.harness.move(31)
 
     def park(self) -> None:
-        """A worker that shuts down gives back what it takes."""
+        """Run some of the sessions with a draining worker, which parks them."""
         runner = Runner(self.harness.runtime, "draining")
         runner.keeper.drain()
         for session_id in self._sessions():
@@ -132,7 +132,7 @@ class RandomTurns:
         return self.random.sample([row.session_id for row in rows], self.random.randint(0, len(rows)))
 
     def come_to_rest(self) -> None:
-        """Workers come by until nothing waits."""
+        """Run the sessions until no turn waits."""
         for _ in range(12):
             self.harness.move(31)
             for row in self.harness.sql("SELECT session_id FROM sessions WHERE unsettled > 0"):
@@ -142,7 +142,7 @@ class RandomTurns:
         raise AssertionError("something is wedged")
 
     def judge(self) -> None:
-        """At rest: each message answered or cancelled exactly once, in the order accepted."""
+        """Check that each message was answered or cancelled exactly once, in the order accepted."""
         for message_id, turn_id in self.accepted.items():
             turn = self.harness.turn(turn_id)
             said = self.harness.sql("SELECT turn_id FROM messages WHERE message_id = %(id)s", id=message_id)
@@ -169,7 +169,7 @@ class RandomTurns:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 def test_a_random_life(harness: Harness, seed: int) -> None:
-    """Sequences that nobody thought of; a seed that fails can be run again."""
+    """Random sequences keep the invariants; a seed that fails can be run again."""
     random_turns = RandomTurns(harness, seed)
     for _ in range(STEPS):
         random_turns.step()

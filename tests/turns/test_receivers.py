@@ -1,4 +1,4 @@
-"""`reply_to` at accept: what it names is refused before anything is written, unless the operator allows it."""
+"""Accepting refuses a `reply_to` that the operator does not allow, before anything is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _refused(harness: Harness, said: str, **reply_to: str) -> None:
 
 
 def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -> None:
-    """In every spelling; it is accepted once its network is allowed."""
+    """Every spelling of such an address is refused, until its network is allowed."""
     for url in SPELLINGS:
         _refused(harness, "", url=url)
     _refused(harness, r"10\.0\.0\.1 is not a public address", url="http://10.0.0.1/")
@@ -28,7 +28,7 @@ def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -
 
 
 def test_a_reply_to_a_queue_that_is_not_allowed_is_refused(harness: Harness) -> None:
-    """A queue is allowed by its entry alone; a sender cannot name kombu's keys or perdure's own."""
+    """Only queues in `PERDURE_REPLY_TASKS` are allowed: a sender cannot name kombu's keys or perdure's queues."""
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     for queue in [*NOT_FOR_REPLIES, "celery", "billing"]:
         _refused(harness, "", task="shop.replied", queue=queue)

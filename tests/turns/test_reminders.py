@@ -1,4 +1,4 @@
-"""Users' schedules: their moments become ordinary turns, each once, where they were set."""
+"""Users' schedules: each due slot becomes one ordinary turn, in the conversation where it was set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.turns.scripted import calls, says
 
 
 def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.", **more: Any) -> dict[str, Any]:
-    """A schedule that another program sets."""
+    """Add a schedule, as a program does through the API."""
     given = {name: more.pop(name, None) for name in ("at", "cron", "timezone")}
     moment = reminders.parse_moment(harness.settings, harness.clock.now(), **given)
     new = reminders.NewReminder(uuid4(), user, text, moment, "http", **more)
@@ -28,17 +28,17 @@ def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.",
 
 
 def soon(harness: Harness, seconds: float) -> str:
-    """That moment from now, in UTC, as a caller writes it."""
+    """The time `seconds` from now, as a caller writes it."""
     return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()
 
 
 def fired(harness: Harness) -> list[str]:
-    """The message ids of what was fired."""
+    """The message ids of the fired slots."""
     return [row.message_id for row in harness.sql("SELECT message_id FROM inbox ORDER BY accepted_at, message_id")]
 
 
-def test_once(harness: Harness) -> None:
-    """At its moment, not before it, one turn; then it is gone."""
+def test_a_single_time_fires_once(harness: Harness) -> None:
+    """A schedule with one time fires one turn, not before that time, and is then removed."""
     made = add(harness, at=soon(harness, 60), conversation="garden")
     assert fire_due(harness.runtime) == 0
     harness.move(61)
@@ -57,8 +57,8 @@ def test_once(harness: Harness) -> None:
     harness.run(row.session_id)
 
 
-def test_again_and_again(harness: Harness) -> None:
-    """Each slot once, and of those missed while no worker ran the newest."""
+def test_a_cron_schedule_fires_each_slot_once(harness: Harness) -> None:
+    """Of the slots missed while no worker ran, only the newest fires."""
     made = add(harness, cron="*/10 * * * *")
     for missed in (0, 0, 5):
         harness.move(601 + 600 * missed)
@@ -77,7 +77,7 @@ def test_again_and_again(harness: Harness) -> None:
 
 
 def test_pause_and_resume(harness: Harness) -> None:
-    """Moments that pass during a pause are left out; a single moment that passed cannot be resumed."""
+    """Slots during a pause are skipped; a schedule whose only time has passed cannot be resumed."""
     often = UUID(add(harness, cron="*/10 * * * *")["schedule_id"])
     once = UUID(add(harness, at=soon(harness, 300))["schedule_id"])
     later = UUID(add(harness, at=soon(harness, 30_000))["schedule_id"])
@@ -100,14 +100,14 @@ def test_pause_and_resume(harness: Harness) -> None:
 
 
 def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
-    """Nothing fires in them; at their end one message stands for all slots within."""
+    """Nothing fires in quiet hours; at their end one message replaces all slots within them."""
     now = harness.clock.now()
     begin, end = now + timedelta(hours=1), now + timedelta(hours=4)
     quiet = f"{begin:%H:%M}-{end:%H:%M}"
     harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(quiet_hours=quiet)})
     add(harness, cron="*/30 * * * *")
     harness.move(3_600 + 1_800)
-    assert fire_due(harness.runtime) == 1  # it is put off: the slot before the quiet hours was missed, too
+    assert fire_due(harness.runtime) == 1  # postponed: the slot before the quiet hours was missed, too
     assert fired(harness) == []
     harness.move(3_600)
     assert fire_due(harness.runtime) == 0
@@ -135,7 +135,7 @@ def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
         ({"cron": "* * * * *", "text": "x" * 10_001}, "text: must have"),
     ],
 )
-def test_what_is_refused(harness: Harness, given: dict[str, Any], why: str) -> None:
+def test_an_invalid_schedule_is_refused(harness: Harness, given: dict[str, Any], why: str) -> None:
     """Nothing is stored, and the message says what is accepted."""
     with pytest.raises(InvalidRequest, match=why):
         add(harness, **given)
@@ -143,13 +143,13 @@ def test_what_is_refused(harness: Harness, given: dict[str, Any], why: str) -> N
 
 
 def test_a_local_time_that_does_not_exist(harness: Harness) -> None:
-    """It is the first instant after the gap, and the answer says so."""
+    """A local time that the clocks skip becomes the first instant after the gap."""
     made = add(harness, at="2099-03-29T02:30", timezone="Europe/Paris")
     assert made["next_due"] == "2099-03-29T01:00:00+00:00"
 
 
 def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
-    """Ten at once where three are allowed; another user has a limit of their own."""
+    """Of ten concurrent additions three succeed; another user has a limit of their own."""
     harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(user_limit=3)})
     refused: list[Conflict] = []
 
@@ -171,7 +171,7 @@ def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
 
 
 def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
-    """Eight workers over forty schedules."""
+    """Eight concurrent workers fire each of forty schedules once."""
     made = [add(harness, user=f"user {n % 5}", at=soon(harness, 5)) for n in range(40)]
     harness.move(6)
     workers = [Thread(target=fire_due, args=(harness.runtime, 7)) for _ in range(8)]
@@ -192,7 +192,7 @@ def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
     ],
 )
 def test_killed_while_firing(harness: Harness, name: str, given: dict[str, Any], moment: Any) -> None:
-    """At each commit: the lease runs out, another worker goes on, and the slot is one turn."""
+    """After a crash at any commit the lease expires, another worker continues, and the slot is one turn."""
     add(harness, **(given or {"at": soon(harness, 5)}))
     harness.move(601)
     with harness.crashing(moment, name):
@@ -263,7 +263,7 @@ def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
 
 
 def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None:
-    """An agent that is gone does not end the schedule; a rate limit only delays it."""
+    """An unknown agent does not end the schedule; a rate limit only delays a slot."""
     made = add(harness, cron="*/10 * * * *", agent="nobody")
     harness.move(601)
     assert fire_due(harness.runtime) == 1
@@ -282,7 +282,7 @@ def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None
 
 
 def test_the_tools_of_the_agent(harness: Harness) -> None:
-    """A reminder that the model sets answers where its turn was asked; it lists and removes the user's own only."""
+    """A reminder set by the model answers where its turn was asked; the tools list and remove only the user's own."""
     foreign = add(harness, user="bob", cron="0 7 * * *")
     harness.equip(remind_me, schedules, unschedule)
     moment = soon(harness, 3_600)

@@ -1,4 +1,4 @@
-"""Pending messages go out with a snapshot and come back into this installation or another one, each answered once."""
+"""Pending messages are exported with a snapshot and imported here or elsewhere; each is answered once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness]
 
 
 def _queued(harness: Harness, *texts: str) -> UUID:
-    """A session that has answered one message, with these behind it."""
+    """A session that has answered one message, with these messages queued."""
     session_id = UUID(harness.ask("first")["session_id"])
     for number, text in enumerate(texts):
         assert harness.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
@@ -73,7 +73,7 @@ def _queued(harness: Harness, *texts: str) -> UUID:
 
 
 def _exported(harness: Harness, session_id: UUID) -> AgentSnapshot:
-    """What an export writes, read as an import does."""
+    """The session's export, parsed as by an import."""
     return parse(dump(read(harness.database, session_id)))
 
 
@@ -81,7 +81,7 @@ def _asked(harness: Harness, session_id: UUID) -> list[str]:
     return [content for role, content in harness.lines(session_id) if role == "user"]
 
 
-def test_what_is_queued_goes_out_and_is_answered_once_elsewhere(
+def test_queued_messages_are_exported_and_answered_once_elsewhere(
     harness: Harness, other: Harness, stores: Callable[[Harness], SnapshotStore]
 ) -> None:
     """On every store: the export names each message, and another installation answers each once, in order."""
@@ -91,7 +91,7 @@ def test_what_is_queued_goes_out_and_is_answered_once_elsewhere(
     snapshot = _exported(harness, session_id)
     assert [event.payload["text"] for event in snapshot.event_queue_backup] == ["one", "two", "three"]
     assert {(event.source, event.type) for event in snapshot.event_queue_backup} == {("http", MESSAGE)}
-    harness.snapshots.delete(session_id)  # the Redis of these two is one
+    harness.snapshots.delete(session_id)  # both installations share one Redis
     snapshot = replace(snapshot, memory=replace(snapshot.memory, working_variables=VARIABLES))
     assert restore(other.runtime, snapshot) == Restored(3, 0)
     assert _exported(other, session_id).event_queue_backup == snapshot.event_queue_backup
@@ -109,8 +109,8 @@ def test_what_is_queued_goes_out_and_is_answered_once_elsewhere(
     other.check()
 
 
-def test_where_the_original_still_is_nothing_is_accepted_twice(harness: Harness) -> None:
-    """Before it was answered and after."""
+def test_an_import_into_the_original_accepts_nothing_twice(harness: Harness) -> None:
+    """Messages of the export are known there, before they are answered and after."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     assert restore(harness.runtime, snapshot) == Restored(0, 2)
@@ -120,7 +120,7 @@ def test_where_the_original_still_is_nothing_is_accepted_twice(harness: Harness)
 
 
 def test_what_has_begun_or_was_cancelled_is_not_pending(harness: Harness) -> None:
-    """A turn that was broken off goes on where it stands; a cancelled message is not put back to be answered."""
+    """A begun turn continues from its own rows; a cancelled message must not be imported and answered."""
     session_id = UUID(harness.ask("first")["session_id"])
     harness.send("begun", session_id=session_id)
     harness.claimed(session_id)
@@ -131,13 +131,13 @@ def test_what_has_begun_or_was_cancelled_is_not_pending(harness: Harness) -> Non
 
 
 def test_an_export_holds_every_queued_message(harness: Harness, other: Harness) -> None:
-    """More than the snapshot that is saved with a turn does."""
+    """The number of messages in a turn's own snapshot is limited; an export's is not."""
     session_id = _queued(harness, *(f"message {number}" for number in range(130)))
     assert restore(other.runtime, _exported(harness, session_id)) == Restored(130, 0)
 
 
-def test_a_message_comes_back_as_it_was_sent(harness: Harness, other: Harness) -> None:
-    """Channel, priority, receiver, metadata and agent; merged ones in one turn; queued whatever the default is."""
+def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) -> None:
+    """A message keeps its fields and the turn it was merged into, and is queued whatever the default `on_busy`."""
     for each in (harness, other):
         each.equip()
     session_id = _queued(harness)
@@ -160,7 +160,7 @@ def test_a_message_comes_back_as_it_was_sent(harness: Harness, other: Harness) -
 
 
 def test_an_agent_that_is_unknown_here_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
-    """As in a session whose agent the installation no longer has."""
+    """An unknown agent is treated like one that the installation has removed."""
     session_id = _queued(harness, "one")
     other.agents = Agents([Agent("somebody else", "You help.")])
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
@@ -168,7 +168,7 @@ def test_an_agent_that_is_unknown_here_is_replaced_by_the_default(harness: Harne
 
 
 def test_a_session_that_is_opened_is_the_users_where_they_have_none(harness: Harness, other: Harness) -> None:
-    """Their next message goes there. One who talks here already goes on where they are."""
+    """The imported session gets the user's next message only if they have no session here."""
     session_id = _queued(harness, "one")
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
     assert other.send("next").session_id == session_id
@@ -186,7 +186,7 @@ def test_a_session_that_is_opened_is_the_users_where_they_have_none(harness: Har
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_import_that_dies_is_repeated(harness: Harness, other: Harness, moment: Moment, name: str, nth: int) -> None:
-    """At any of its commits, also where a worker has answered in the meantime what was accepted until then."""
+    """An import may die at any commit, and a worker may answer its messages before it is repeated."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     with other.crashing(moment, name, nth):
@@ -199,8 +199,8 @@ def test_an_import_that_dies_is_repeated(harness: Harness, other: Harness, momen
     other.check()
 
 
-def test_messages_are_put_back_where_the_session_has_gone_on(harness: Harness, other: Harness) -> None:
-    """A backup of the database may be older or newer than the file: the variables are left, and the result says why."""
+def test_messages_are_imported_into_a_session_that_has_continued(harness: Harness, other: Harness) -> None:
+    """The session's variables may be newer than the export's: they are kept, and the result says why."""
     session_id = _queued(harness, "one")
     snapshot = _exported(harness, session_id)
     other.script(says("hi"))
@@ -231,10 +231,10 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
         ({"reply_to": {"task": "not.allowed"}}, "PERDURE_REPLY_TASKS"),
     ],
 )
-def test_what_is_no_message_is_refused_and_nothing_is_changed(
+def test_a_malformed_message_is_refused_and_nothing_is_changed(
     harness: Harness, other: Harness, changed: dict[str, object], said: str
 ) -> None:
-    """With the event's number; the session is not opened."""
+    """The error names the event's number, and no session is opened."""
     snapshot = _exported(harness, _queued(harness, "one"))
     for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
         bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
@@ -247,13 +247,13 @@ def test_what_is_no_message_is_refused_and_nothing_is_changed(
 
 
 def test_what_a_later_release_adds_is_ignored(harness: Harness, other: Harness) -> None:
-    """A member of a message that this release does not know."""
+    """A message may have a member that this release does not know."""
     snapshot = _exported(harness, _queued(harness, "one"))
     assert restore(other.runtime, replace(snapshot, event_queue_backup=_with(snapshot, mood="good"))).accepted == 1
 
 
-def test_refused_where_the_session_is_over_or_anothers(harness: Harness, other: Harness) -> None:
-    """And without pending messages everything is as before: an unknown session is none."""
+def test_an_import_into_an_ended_or_another_users_session_is_refused(harness: Harness, other: Harness) -> None:
+    """Without pending messages an unknown session is refused, too."""
     snapshot = _exported(harness, _queued(harness, "one"))
     theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
     mine = replace(theirs, memory=replace(snapshot.memory, working_variables={"name": "Bob"}))

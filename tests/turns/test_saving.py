@@ -1,4 +1,4 @@
-"""Snapshots in a store elsewhere: saved before the reply, whatever dies or is away; found again at a claim."""
+"""Snapshots in an external store: saved before the reply is visible, despite crashes, and loaded at a claim."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AFTER_LEASE_S = 31
 
 
 class Spy(MemorySnapshots):
-    """A third party's store that a test can have fail, and look at from inside."""
+    """A third-party store that fails on request and records what it saves."""
 
     def __init__(self) -> None:
         super().__init__(f"spy://{uuid4()}", Settings(_env_file=None))
@@ -72,7 +72,7 @@ class Spy(MemorySnapshots):
         super().set_aside(agent_id, upto, reason)
 
     def kept_aside(self, agent_id: UUID) -> bool:
-        """Whether something of the agent was set aside."""
+        """Whether a snapshot of the agent was set aside."""
         return agent_id in self._aside
 
     def _fail(self, method: str, agent_id: UUID) -> None:
@@ -114,7 +114,7 @@ def _committed(harness: Harness, session_id: UUID) -> Stored:
 
 
 def _count(harness: Harness, **given: Any) -> dict[str, Any]:
-    """A turn that counts."""
+    """Run a turn that adds one to the variable `n`."""
     harness.script(calls(("add", {})), says("counted"))
     return harness.ask(**given)
 
@@ -123,8 +123,8 @@ def _results(harness: Harness) -> list[str]:
     return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
-def test_the_reply_is_nowhere_before_the_snapshot_is_saved(harness: Harness, spy: Spy) -> None:
-    """A client that has read a reply must find a session that remembers it, whatever dies then."""
+def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, spy: Spy) -> None:
+    """A session must remember every reply that a client has read, whatever crashes afterwards."""
     seen: list[Any] = []
 
     def look(_: AgentSnapshot) -> None:
@@ -143,7 +143,7 @@ def test_the_reply_is_nowhere_before_the_snapshot_is_saved(harness: Harness, spy
 
 
 def test_what_is_saved_is_what_is_then_committed(harness: Harness, spy: Spy) -> None:
-    """History, variables, tick and token: hydrating from the one or the other is the same."""
+    """The store and PostgreSQL agree in history, variables, tick and token."""
     session_id = UUID(_count(harness)["session_id"])
     _count(harness)
     found, committed = spy.load(session_id), _committed(harness, session_id)
@@ -154,8 +154,8 @@ def test_what_is_saved_is_what_is_then_committed(harness: Harness, spy: Spy) -> 
     assert [said.role for said in found.snapshot.memory.short_term_history][-2:] == [Role.TOOL, Role.ASSISTANT]
 
 
-def test_what_waits_behind_a_turn_is_named_in_its_snapshot(harness: Harness, spy: Spy) -> None:
-    """They are events that have arrived and are not worked on; PostgreSQL runs them, whatever becomes of this."""
+def test_messages_behind_a_turn_are_in_its_snapshot(harness: Harness, spy: Spy) -> None:
+    """A snapshot lists them as pending events; they run from PostgreSQL, independently of the snapshot."""
     taken: list[AgentSnapshot] = []
     spy.on_save = taken.append
     harness.send("one")
@@ -166,8 +166,8 @@ def test_what_waits_behind_a_turn_is_named_in_its_snapshot(harness: Harness, spy
     assert taken[1].event_queue_backup == ()
 
 
-def test_while_the_store_is_away_nothing_is_answered_and_nobody_else_waits(harness: Harness, spy: Spy) -> None:
-    """It is said to the operator, tried again later and later, and answered without asking the model again."""
+def test_while_the_store_is_unavailable_its_turn_waits_and_no_other_does(harness: Harness, spy: Spy) -> None:
+    """The error is stored for the operator, retries back off, and the reply needs no second model call."""
     harness.script(says("at last"))
     sent = harness.send()
     spy.away("save", only=sent.session_id)
@@ -198,13 +198,13 @@ def test_while_the_store_is_away_nothing_is_answered_and_nobody_else_waits(harne
 
 def _woken(harness: Harness) -> list[UUID]:
     harness.waker.sessions.clear()
-    harness.sql("DELETE FROM sweeps")  # whose round it is, is another matter
+    harness.sql("DELETE FROM sweeps")  # which sweeper's round it is does not matter here
     sweep(harness.runtime)
     return list(harness.waker.sessions)
 
 
-def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
-    """An operator must learn why nobody gets an answer, and what to do."""
+def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
+    """The log tells the operator why the turn is not answered, and what to do."""
     spy.away("save")
     sent = harness.send()
     with caplog.at_level(logging.ERROR):
@@ -214,7 +214,7 @@ def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCap
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
-    """Their order is that of acceptance; they go on with what the first one left."""
+    """The turns of a session run in the order accepted, each after the one before is settled."""
     spy.away("save")
     first = harness.send("one")
     harness.run(first.session_id)
@@ -233,7 +233,7 @@ BOUNDARIES: list[tuple[Moment, str]] = [
 
 @pytest.mark.parametrize(("moment", "name"), BOUNDARIES)
 def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name: str) -> None:
-    """The model is asked again only if nobody knows its answer; the snapshot is that of the last commit."""
+    """The model is asked again only if its reply was not committed; the snapshot is that of the last commit."""
     harness.script(calls(("add", {})), says("once"))
     sent = harness.send()
     with harness.crashing(moment, name):
@@ -257,7 +257,7 @@ def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name:
 
 
 def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -> None:
-    """Once before and once after the store had it: saving is repeated, asking is not."""
+    """After a crash before or after the store's write, saving is repeated and the model call is not."""
     harness.script(says("once"))
     sent = harness.send()
     for method in ("save", "saved"):
@@ -275,7 +275,7 @@ def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -
 def test_an_error_of_the_stores_own_holds_the_turn_as_well(
     harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a third party's code raises is no reason to answer without having saved, nor to leak its words."""
+    """A third party's exception must neither let the turn be answered unsaved nor appear outside the log."""
     spy.trouble = {"save": lambda _: RuntimeError("password")}
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -287,7 +287,7 @@ def test_an_error_of_the_stores_own_holds_the_turn_as_well(
 
 
 def test_a_cancel_comes_too_late_for_a_held_turn(harness: Harness, spy: Spy) -> None:
-    """Its reply is committed, and a reply that is committed first wins."""
+    """A held turn's reply is committed, and a reply that is committed first wins."""
     spy.away("save")
     sent = harness.send()
     harness.run(sent.session_id)
@@ -297,8 +297,8 @@ def test_a_cancel_comes_too_late_for_a_held_turn(harness: Harness, spy: Spy) -> 
     assert harness.turn(sent.turn_id)["status"] == "done"
 
 
-def test_an_interrupt_takes_a_held_turn_away(harness: Harness, spy: Spy) -> None:
-    """Nobody has seen its reply; and whoever interrupts must not wait for a store."""
+def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
+    """A held reply is not visible yet, and an interrupting message must not wait for the store."""
     spy.away("saved")
     sent = harness.send("one")
     harness.run(sent.session_id)
@@ -311,8 +311,8 @@ def test_an_interrupt_takes_a_held_turn_away(harness: Harness, spy: Spy) -> None
     assert spy.kept_aside(sent.session_id), "the snapshot of the reply that was taken back is of no commit"
 
 
-def test_variables_are_the_stores_where_its_snapshot_counts(harness: Harness, spy: Spy) -> None:
-    """Hydration is from the store, as its owner asked for; PostgreSQL stands in."""
+def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harness, spy: Spy) -> None:
+    """A current snapshot in the configured store takes precedence over PostgreSQL."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -325,7 +325,7 @@ def test_variables_are_the_stores_where_its_snapshot_counts(harness: Harness, sp
 def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     harness: Harness, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From a backup, of another database, or of a reply that never was: it is built again from PostgreSQL."""
+    """A snapshot of a backup, another database or an uncommitted reply is rebuilt from PostgreSQL."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -339,8 +339,8 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     assert spy.saved[-1] == _committed(harness, session_id).version
 
 
-def test_a_snapshot_that_is_gone_is_built_again(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
-    """A Redis without a disk has been restarted: nothing but a line in the log comes of it."""
+def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
+    """A restart of a Redis without persistence costs no more than a line in the log."""
     session_id = UUID(_count(harness)["session_id"])
     spy.delete(session_id)
     _count(harness)
@@ -348,8 +348,8 @@ def test_a_snapshot_that_is_gone_is_built_again(harness: Harness, spy: Spy, capl
     assert "has no snapshot in spy://" in caplog.text
 
 
-def test_a_turn_that_was_broken_off_goes_on_from_its_own_steps(harness: Harness, spy: Spy) -> None:
-    """The snapshot is of the turn before, and as it should be: PostgreSQL has gone on, and nothing is set aside."""
+def test_a_turn_that_was_broken_off_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
+    """The store's snapshot is that of the previous turn, as it should be, so it is not set aside."""
     session_id = UUID(_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
@@ -363,15 +363,15 @@ def test_a_turn_that_was_broken_off_goes_on_from_its_own_steps(harness: Harness,
 
 @pytest.mark.parametrize("error", [SnapshotUnavailable("spy", "it is away", "Start it."), RuntimeError("of its own")])
 def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, error: Exception) -> None:
-    """What it holds is in PostgreSQL; whether it takes the next snapshot is another matter."""
+    """The store's data is also in PostgreSQL, so a failed load is no reason to wait."""
     _count(harness)
     spy.trouble = {"load": lambda _: error}
     assert _count(harness)["status"] == "done"
     assert _results(harness) == ["1", "2"]
 
 
-def test_a_database_older_than_its_snapshots_gets_over_it(harness: Harness, spy: Spy) -> None:
-    """Restored from a backup, it claims with tokens that the store has left behind long ago."""
+def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
+    """A database restored from a backup claims with older tokens than the store's: its snapshot is set aside."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -385,7 +385,7 @@ def test_a_database_older_than_its_snapshots_gets_over_it(harness: Harness, spy:
 def test_a_runner_that_lost_its_session_while_it_saves_leaves_the_newer_snapshot_alone(
     harness: Harness, spy: Spy
 ) -> None:
-    """It was paused, its successor has saved and answered: the store refuses it, and it sets nothing aside."""
+    """A runner pauses in its save while a successor saves and answers: the store refuses the older snapshot."""
     spy.on_save = lambda _: _taken_over(harness, spy, sent.session_id)
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -404,7 +404,7 @@ def _taken_over(harness: Harness, spy: Spy, session_id: UUID) -> None:
 
 @pytest.fixture(params=["file", "sqlite", "redis"])
 def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> Iterator[SnapshotStore]:
-    """A store of perdure's own, as the harness's process has it."""
+    """Each of perdure's own stores, in the harness."""
     if request.param == "redis":
         harness.snapshots = RedisSnapshots(request.getfixturevalue("redis_url"))
     else:
@@ -414,8 +414,8 @@ def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> I
     harness.snapshots.close()
 
 
-def test_a_session_goes_on_from_each_store(harness: Harness, store: SnapshotStore) -> None:
-    """Saved, found again after a crash and without one, of the last commit each time, and forgotten."""
+def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotStore) -> None:
+    """Each store's snapshot is that of the last commit, with and without a crash, and can be deleted."""
     session_id = UUID(_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("counted"))
     harness.send()
@@ -452,14 +452,14 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness,
 def test_a_disk_that_takes_nothing_holds_the_turn_until_it_does(
     harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
-    """With the real stores: no answer is seen before it is saved, the sweeper tries again, the model is asked once."""
+    """With the real stores: no reply is visible before it is saved, the sweeper retries, the model is asked once."""
     store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
     harness.equip(keep)
     assert _kept(harness, "little")["status"] == "done"
     if trouble == "full":
         fill(small_disk / "filler")
     else:
-        store.close()  # what is open for writing keeps its disk writable
+        store.close()  # a disk with a file open for writing cannot be made read-only
         _remount(small_disk, "ro")
     harness.script(calls(("keep", {"text": "x" * 60_000})), says("at last"))
     sent = harness.send()
@@ -495,7 +495,7 @@ def _remount(disk: Path, how: str) -> None:
 
 
 def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
-    """Parked, without a reply; who waits is told so when the time is up, and nobody is told the store's words."""
+    """The API shows the turn as parked, without its reply and without the store's error message."""
     spy.away("save")
     harness.script(says("at last"))
     sent = harness.send()
@@ -517,7 +517,7 @@ def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
 
 
 def test_a_session_is_forgotten_in_both_places(harness: Harness, spy: Spy) -> None:
-    """Ended, it has nothing left to survive; if the store is away, that is for later, and safe to repeat."""
+    """Snapshots are deleted in PostgreSQL and in the store, and deleting them again is safe."""
     session_id = UUID(_count(harness)["session_id"])
     delete_snapshots(harness.database, spy, session_id)
     delete_snapshots(harness.database, spy, session_id)

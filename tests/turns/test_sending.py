@@ -1,4 +1,4 @@
-"""`perdure.send`: a message in the application's own transaction, and what becomes of it after the commit."""
+"""`perdure.send`: a message in the application's own transaction, and its routing after the commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ORDERS = "CREATE TABLE public.orders (id serial PRIMARY KEY, item text NOT NULL)
 
 @pytest.fixture
 def woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The users whose messages a worker is to route, as this application's process has them published."""
+    """The users for whom the application's process has published a wake-up."""
     found: list[str] = []
     monkeypatch.setenv("PERDURE_DATABASE_URL", database.url.render_as_string(hide_password=False))
     monkeypatch.setattr(process, "_parts", {})
@@ -67,7 +67,7 @@ def application(database: Database, woken: list[str]) -> Iterator[Engine]:
 
 
 def routed(harness: Harness, sent: Sent) -> dict[str, Any]:
-    """Route what was sent and run its session; the turn."""
+    """Route the message, run its session and return the turn."""
     route.route_due(harness.runtime)
     found = read_turn(harness.database, sent.turn_id)
     if found["session_id"] is not None and found["status"] == "accepted":
@@ -76,13 +76,13 @@ def routed(harness: Harness, sent: Sent) -> dict[str, Any]:
 
 
 def rows(engine: Engine) -> int:
-    """Orders of the application."""
+    """The number of the application's orders."""
     with engine.connect() as connection:
         return int(connection.execute(text("SELECT count(*) FROM public.orders")).scalar_one())
 
 
 def test_a_message_commits_with_the_applications_rows(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """Before the commit there is nothing to see, after it an accepted turn without a session, then an ordinary turn."""
+    """The turn is invisible before the commit, accepted without a session after it, and ordinary once routed."""
     with application.connect() as connection:
         connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
         sent = send(connection, user_id="ana", text="hello")
@@ -100,7 +100,7 @@ def test_a_message_commits_with_the_applications_rows(harness: Harness, applicat
 
 
 def test_a_rollback_leaves_nothing(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """Neither the message nor a wake-up."""
+    """A rollback discards both the message and its wake-up."""
     with application.connect() as connection:
         send(connection, user_id="ana", text="hello")
         connection.rollback()
@@ -129,7 +129,7 @@ def test_a_savepoint_decides_over_what_was_sent_in_it(harness: Harness, applicat
 
 
 def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: Engine, woken: list[str]) -> None:
-    """Also when the same session goes on after either."""
+    """The same session may be used again after either."""
     make = scoped_session(sessionmaker(application))
     send(make, user_id="ana", text="hello")
     make.rollback()
@@ -152,7 +152,7 @@ def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken
 
 
 def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """The driver asyncpg checks types more strictly than psycopg2; a rollback leaves nothing with it, too."""
+    """The driver asyncpg checks types more strictly than psycopg2; with it, too, a rollback discards the message."""
     engine = create_async_engine(database.url.set(drivername="postgresql+asyncpg"))
 
     async def use() -> Sent:
@@ -178,7 +178,7 @@ def test_an_async_session(harness: Harness, database: Database, application: Eng
 
 
 def test_a_django_connection(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """In `atomic`, the wake-up is Django's `on_commit`."""
+    """In `atomic`, Django's `on_commit` publishes the wake-up."""
     server = str(database.url.query["host"])
     one = {"ENGINE": "django.db.backends.postgresql", "NAME": database.url.database, "USER": "perdure", "HOST": server}
     if not django_settings.configured:
@@ -201,7 +201,7 @@ def test_a_django_connection(harness: Harness, database: Database, application: 
 def test_a_database_without_perdures_tables(
     databases: Databases, harness: Harness, monkeypatch: pytest.MonkeyPatch, woken: list[str]
 ) -> None:
-    """The error says what to run; the application's transaction goes on."""
+    """The error says what to run; the application's transaction stays usable."""
     with databases.empty() as url:
         engine = create_engine(url)
         with engine.connect() as connection:
@@ -219,7 +219,7 @@ def test_a_database_without_perdures_tables(
 def test_a_role_needs_the_right_to_insert_and_no_other(
     harness: Harness, database: Database, application: Engine, woken: list[str]
 ) -> None:
-    """`perdure migrate --grant` gives it; the role then sends, and reads nothing."""
+    """After `perdure migrate --grant` the role can send messages, but not read them."""
     role = 'shop "clerk"'
     harness.sql('DROP ROLE IF EXISTS "shop ""clerk"""')
     harness.sql('CREATE ROLE "shop ""clerk"""')
@@ -247,8 +247,8 @@ def test_a_role_needs_the_right_to_insert_and_no_other(
         harness.sql('DROP ROLE "shop ""clerk"""')
 
 
-def test_what_is_refused_at_once(application: Engine, woken: list[str]) -> None:
-    """What needs no other row is checked before the insert."""
+def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]) -> None:
+    """Checks that need no other row are made before the insert."""
     with application.connect() as connection:
         with pytest.raises(InvalidRequest, match="text"):
             send(connection, user_id="ana", text="")
@@ -265,7 +265,7 @@ def test_what_is_refused_at_once(application: Engine, woken: list[str]) -> None:
 
 
 def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -> None:
-    """Twice in one transaction, and once more through another ingress: all three ids are of one turn."""
+    """A message sent twice in one transaction and once through another ingress is one turn."""
     with application.begin() as connection:
         first, again = (send(connection, user_id="ana", text="hello", message_id="m") for _ in range(2))
         other = send(connection, user_id="ana", text="something else", message_id="m")
@@ -294,7 +294,7 @@ def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: 
 
 
 def test_refusals_after_the_commit_are_failed_turns(harness: Harness, application: Engine) -> None:
-    """A busy session, a session of another user, an unknown agent: the reason is where the reply would be."""
+    """A busy session, an unknown session or an unknown agent: the turn fails with the reason."""
     with application.begin() as connection:
         first = send(connection, user_id="ana", text="first")
         busy = send(connection, user_id="ana", text="second", on_busy="reject")
@@ -329,7 +329,7 @@ def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -
 
 
 def test_many_workers_route_in_order_and_once(harness: Harness, application: Engine) -> None:
-    """Eight at a time over the messages of three users."""
+    """Eight concurrent workers route the messages of three users."""
     with application.begin() as connection:
         sent = [send(connection, user_id=f"user {n % 3}", text=f"number {n}") for n in range(60)]
     workers = [Thread(target=route.route_due, args=(harness.runtime,)) for _ in range(8)]
@@ -458,7 +458,7 @@ def test_a_commit_does_not_fail_with_its_wake_up(
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_while_routing(harness: Harness, application: Engine, moment: Any, nth: int) -> None:
-    """At each commit: the next worker continues, and each message is one turn, in order."""
+    """After a crash at any commit the next worker continues, and each message is one turn, in order."""
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(4)]
     with harness.crashing(moment, "turns.accept", nth):
@@ -470,7 +470,7 @@ def test_killed_while_routing(harness: Harness, application: Engine, moment: Any
 
 
 def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
-    """The settled turn, a refused one, and a time that is up."""
+    """`result` returns a settled or a refused turn, and raises when its time is up."""
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
         refused = send(connection, user_id="ana", text="hello", agent="nobody")

@@ -1,4 +1,4 @@
-"""A user's share: so many turns of one user at once, the others wait at no cost, and nobody else waits for them."""
+"""A user's share: a user's turns beyond the limit wait at no cost, and delay no other user."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MOST = 3
 
 @tool(requires_approval=True)
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
 @pytest.fixture(autouse=True)
 def shared(harness: Harness) -> None:
-    """A conversation for each channel, and three turns of one user at once."""
+    """One conversation per channel, and at most three concurrent turns of a user."""
     session = harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})
     harness.settings = harness.settings.model_copy(update={"session": session})
     harness.set(user_concurrency=MOST)
@@ -44,7 +44,7 @@ def _flood(harness: Harness, number: int, **given: Any) -> list[Accepted]:
 
 
 def _round(harness: Harness) -> list[UUID]:
-    """One round of the sweeper; what it woke."""
+    """Run one round of the sweeper; returns the sessions that it woke."""
     harness.move(harness.settings.turn.sweep_s + 0.1)
     harness.waker.sessions.clear()
     assert sweep(harness.runtime) is not None
@@ -56,20 +56,20 @@ def _try(harness: Harness, session_id: UUID) -> object:
 
 
 def _claimed(harness: Harness, number: int) -> list[UUID]:
-    """Sessions of ana that are being run."""
+    """Sessions of ana that are claimed."""
     sent = _flood(harness, number)
     for each in sent:
         harness.claimed(each.session_id)
     return [each.session_id for each in sent]
 
 
-def test_the_default_is_the_contracts(harness: Harness) -> None:
-    """Ten at once."""
+def test_the_default_limit(harness: Harness) -> None:
+    """By default a user may have ten concurrent turns."""
     assert type(harness.settings.turn)().user_concurrency == 10
 
 
 def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> None:
-    """The broker's queue is first in, first out: what is not in it delays no other user."""
+    """The broker's queue is first in, first out: wake-ups that are not in it delay no other user."""
     sent = _flood(harness, 40)
     assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
     other = harness.send(user_id="bob")
@@ -79,7 +79,7 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
 
 
 def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
-    """Without the sweeper: each is woken once, in the order accepted, by the commit that frees a place."""
+    """Without the sweeper, each session is woken once, in the order accepted, when a settled turn frees a place."""
     sent = _flood(harness, 40)
     for number, each in enumerate(sent):
         assert harness.waker.sessions == [one.session_id for one in sent[: number + MOST]]
@@ -89,7 +89,7 @@ def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
     assert _round(harness) == []
 
 
-def test_the_next_is_woken_behind_the_commit_and_before_the_turn_is_remembered(harness: Harness) -> None:
+def test_the_next_is_woken_after_the_commit_and_before_the_turn_is_remembered(harness: Harness) -> None:
     """A wake-up before the commit would find the place taken."""
     sent = _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
@@ -106,7 +106,7 @@ def test_the_next_is_woken_behind_the_commit_and_before_the_turn_is_remembered(h
 
 
 def test_the_more_urgent_comes_first(harness: Harness) -> None:
-    """Priority orders sessions, those of one user too; a later message raises that of a session that waits."""
+    """Priority also orders the waiting sessions of one user; a later message can raise it."""
     sent = _flood(harness, MOST + 2)
     urgent = harness.send("now", channel="urgent", priority=9)
     harness.send("now, too", channel=f"channel-{MOST + 1}", priority=8)
@@ -117,7 +117,7 @@ def test_the_more_urgent_comes_first(harness: Harness) -> None:
 
 
 def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
-    """A wake-up that comes nevertheless (of an older release, of a sweep) costs no attempt and takes no lease."""
+    """A surplus wake-up (from an older release or a sweep) costs no attempt and takes no lease."""
     sent = _flood(harness, MOST)
     harness.set(user_concurrency=1)
     first, *others = (each.session_id for each in sent)
@@ -132,7 +132,7 @@ def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
 
 
 def test_claims_at_one_moment_exceed_the_limit_by_their_number_at_most(harness: Harness) -> None:
-    """No lock is held for the count. Whoever comes a moment later sees it, and each loser is admitted later."""
+    """The count takes no lock, so concurrent claims may exceed the limit; later claims see it and are queued."""
     harness.set(user_concurrency=100)
     sent = [each.session_id for each in _flood(harness, 12)]
     harness.set(user_concurrency=MOST)
@@ -144,7 +144,7 @@ def test_claims_at_one_moment_exceed_the_limit_by_their_number_at_most(harness: 
 
 
 def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
-    """Their leases have run out; they are claimed again like any other, up to the limit."""
+    """Turns with expired leases take no place; they are claimed again like any other."""
     sessions = _claimed(harness, MOST)
     later = harness.send(channel="later")
     harness.move(harness.settings.turn.lease_s + 1)
@@ -175,7 +175,7 @@ def test_what_the_broker_refused_keeps_its_place(harness: Harness) -> None:
 
 
 def test_waiting_makes_no_storm(harness: Harness) -> None:
-    """Twenty minutes of three long turns: none of the others is woken, claimed or charged for."""
+    """During twenty minutes of three long turns, no waiting session is woken, claimed or given a strike."""
     running = _claimed(harness, MOST)
     waiting = [each.session_id for each in _flood(harness, 40)[MOST:]]
     woken: list[UUID] = []
@@ -203,8 +203,8 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
     assert set(woken) == expected
 
 
-def test_what_waits_for_a_person_takes_no_place(harness: Harness) -> None:
-    """Its place is free until the decision; then it waits for one like any other."""
+def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None:
+    """A turn that waits for approval frees its place; after the decision it queues for one like any other."""
     harness.set(user_concurrency=1)
     harness.equip(pay)
     harness.script(calls(("pay", {"amount": 5})))
@@ -237,7 +237,7 @@ def test_an_error_frees_the_place(harness: Harness) -> None:
 
 
 def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
-    """Nothing of its waiting is left: the next message is woken, or waits, as if it were the first."""
+    """A cancellation leaves no trace of the wait: the next message is woken, or queued, like a first one."""
     sent = _flood(harness, MOST + 2)
     for each in sent[MOST:]:
         cancel(harness.runtime, each.turn_id)
@@ -255,7 +255,7 @@ def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) 
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
-def test_more_messages_to_a_session_that_waits_wake_nobody(harness: Harness, on_busy: str) -> None:
+def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, on_busy: str) -> None:
     """A flood of messages into conversations that wait must not fill the broker's queue either."""
     _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
@@ -265,7 +265,7 @@ def test_more_messages_to_a_session_that_waits_wake_nobody(harness: Harness, on_
 
 
 def test_a_long_backlog_lets_others_in_between(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages queued in one conversation give their thread back after a while, at the cost of no attempt."""
+    """A conversation with many queued messages releases its thread after a time slice, at no attempt's cost."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -284,10 +284,10 @@ def test_a_long_backlog_lets_others_in_between(harness: Harness, monkeypatch: py
     assert all(one <= other for one, other in pairwise(settled))
 
 
-def test_a_long_backlog_goes_on_where_the_broker_takes_no_wake_up(
+def test_a_long_backlog_continues_if_the_broker_takes_no_wake_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else would come before the sweeper, and it publishes nothing either."""
+    """If no wake-up can be published, no other worker would take over, so the runner keeps the session."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
     sent = [harness.send(f"message {number}") for number in range(4)]
     harness.waker.away = True
@@ -320,7 +320,7 @@ def test_a_conversation_waits_for_no_more_than_a_slice_of_each_other_one(
 
 
 def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
-    """A parked turn is settled at once, though its user's other turns take all places."""
+    """A parked turn is settled at once, although its user's other turns take all places."""
     harness.set(user_concurrency=1, on_unavailable="park")
     parked = harness.send("parked", channel="a")
     harness.script(CircuitBreakerOpen(retry_after_s=60))
@@ -333,7 +333,7 @@ def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
 
 
 def test_a_parked_turn_that_is_queued_uses_no_attempt(harness: Harness) -> None:
-    """Its user's other turn has the only place when the model may be asked again."""
+    """The user's other turn has the only place when the parked turn becomes due."""
     harness.set(user_concurrency=1, on_unavailable="park")
     parked = harness.send("parked", channel="a")
     harness.script(CircuitBreakerOpen(retry_after_s=60), says("of the other"), CircuitBreakerOpen(retry_after_s=60))

@@ -1,4 +1,4 @@
-"""The step loop: whatever a model or a tool comes up with, the turn ends, and the next message works."""
+"""The step loop: whatever a model or a tool does, the turn ends and the next message is answered."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _results(harness: Harness) -> list[str]:
     return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
-def _goes_on(harness: Harness) -> None:
+def _answers_the_next_message(harness: Harness) -> None:
     """The next message of the session is answered, with a prompt that a provider accepts."""
     harness.script(says("still here"))
     assert harness.ask("next")["reply"] == {"text": "still here", "format": "text"}
 
 
 def test_a_turn_of_two_steps(harness: Harness) -> None:
-    """Ask, call, ask again, reply: transcript, usage and counters say so."""
+    """The transcript, usage and counters of a turn with one tool call."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4})), says("It is 8."))
     turn = harness.ask("double 4")
@@ -74,7 +74,7 @@ def test_a_turn_of_two_steps(harness: Harness) -> None:
     ]  # fmt: skip
     effect = harness.sql("SELECT status, effect, tool FROM tool_effects")[0]
     assert tuple(effect) == ("done", "pure", "double")
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None:
@@ -89,8 +89,8 @@ def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None
     assert [each.name for each in request.tools] == ["double"]
 
 
-def test_calls_of_one_reply_run_side_by_side_with_results_in_order(harness: Harness) -> None:
-    """Each tool waits for all others to have begun: run one after another they would never end."""
+def test_calls_of_one_reply_run_concurrently_with_results_in_order(harness: Harness) -> None:
+    """Each call waits until all others have begun: run one after another, they would never end."""
     barrier = threading.Barrier(4)
     turnstile = [threading.Event() for _ in range(4)]
 
@@ -137,34 +137,34 @@ def test_a_call_that_cannot_be_done_goes_back_to_the_model(harness: Harness, cas
     assert result.startswith("Error: ")
     assert told in result
     assert "second line" not in result
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 @pytest.mark.parametrize("given", ["grüße 😀 \u202e", 10**300, -0.0, [[["deep"]]], {"a": None}, "", "\\u0000"])
 def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
-    """What is valid, however unusual, reaches the tool and comes back as it was."""
+    """Valid arguments, however unusual, reach the tool unchanged."""
     harness.equip(repeat)
     harness.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
     harness.ask()
     for result in _results(harness):
         assert (result if isinstance(given, str) else json.loads(result)) == given
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
-    """What the model cannot read anyway must not be stored and sent again at each step."""
+    """A result that is too long for the model must not be stored, and sent again at each step."""
     harness.equip(endless)
     harness.script(calls(("endless", {})), says("long"))
     assert harness.ask()["status"] == "done"
     (result,) = _results(harness)
     assert len(result) <= 32_000
     assert "10,000,000 characters in all" in result
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 @pytest.mark.parametrize("number", [20, 40])
 def test_many_calls_at_once(harness: Harness, number: int) -> None:
-    """Twenty run; of forty the first run and the others are told to come again."""
+    """Twenty calls run; of forty, the calls beyond the limit get an error."""
     harness.equip(double)
     harness.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
     assert harness.ask()["status"] == "done"
@@ -173,11 +173,11 @@ def test_many_calls_at_once(harness: Harness, number: int) -> None:
     assert results[:MAX_CALLS] == [str(2 * each) for each in range(min(number, MAX_CALLS))]
     assert all("at most 32 calls" in each for each in results[MAX_CALLS:])
     assert harness.counts()["tool_effects"] == min(number, MAX_CALLS)
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_the_same_call_id_twice(harness: Harness) -> None:
-    """In one reply and in two: each call gets its own result, and the provider accepts the prompt."""
+    """Within one reply and across two, each call gets its own result, and the provider accepts the prompt."""
     harness.equip(double)
     harness.script(
         calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
@@ -187,11 +187,11 @@ def test_the_same_call_id_twice(harness: Harness) -> None:
     )
     assert harness.ask()["status"] == "done"
     assert _results(harness) == ["2", "4", "6", "8"]
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_ids_and_names_that_cannot_be_stored(harness: Harness) -> None:
-    """A model writes NUL and half characters wherever it can: they are made storable, not fatal."""
+    """NUL characters and lone surrogates in a reply are replaced, and do not fail the turn."""
     harness.equip(double)
     bad = ModelReply(
         "text\x00 \ud800",
@@ -201,17 +201,17 @@ def test_ids_and_names_that_cannot_be_stored(harness: Harness) -> None:
     harness.script(bad, says("fine\x00"))
     turn = harness.ask()
     assert (turn["status"], turn["attempts"]) == ("done", 1)
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_reply_fails_the_turn_with_a_sentence(harness: Harness, text: str) -> None:
-    """Nobody is left waiting for nothing."""
+def test_an_empty_reply_fails_the_turn_with_a_message(harness: Harness, text: str) -> None:
+    """The user must get an answer, if only an error message."""
     harness.script(says(text))
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_RESPONSE")
     assert turn["reply"]["text"] == turn["error"]["message"] != ""
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PerdureError)]
@@ -219,37 +219,37 @@ ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) a
 
 @pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
 def test_a_models_error_is_the_turns(harness: Harness, kind: type[PerdureError]) -> None:
-    """Its code stands on the turn, its sentence is the reply; the session goes on."""
+    """The turn stores the error's code, its message is the reply, and the session continues."""
     harness.script(kind("I am sorry.\x00"))
     turn = harness.ask()
-    # What a provider cannot reach is its failure: UNAVAILABLE is the database, which is waited for.
+    # UNAVAILABLE means the database, which is waited for; from a model it is the provider's failure.
     code = "PROVIDER_ERROR" if issubclass(kind, errors.Unavailable) else kind.code
     assert (turn["status"], turn["attempts"], turn["error"]["code"]) == ("failed", 1, code)
     assert turn["reply"]["text"].startswith("I am sorry.")
     assert len(harness.model.requests) == 1
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
-    """What was done stays in the transcript, closed, with the sentence behind it."""
+    """The first step stays in the transcript with its calls closed, followed by the error message."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
     turn = harness.ask("double")
     assert (turn["status"], turn["steps"]) == ("failed", 1)
     assert turn["usage"] == {"input_tokens": 10, "output_tokens": 5}
     assert _results(harness) == ["8"]
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_too_many_steps(harness: Harness) -> None:
-    """A model that never comes to an end is stopped, with a reply that says so."""
+    """A model that never stops calling tools is stopped, with a reply that says so."""
     harness.equip(double, max_steps=3)
     harness.script(*[calls(("double", {"number": number})) for number in range(10)])
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "BUDGET_EXHAUSTED", 3)
     assert "3 steps" in turn["reply"]["text"]
     assert _results(harness) == ["0", "2", "4"]
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_too_much_time(harness: Harness) -> None:
@@ -264,11 +264,11 @@ def test_too_much_time(harness: Harness) -> None:
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "TIMEOUT", 2)
     assert "300 seconds" in turn["reply"]["text"]
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_time_is_counted_over_all_the_runners_of_a_turn(harness: Harness) -> None:
-    """Each crash would otherwise give the turn its whole time again."""
+    """Otherwise each crash would give the turn its whole time again."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(250)
@@ -284,11 +284,11 @@ def test_time_is_counted_over_all_the_runners_of_a_turn(harness: Harness) -> Non
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["error"]["code"] == "TIMEOUT"
     assert harness.turn(sent.turn_id)["steps"] == 2
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_a_model_call_gets_no_more_time_than_the_turn_has(harness: Harness) -> None:
-    """The last call of a turn is cut at the turn's end."""
+    """The last call of a turn ends at the turn's time limit."""
     left: list[float] = []
 
     def look(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -309,7 +309,7 @@ def test_a_model_call_gets_no_more_time_than_the_turn_has(harness: Harness) -> N
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
 def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect: str) -> None:
-    """Then the model is told that it did not finish."""
+    """After the second run the model reads that the tool did not finish."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -326,7 +326,7 @@ def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect:
     release.set()
     assert len(begun) == 2
     assert _results(harness) == ["Error: hang did not finish within 30 s."]
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) -> None:
@@ -351,7 +351,7 @@ def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) ->
 
 
 def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
-    """It may have taken effect: the model is told that the outcome is unknown."""
+    """The call may have taken effect, so the model reads that its outcome is unknown."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -369,11 +369,11 @@ def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
     assert _results(harness) == [UNKNOWN_OUTCOME]
     release.set()
     assert begun == [1]
-    _goes_on(harness)
+    _answers_the_next_message(harness)
 
 
 def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Harness) -> None:
-    """One call's timeout and second run must not cost its neighbours the results that they have."""
+    """One call's time-out and second run must not discard the results of the other calls."""
     begun: list[int] = []
     release, again = threading.Event(), threading.Event()
     done = "SELECT 1 FROM tool_effects WHERE tool = 'transfer' AND status = 'done' OFFSET 2"
@@ -405,7 +405,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
 
 
 def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness) -> None:
-    """Its time is over before its row is written: it happened, and that is known."""
+    """A call that ends in time counts even if its time is over before its row is written."""
     first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"
     moved: list[str] = []
 
@@ -436,7 +436,7 @@ def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness
 
 
 def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
-    """User, session, turn, channel and the idempotency key are handed in, not asked of the model."""
+    """User, session, turn, channel and the idempotency key come from the context, not from the model."""
     seen: list[ToolContext] = []
 
     @tool(effect="pure")
@@ -452,8 +452,8 @@ def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
     assert seen[0].effect_id == harness.sql("SELECT effect_id FROM tool_effects")[0].effect_id
 
 
-def test_an_agent_that_is_gone_fails_its_turns_with_a_sentence(harness: Harness) -> None:
-    """A deploy that drops an agent must not leave its turns unanswered."""
+def test_a_removed_agents_turns_fail_with_a_message(harness: Harness) -> None:
+    """A deploy that removes an agent must not leave its turns unanswered."""
     harness.equip()
     sent = harness.send(agent="other")
     harness.agents = type(harness.agents)([harness.agents.default])

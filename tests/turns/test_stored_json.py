@@ -1,7 +1,6 @@
-"""JSON that a newer release has stored is read, and what this release does not know of it survives a rewrite.
+"""Stored JSON of a newer release can be read, and members unknown to this release survive a rewrite.
 
-`READERS` has one entry for each reader of stored JSON, `COLUMNS` one for each column of JSON: whoever adds a column
-or a reader adds it here.
+`READERS` has one entry for each reader of stored JSON, `COLUMNS` one for each column of JSON. New ones must be added.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
 
 
 def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """It is settled, and its messages keep what they had."""
+    """A held ending is settled, and its messages keep the unknown members."""
     sent = harness.send("hello")
     asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [ASKED | NEWER]}
     messages = [
@@ -113,7 +112,7 @@ def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> No
 
 
 def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """What a call changed of the variables, on its effect row, with another element behind."""
+    """A change of variables on an effect row may have an additional element."""
     harness.equip(count, count_again)
     harness.script(calls(("count", {}), ("count_again", {})))
     sent = harness.send()
@@ -132,7 +131,7 @@ def count_again() -> str:
 
 
 def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """At every level of the document; it is written with the same members."""
+    """Unknown members at every level of a snapshot are written again."""
     document = {
         "schema_version": 1, "agent_id": str(UUID(int=7)), "tick_index": 3, "timestamp": 5,
         "status": "WAITING_FOR_EVENT",
@@ -155,7 +154,7 @@ def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
 
 
 def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """What is exported, given members, and put back has them in the next export, as far as a row holds them."""
+    """Unknown members of an imported snapshot are in the next export, as far as a row can store them."""
     session_id = _talked(harness)
     document = json.loads(dump(read(harness.database, session_id)))
     document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
@@ -170,7 +169,7 @@ def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """An entry in Redis that PostgreSQL lacks is flushed with what its calls and usage hold."""
+    """An entry in Redis that PostgreSQL lacks is flushed with the unknown members of its calls and usage."""
     session_id = harness.send("hello").session_id
     harness.run(session_id)
     spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
@@ -194,7 +193,7 @@ def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -
 
 
 def a_happening(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """An entry of the stream with another field."""
+    """An event of the stream may have an additional field."""
     fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
     redis_memory.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
     found = redis_memory.stream.recent("ana", 5)
@@ -203,7 +202,7 @@ def a_happening(harness: Harness, redis_memory: RedisMemory, path: Path) -> None
 
 
 def a_delivery(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """The target of a reply."""
+    """The target of a reply may have an additional member."""
     harness.ask("hello", reply_to={"url": "https://a.example"})
     _spoil(harness, "deliveries", "target")
     _spoil(harness, "turns", "reply_to")
@@ -219,7 +218,7 @@ def a_delivery(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
 
 
 def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Its usage, its message's metadata, and what was said of it."""
+    """A turn's usage, metadata and feedback may have additional members."""
     turn = harness.ask("hello", metadata={"language": "en"})
     harness.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
     for column in ("usage", "metadata", "feedback"):
@@ -229,7 +228,7 @@ def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> 
 
 
 def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Reflection judges it anew, and keeps what it does not know."""
+    """Reflection rewrites a case's review and keeps its unknown members."""
     put(harness.database, "case 1")
     harness.sql("UPDATE cases SET review = %(review)s", review=as_json({"errors": [], "suggestion": "shorter"} | NEWER))
     harness.sql(
@@ -243,7 +242,7 @@ def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: Path) -> None:
-    """What an application of a newer release sends is accepted without what is new in it."""
+    """A message from an application of a newer release is accepted without its unknown members."""
     harness.sql(
         "INSERT INTO unrouted (turn_id, user_id, message) VALUES (gen_random_uuid(), 'ana', %(message)s)",
         message=as_json({"text": "hello", "mood": "merry"}),
@@ -253,7 +252,7 @@ def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: P
 
 
 def the_parts_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A list of arguments, one of whose tasks ends, with another element behind each part."""
+    """When one task of a list ends, each part keeps its additional element."""
     broker = Broker()
     harness.calls = broker
     harness.equip(celery_tool("shop.export", name="many", max_parallel=2))
@@ -295,15 +294,15 @@ def redis_memory(harness: Harness, redis_url: str) -> Iterator[RedisMemory]:
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_a_member_of_a_newer_release_is_read_over_and_kept(
+def test_a_member_of_a_newer_release_is_ignored_and_kept(
     harness: Harness, redis_memory: RedisMemory, tmp_path: Path, reader: Callable[[Harness, RedisMemory, Path], None]
 ) -> None:
-    """While two releases run, the older one meets what the newer one writes."""
+    """While two releases run, the older one reads what the newer one writes."""
     reader(harness, redis_memory, tmp_path)
 
 
 def test_every_column_of_json_has_its_reader() -> None:
-    """A column that is added, and forgotten here, is found."""
+    """A new JSON column without an entry in `COLUMNS` fails this test."""
     columns = {
         f"{table.name}.{column.name}"
         for table in metadata.tables.values()

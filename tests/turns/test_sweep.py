@@ -1,4 +1,4 @@
-"""The sweeper: what is due is issued again, once, bounded, and ever less often."""
+"""The sweeper: due work is woken again, by one worker per round, in bounded numbers, with a back-off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _lost(harness: Harness, number: int = 1) -> list[UUID]:
 
 
 def _round(harness: Harness) -> list[UUID]:
-    """One round, after the time between rounds; the sessions that it woke."""
+    """Run one round, one interval later; returns the sessions that it woke."""
     harness.move(harness.settings.turn.sweep_s + 0.1)
     harness.waker.sessions.clear()
     assert sweep(harness.runtime) is not None
@@ -48,12 +48,12 @@ def test_one_of_several_sweepers_takes_the_round(harness: Harness) -> None:
 
 
 def test_it_wakes_what_a_lost_wake_up_left(harness: Harness) -> None:
-    """Redis lost the hint; the row did not."""
+    """Redis lost the wake-up, but the turn's row remains."""
     (session_id,) = _lost(harness)
     assert _round(harness) == [session_id]
 
 
-def test_it_leaves_alone_what_somebody_holds_or_nobody_needs(harness: Harness) -> None:
+def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
     """A running turn and a settled one are not due."""
     held = harness.send(user_id="held").session_id
     done = harness.send(user_id="done").session_id
@@ -63,7 +63,7 @@ def test_it_leaves_alone_what_somebody_holds_or_nobody_needs(harness: Harness) -
 
 
 def test_it_backs_off(harness: Harness) -> None:
-    """A backlog that nobody gets to is not woken each round: 5, 10, 20, ... seconds apart, at most 320."""
+    """A session that no worker claims is woken after 5, 10, 20, ... seconds, at most 320, not in each round."""
     _lost(harness)
     woken = [bool(_round(harness)) for _ in range(200)]
     at = [number for number, hit in enumerate(woken) if hit]
@@ -75,7 +75,7 @@ def test_it_backs_off(harness: Harness) -> None:
 
 
 def test_a_claim_ends_the_backing_off(harness: Harness) -> None:
-    """Whoever got to it has shown that it is not hopeless."""
+    """A claim shows that workers reach the session, so its back-off is reset."""
     (session_id,) = _lost(harness)
     for _ in range(20):
         _round(harness)
@@ -96,7 +96,7 @@ def test_a_lease_that_ran_out_is_due_at_once(harness: Harness) -> None:
 
 
 def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
-    """An error of our own parked it without a wake-up: the next round issues one."""
+    """An internal error parks the turn without a wake-up; the next round publishes one."""
     session_id = harness.send().session_id
     harness.script(ZeroDivisionError("a bug"))
     harness.run(session_id)
@@ -104,7 +104,7 @@ def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
 
 
 def test_what_the_broker_refused_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up is no wake-up: it must not back off, and after the first refusal none is tried."""
+    """A refused wake-up must not increase the back-off; after the first refusal the round publishes no more."""
     sessions = _lost(harness, 3)
     for _ in range(6):
         harness.waker.away = True
@@ -115,7 +115,7 @@ def test_what_the_broker_refused_is_due_next_round(harness: Harness) -> None:
 
 
 def test_a_round_is_bounded_and_the_urgent_are_first(harness: Harness) -> None:
-    """Ten thousand waiting sessions make no storm: so many a round, by priority, then by age."""
+    """A round wakes a limited number of waiting sessions, by priority, then by age."""
     sessions = _lost(harness, 11)
     harness.waker.away = True
     urgent = harness.send(user_id="urgent", priority=9).session_id
@@ -132,7 +132,7 @@ def test_a_round_is_bounded_and_the_urgent_are_first(harness: Harness) -> None:
 
 
 def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> None:
-    """An urgent message behind others, or merged into one, takes the session along; the next time counts anew."""
+    """An urgent message, queued or merged, raises its session's priority until the session's turns are settled."""
     (queued,) = _lost(harness)
     harness.waker.away = True
     merged = harness.send(user_id="merged").session_id
@@ -150,7 +150,7 @@ def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> Non
 
 
 def test_deliveries_that_are_due_are_issued(harness: Harness) -> None:
-    """A delivery whose wake-up was lost is sent nevertheless."""
+    """A delivery whose wake-up was lost is published again."""
     harness.waker.away = True
     sent = [harness.send(user_id=f"u{n}", reply_to={"url": "https://a.example"}) for n in range(3)]
     for each in sent:
@@ -163,7 +163,7 @@ def test_deliveries_that_are_due_are_issued(harness: Harness) -> None:
 
 
 def test_a_locked_session_holds_up_no_round(harness: Harness) -> None:
-    """A process stopped in the middle of a transaction does not stop the sweeper: it skips the row."""
+    """The sweeper skips a row that a process stopped in the middle of a transaction has locked."""
     sessions = _lost(harness, 2)
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -184,7 +184,7 @@ def test_an_idle_round_costs_seven_commits(harness: Harness) -> None:
 
 
 def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six poisoned sessions find no isolation slot, again and again; a lost wake-up behind them gets its turn."""
+    """Six poisoned sessions repeatedly find no isolation slot; a session with a lost wake-up is still woken."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
     crowded = set(_lost(harness, 6))
     harness.move(1)
@@ -204,7 +204,7 @@ def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatc
 
 
 def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness) -> None:
-    """It backs off, so that others come first, but not so far that a free isolation slot stays unused."""
+    """Such a session backs off, so that others come first, but not so far that a free slot stays unused."""
     (session_id,) = _lost(harness)
     seen = [0]
     for number in range(1, 120):
@@ -265,7 +265,7 @@ def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
 
 
 def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up is not counted as one."""
+    """A refused wake-up does not count for the back-off."""
     harness.waker.away = True
     harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     for _ in range(6):
@@ -277,7 +277,7 @@ def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) 
 
 
 def test_an_attempt_ends_the_back_off_of_a_delivery(harness: Harness) -> None:
-    """After a failed attempt the delivery is due when its retry says, however long no worker had attempted it."""
+    """After a failed attempt the delivery is due at its retry time, whatever its back-off was before."""
     harness.waker.away = True
     harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     harness.waker.away = False

@@ -90,7 +90,7 @@ SHARES = {
 
 @pytest.fixture
 def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Harness:
-    """A harness with a backlog: every session has a turn to run and owes a delivery."""
+    """A harness with a backlog: every session has a turn to run and a pending delivery."""
     made = Harness(settings, clock, database, waker)
     made.sql(_FILL, backlog=BACKLOG)
     return made
@@ -98,13 +98,13 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
 
 @pytest.mark.long
 def test_a_round_reads_no_more_than_its_limit(large: Harness) -> None:
-    """Every worker sweeps every few seconds: a backlog must not make the rounds expensive, nor must its back-off."""
+    """Every worker sweeps every few seconds: neither a backlog nor its back-off may make the rounds expensive."""
     _check(large, BACKLOGS)
 
 
 @pytest.mark.long
 def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
-    """A user with 10,000 sessions that wait must not make the rounds expensive, nor each settled turn."""
+    """A user's 10,000 waiting sessions may make neither the rounds nor each settled turn expensive."""
     _check(large, SHARES)
 
 

@@ -1,4 +1,4 @@
-"""Turns of two tenants' users of one name: prompts, tools, hooks, limits, the CaseBank, snapshots."""
+"""Two tenants' users with the same name: prompts, tools, hooks, limits, the CaseBank, snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = "how do I reset the router"
 
 
 def test_a_key_is_made_and_split() -> None:
-    """Each part comes back; what could be taken for another user's key is refused."""
+    """A key splits into its parts again; an id that could pass as another user's key is refused."""
     assert len({ACMES, BOLTS, PLAIN}) == 3
     assert [(tenant_of(key), user_of(key)) for key in (ACMES, BOLTS, PLAIN)] == [
         ("acme", "ana"),
@@ -49,7 +49,7 @@ def test_a_key_is_made_and_split() -> None:
 
 
 def test_a_message_is_for_the_tenants_user() -> None:
-    """`user_id` is the stored key from here on; the sender cannot write one itself."""
+    """Parsing turns `user_id` into the stored key; the sender cannot pass such a key, or a tenant."""
     assert parse_incoming({"user_id": "ana", "text": "hi"}, tenant="acme").user_id == ACMES
     for tenant in ("acme", None):
         with pytest.raises(InvalidRequest, match=r"U\+001F"):
@@ -77,7 +77,7 @@ def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> No
 
 
 def test_nothing_of_another_tenants_user_is_in_a_prompt(harness: Harness) -> None:
-    """Neither what was said, nor its summary, nor the stored key; the user's own words are."""
+    """A prompt contains the user's own words, but no other tenant's and no stored key."""
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
         harness.ask(f"my holiday was in {place}", user_id=user)
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
@@ -95,7 +95,7 @@ def _bank(harness: Harness) -> str:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> None:
-    """Learnt ones, also with the scope `all`, and those without an author; without a tenant as with one."""
+    """Learnt and imported cases stay within their tenant, or outside of all tenants, even with the scope `all`."""
     changed = harness.settings.casebank.model_copy(update={"scope": scope})
     harness.settings = harness.settings.model_copy(update={"casebank": changed})
     vector = harness.embedder.embed([ASKED])[0]
@@ -120,7 +120,7 @@ def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> Non
 
 
 def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> None:
-    """The statement that decides whether there is a bank to search knows the tenant's cases."""
+    """The check whether there is a bank to search must include the tenant's cases."""
     vector = harness.embedder.embed([ASKED])[0]
     case = NewCase(
         "faq", ASKED, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")
@@ -133,8 +133,8 @@ def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> N
         assert _bank(harness) == ""
 
 
-def test_a_rate_is_a_tenants_users(harness: Harness) -> None:
-    """One tenant's user cannot use up another's messages."""
+def test_rates_of_tenants_are_separate(harness: Harness) -> None:
+    """One tenant's user cannot use up the rate of another tenant's user of the same name."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     harness.send(user_id=ACMES)
     harness.send(user_id=BOLTS)
@@ -143,7 +143,7 @@ def test_a_rate_is_a_tenants_users(harness: Harness) -> None:
 
 
 def test_a_snapshots_pending_messages_keep_their_tenant(harness: Harness) -> None:
-    """They are exported with the plain id and the tenant, and accepted again for that user; once."""
+    """Pending messages are exported with the plain id and the tenant, and imported once, for that user only."""
     sent = harness.send("hello", user_id=ACMES, message_id="m1")
     exported = exchange.read(harness.database, sent.session_id)
     [event] = exported.event_queue_backup

@@ -1,4 +1,4 @@
-"""Tools that need somebody else, behind a breaker: who keeps failing is left alone, and the turn goes on."""
+"""Tools behind a breaker: a service that keeps failing is not called for a time, and the turn continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED = "Error: Not called: bank failed too often recently. Try again in 60 s.
 
 
 class Bank:
-    """A tool that needs a bank, which answers as it is told to."""
+    """Tools of a bank whose answers the test sets."""
 
     def __init__(self, harness: Harness, breakers: Breakers) -> None:
         self.answer: Callable[[ToolContext], str] = lambda _: "paid"
@@ -44,7 +44,7 @@ class Bank:
         harness.equip(pay, balance, replace(pay, name="hurried", effect=Effect.UNSAFE, timeout_s=0.05))
 
     def results(self, *names: str) -> list[str]:
-        """What the model is told of one call each, in a turn that ends well."""
+        """The results of one call of each tool, in a turn that succeeds."""
         self._harness.script(calls(*[(name, {}) for name in names]), says("so be it"))
         sent = self._harness.send()
         Runner(replace(self._harness.runtime, breakers=self.breakers), "harness").run(sent.session_id)
@@ -53,7 +53,7 @@ class Bank:
         return [each["content"] for each in told[-len(names) :]]
 
     def fails(self, error: Exception, cause: Exception | None = None) -> None:
-        """From now on it does."""
+        """Make `pay` raise `error` from now on."""
 
         def answer(_: ToolContext) -> str:
             raise error from cause
@@ -61,7 +61,7 @@ class Bank:
         self.answer = answer
 
     def state(self) -> str:
-        """Of its breaker."""
+        """The state of the bank's breaker."""
         return {each.name: str(each.state) for each in self.breakers.list()}["tool:bank"]
 
 
@@ -85,7 +85,7 @@ def bank(harness: Harness) -> Iterator[Bank]:
 def test_failures_open_it_and_one_call_closes_it(
     harness: Harness, bank: Bank, error: Exception, cause: Exception | None
 ) -> None:
-    """While it is open nothing that goes through it is run, the model is told when to try again, and turns go on."""
+    """While the breaker is open no tool behind it runs, the model reads when to try again, and turns continue."""
     bank.fails(error, cause)
     bank.results("pay")
     bank.results("pay")
@@ -100,8 +100,8 @@ def test_failures_open_it_and_one_call_closes_it(
 
 
 @pytest.mark.parametrize("cause", [None, ToolError("Nor half of that.")])
-def test_what_a_tool_refuses_itself_is_nobodys_failure(bank: Bank, cause: Exception | None) -> None:
-    """The model asked for something wrong; the bank is well."""
+def test_a_tools_own_refusal_is_no_failure_of_the_service(bank: Bank, cause: Exception | None) -> None:
+    """The model made an invalid call, which says nothing about the bank."""
     bank.fails(ToolError("At most 100 may be paid at once."), cause)
     for _ in range(3):
         assert bank.results("pay") == ["Error: At most 100 may be paid at once."]
@@ -109,7 +109,7 @@ def test_what_a_tool_refuses_itself_is_nobodys_failure(bank: Bank, cause: Except
 
 
 def test_calls_that_run_past_their_time_open_it(bank: Bank) -> None:
-    """Though their threads hang on, and will never tell."""
+    """An overdue call counts as a failure although its thread still hangs."""
     let_go = threading.Event()
 
     def hang(_: ToolContext) -> str:
@@ -126,7 +126,7 @@ def test_calls_that_run_past_their_time_open_it(bank: Bank) -> None:
 
 
 def test_a_call_that_ends_past_its_time_counts_once(bank: Bank) -> None:
-    """As overdue: that it went well after all, or failed on top, changes nothing."""
+    """An overdue call counts as one failure, however it ends later."""
     over, ended = threading.Event(), threading.Semaphore(0)
 
     def late(_: ToolContext) -> str:
@@ -147,7 +147,7 @@ def test_a_call_that_ends_past_its_time_counts_once(bank: Bank) -> None:
 
 
 def test_while_one_call_probes_others_are_refused(harness: Harness, bank: Bank) -> None:
-    """Whoever has just recovered is not overrun."""
+    """A service that has just recovered must not be flooded with calls."""
     bank.fails(ConnectionError("refused"))
     bank.results("pay", "pay")
     harness.move(COOLDOWN_S)

@@ -1,4 +1,4 @@
-"""Whatever a transcript holds, a prompt made of it is one that a provider accepts."""
+"""A provider accepts the prompt of any transcript."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ replies = st.builds(
 
 @st.composite
 def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
-    """The entries of a turn: what was asked, any number of steps, and one of the ways to end."""
+    """The entries of a turn: its messages, any number of steps, and one of its possible ends."""
     entries = [Entry(turn_id, Role.USER, storable(draw(texts))) for _ in range(draw(st.integers(1, 3)))]
     for reply in draw(st.lists(replies.filter(lambda each: bool(each.tool_calls)), max_size=3)):
         asking = said(turn_id, reply)
@@ -58,7 +58,7 @@ def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
 
 @st.composite
 def transcripts(draw: st.DrawFn) -> list[list[Entry]]:
-    """Several turns; each entry knows its number."""
+    """Several turns with numbered entries."""
     made = [draw(turns(UUID(int=number))) for number in range(1, draw(st.integers(1, 6)) + 1)]
     return _numbered(made)
 
@@ -82,7 +82,7 @@ def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
 
 @given(transcripts())
 def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) -> None:
-    """No tool call is ever parted from its result, whatever is cut and whatever the model wrote."""
+    """No tool call is separated from its result, whatever is cut and whatever the model wrote."""
     assert validate_transcript(request_body("m", ModelRequest(_prompt(made)))["messages"]) == []
 
 
@@ -100,7 +100,7 @@ def test_what_is_kept_are_whole_turns_from_the_newest_back(made: list[list[Entry
 
 @given(transcripts())
 def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
-    """Cutting more than must be cut would be forgetting for nothing."""
+    """A turn that fits the budget must not be forgotten."""
     kept = len(_prompt(made)) - 1
     fitting = 0
     spent = 0
@@ -113,8 +113,8 @@ def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
 
 
 @given(replies)
-def test_what_a_model_said_can_be_stored_and_told_apart(reply: ModelReply) -> None:
-    """Ids are there and each its own within the reply; no text holds what PostgreSQL refuses."""
+def test_a_models_reply_can_be_stored_and_has_unique_call_ids(reply: ModelReply) -> None:
+    """Each call has an id, unique within the reply, and no text contains what PostgreSQL refuses."""
     entry = said(UUID(int=1), reply)
     call_ids = [call.id for call in entry.tool_calls]
     assert len(set(call_ids)) == len(call_ids) == len(reply.tool_calls)
@@ -125,7 +125,7 @@ def test_what_a_model_said_can_be_stored_and_told_apart(reply: ModelReply) -> No
 
 @given(st.lists(replies, min_size=1, max_size=4))
 def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[ModelReply]) -> None:
-    """Earlier turns count in neither."""
+    """Earlier turns count in neither steps nor usage."""
     earlier, present = UUID(int=1), UUID(int=2)
     entries = [Entry(earlier, Role.USER, "x"), said(earlier, given_replies[0])]
     entries += [said(present, each) for each in given_replies]

@@ -1,4 +1,4 @@
-"""What this release cannot read: the turn is given up after its attempts, and the session goes on."""
+"""Rows that this release cannot read: the turn fails after its attempts, and the session continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
 SWEEPS_S = (5, 10, 20, 40)
-"""Seconds between two attempts; the last one is followed by the give-up in the sweeper's next round."""
+"""Seconds between two attempts; after the last attempt, the sweeper's next round lets the turn fail."""
 
 
 _TOO_MANY_ARGUMENTS = Statement("tests.too_many", f"SELECT concat({', '.join(['1'] * 101)})")
@@ -85,8 +85,8 @@ def _woken(harness: Harness, session_id: UUID) -> bool:
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_a_turn_with_an_unreadable_row_is_given_up_and_the_next_one_answered(harness: Harness, spoil: object) -> None:
-    """Each attempt is a strike, they come later and later, and giving up reads none of the rows."""
+def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harness: Harness, spoil: object) -> None:
+    """Each attempt is a strike, the attempts back off, and failing the turn reads none of the rows."""
     assert callable(spoil)
     sent: Accepted = spoil(harness)
     left = harness.settings.turn.max_attempts - harness.session(sent.session_id).strikes
@@ -120,7 +120,7 @@ def test_a_turn_with_an_unreadable_row_is_given_up_and_the_next_one_answered(har
 
 
 def test_an_unreadable_turn_that_is_cancelled_ends_without_a_reply(harness: Harness) -> None:
-    """Whoever cancels gets what he asked for, once the attempts are used up."""
+    """The cancellation takes effect once the attempts are used up."""
     sent = _unreadable_effect(harness)
     cancel(harness.runtime, sent.turn_id)
     for _ in range(harness.settings.turn.max_attempts - 1):  # the first one died
@@ -153,8 +153,8 @@ def test_a_turn_that_is_over_and_unreadable_is_left_out_of_the_prompt(harness: H
     assert prompt == ["how are you?"]
 
 
-def test_a_held_ending_that_this_release_reads_is_settled_when_its_turn_is_given_up(harness: Harness) -> None:
-    """The reply is committed: no error of the snapshot store's takes it back."""
+def test_a_readable_held_ending_is_settled_after_the_last_attempt(harness: Harness) -> None:
+    """A held reply is committed, so it must not be lost when the attempts are used up."""
     harness.script(says("unheard"))
     sent = harness.send("hello")
     with harness.crashing("before", "turns.settle"):
@@ -177,7 +177,7 @@ def _record(position: int, role: str, content: str) -> dict[str, object]:
 
 
 def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harness) -> None:
-    """An error that no waiting mends is no outage: the turn is not tried for ever under one lease."""
+    """A permanent error is no outage: the turn is not retried for ever under one lease."""
     sent = harness.send()
 
     def too_much(moment: str, name: str) -> None:
@@ -191,7 +191,7 @@ def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harnes
 
 
 def test_what_fails_after_the_commit_is_no_strike(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn is settled; the next one of the session runs under the same lease."""
+    """An error after the settling commit costs nothing: the session's next turn runs under the same lease."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
@@ -205,7 +205,7 @@ def test_what_fails_after_the_commit_is_no_strike(harness: Harness, monkeypatch:
 def test_a_database_that_never_answers_one_statement_is_a_strike(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is found again each time, so it is no outage: the thread is not kept for ever."""
+    """The database answers other statements, so this is no outage: the retries end, and the turn is parked."""
     sent = harness.send()
     loads: list[int] = []
 

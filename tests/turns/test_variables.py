@@ -1,4 +1,4 @@
-"""Working variables: read and set by tools, committed with the step, there for the next runner."""
+"""Working variables: read and set by tools, committed with the step, loaded by the next runner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get(context: ToolContext) -> dict[str, Any]:
 
 
 def variables(harness: Harness, session_id: UUID) -> Any:
-    """What is committed, as a successor would find it; None if there never were any."""
+    """The committed variables; `None` if there never were any."""
     found = PostgresSnapshots(harness.database).load(session_id)
     return None if found is None else dict(found.snapshot.memory.working_variables)
 
@@ -53,7 +53,7 @@ def _results(harness: Harness) -> list[str]:
 
 
 def _seen(harness: Harness) -> Any:
-    """What a tool of the next turn finds."""
+    """The variables that a tool reads in a new turn."""
     harness.script(calls(("get", {})), says("seen"))
     harness.ask("show them")
     return json.loads(_results(harness)[-1])
@@ -65,7 +65,7 @@ def _equipped(harness: Harness) -> None:
 
 
 def test_what_one_turn_sets_the_next_one_reads(harness: Harness) -> None:
-    """Each turn is run by a runner of its own, which has it from the database."""
+    """Each turn has a runner of its own, which loads the variables from the database."""
     harness.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
     turn = harness.ask()
     assert variables(harness, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
@@ -76,7 +76,7 @@ def test_what_one_turn_sets_the_next_one_reads(harness: Harness) -> None:
     ("moment", "nth", "kept"), [("before", 2, None), ("after", 2, {"n": 1}), ("before", 3, {"n": 1})]
 )
 def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment: Any, nth: int, kept: Any) -> None:
-    """The result in the transcript and the variables that the call left are one commit."""
+    """A call's result and its changes of variables are one commit."""
     harness.script(calls(("add", {"name": "n"})), calls(("add", {"name": "n"})), says("two"))
     sent = harness.send()
     with harness.crashing(moment, "turns.step", nth):
@@ -90,8 +90,8 @@ def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment
     assert variables(harness, sent.session_id) == {"n": 2}
 
 
-def test_calls_side_by_side_share_one_set(harness: Harness) -> None:
-    """None of twenty increments is lost, whichever way the threads take turns."""
+def test_concurrent_calls_share_one_set(harness: Harness) -> None:
+    """Of twenty concurrent increments none is lost."""
     harness.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
     turn = harness.ask()
     assert sorted(map(int, _results(harness))) == list(range(1, 21))
@@ -108,8 +108,8 @@ def _recorded_and_dead(harness: Harness) -> UUID:
     return sent.session_id
 
 
-def test_what_calls_changed_whose_results_were_recorded_survives_a_crash(harness: Harness) -> None:
-    """They are not run again, for their results are known; so what they changed must be known as well."""
+def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
+    """Calls with recorded results are not run again, so their changes must be recorded as well."""
     session_id = _recorded_and_dead(harness)
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)
@@ -119,8 +119,8 @@ def test_what_calls_changed_whose_results_were_recorded_survives_a_crash(harness
 
 
 @pytest.mark.parametrize("by", ["interrupt", "cancel"])
-def test_what_ends_a_turn_commits_what_its_closed_calls_changed(harness: Harness, by: str) -> None:
-    """The transcript says that they are done; the next turn must find what they did."""
+def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness, by: str) -> None:
+    """The transcript shows the calls as done, so the next turn must find their changes."""
     session_id = _recorded_and_dead(harness)
     harness.move(DECIDED_S)
     if by == "interrupt":
@@ -132,8 +132,8 @@ def test_what_ends_a_turn_commits_what_its_closed_calls_changed(harness: Harness
     assert _results(harness) == ["1", "set"]
 
 
-def test_what_was_committed_with_a_step_stands_when_the_turn_fails(harness: Harness) -> None:
-    """As everything else does that the step did."""
+def test_committed_changes_stay_when_the_turn_fails(harness: Harness) -> None:
+    """A failed turn keeps the variables of its committed steps."""
     harness.script(calls(("add", {"name": "n"})), PerdureError("the model is gone"))
     turn = harness.ask()
     assert turn["status"] == "failed"
@@ -141,13 +141,13 @@ def test_what_was_committed_with_a_step_stands_when_the_turn_fails(harness: Harn
 
 
 def test_a_stale_runner_changes_nothing(harness: Harness) -> None:
-    """Its step is fenced, and the variables with it."""
+    """The fence rejects a stale runner's step together with its changes of variables."""
     harness.set(tool_timeout_s=600)  # the call's time is not up when the lease's is
     sent = harness.send()
 
     @tool(effect="pure")
     def lose(context: ToolContext) -> str:
-        """Set a variable, while somebody else takes the session."""
+        """Set a variable while another runner claims the session."""
         context.working_variables["stale"] = True
         harness.move(DECIDED_S)
         harness.claimed(sent.session_id)
@@ -159,8 +159,8 @@ def test_a_stale_runner_changes_nothing(harness: Harness) -> None:
     assert variables(harness, sent.session_id) is None
 
 
-def test_what_is_refused_is_told_to_the_model(harness: Harness) -> None:
-    """Too much, or no JSON: the call fails with the reason, and the variables stay as they were."""
+def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
+    """A change that exceeds the limit fails the call with the reason, and the variables stay as they were."""
     harness.script(
         calls(("add", {"name": "n"})),
         calls(("put", {"name": "big", "value": "x" * 70_000})),
@@ -172,7 +172,7 @@ def test_what_is_refused_is_told_to_the_model(harness: Harness) -> None:
 
 
 def test_a_call_whose_time_is_up_sets_nothing_any_more(harness: Harness) -> None:
-    """The model was told that the outcome is unknown; a change that came later would be nobody's."""
+    """The model has read that the outcome is unknown, so a later change must be refused."""
     late, refused = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.2)
@@ -193,8 +193,8 @@ def test_a_call_whose_time_is_up_sets_nothing_any_more(harness: Harness) -> None
     assert _seen(harness) == {"n": 1}
 
 
-def test_each_settled_turn_says_at_which_tick(harness: Harness) -> None:
-    """A fork looks for the last turn that was settled at its tick, and for the variables of then."""
+def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
+    """A fork needs the tick at which each turn was settled, and the variables at that tick."""
     for number in (1, 2):
         harness.script(calls(("put", {"name": "n", "value": number})), says("set"))
         turn = harness.ask()
@@ -205,8 +205,8 @@ def test_each_settled_turn_says_at_which_tick(harness: Harness) -> None:
     assert [tuple(row) for row in history] == [(2, '{"n":1}'), (5, '{"n":2}')]
 
 
-def test_what_is_read_is_a_copy() -> None:
-    """A change that is not committed would last until the process dies, and then be lost."""
+def test_a_read_value_is_a_copy() -> None:
+    """A change of a value in place would not be committed, and be lost with the process."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)
     assert mine == {"list": [1]}
@@ -229,7 +229,7 @@ def _set_and_raise(variables: WorkingVariables) -> None:
 
 
 def test_a_block_that_raises_changes_nothing() -> None:
-    """What belongs together is there together or not at all; and others may change it again."""
+    """The changes of a block apply together or not at all, and the variables can be changed afterwards."""
     shared = VariableSet({"a": 1})
     mine = WorkingVariables(shared)
     with pytest.raises(RuntimeError, match="half-way"):
@@ -242,8 +242,8 @@ def test_a_block_that_raises_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("value", "said"), [(float("nan"), "cannot be stored"), ({1, 2}, "cannot be stored"), ("\x00", "NUL")]
 )
-def test_what_is_no_json_is_refused(value: Any, said: str) -> None:
-    """The call raises, where the author sees it; the commit would be too late."""
+def test_a_value_that_is_not_json_is_refused(value: Any, said: str) -> None:
+    """The assignment raises, where the tool's author sees it; the commit would be too late."""
     mine = WorkingVariables()
     with pytest.raises(ToolError, match=said):
         mine["a"] = value
@@ -251,7 +251,7 @@ def test_what_is_no_json_is_refused(value: Any, said: str) -> None:
 
 
 def test_changes_are_replayed_in_the_order_they_were_made() -> None:
-    """Not in that of the calls: the later of two changes of one variable is what counts."""
+    """The order of the calls does not matter: the later of two changes of one variable counts."""
     shared = VariableSet({"a": 0, "gone": 1})
     one, other = WorkingVariables(shared), WorkingVariables(shared)
     one["a"] = 1
@@ -268,7 +268,7 @@ def test_changes_are_replayed_in_the_order_they_were_made() -> None:
 
 
 def test_a_replayed_change_that_has_no_room_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """It had room beside what a call removed whose result never came: the session must go on nevertheless."""
+    """The change fit only after another call's removal, which was lost; the session must continue nevertheless."""
     shared = VariableSet({"old": "x" * 40_000})
     shared.replay([(1, "new", "y" * 40_000), (2, "small", 1)])
     assert shared.changed() == {"old": "x" * 40_000, "small": 1}

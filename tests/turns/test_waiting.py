@@ -1,4 +1,4 @@
-"""Waiting for a turn to be settled, and ceasing to wait."""
+"""Waiting for a turn to be settled, and cancelling the wait."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def watch(harness: Harness) -> Iterator[SettlementWatch]:
     database.close()
 
 
-def test_whoever_waits_is_told(harness: Harness, watch: SettlementWatch) -> None:
-    """Several wait for one turn and for several; each is told of its own."""
+def test_every_waiter_is_notified(harness: Harness, watch: SettlementWatch) -> None:
+    """Several callers wait for two turns; each is notified when its own turn is settled."""
     first, second = harness.send(user_id="ana"), harness.send(user_id="bob")
     waiting = [watch.settled(first.turn_id), watch.settled(first.turn_id), watch.settled(second.turn_id)]
     harness.run(first.session_id)
@@ -35,14 +35,14 @@ def test_whoever_waits_is_told(harness: Harness, watch: SettlementWatch) -> None
 
 
 def test_a_turn_that_is_settled_already(harness: Harness, watch: SettlementWatch) -> None:
-    """The reply may have been quicker than the question."""
+    """The turn may be settled before the wait begins."""
     sent = harness.send()
     harness.run(sent.session_id)
     assert watch.settled(sent.turn_id).result(PATIENCE_S) is None
 
 
-def test_it_survives_the_database(harness: Harness, watch: SettlementWatch) -> None:
-    """A restart of the server ends nobody's wait."""
+def test_it_survives_lost_connections(harness: Harness, watch: SettlementWatch) -> None:
+    """A restart of the database server ends no wait."""
     sent = harness.send()
     waiting = watch.settled(sent.turn_id)
     for _ in range(3):
@@ -52,8 +52,8 @@ def test_it_survives_the_database(harness: Harness, watch: SettlementWatch) -> N
     assert waiting.result(PATIENCE_S) is None
 
 
-def test_whoever_goes_away_is_forgotten(harness: Harness, watch: SettlementWatch) -> None:
-    """A cancelled wait costs no further statement, and troubles nobody when the turn is settled."""
+def test_a_cancelled_wait_is_forgotten(harness: Harness, watch: SettlementWatch) -> None:
+    """A cancelled wait does not disturb the other waits for its turn."""
     sent = harness.send()
     gone, stays = watch.settled(sent.turn_id), watch.settled(sent.turn_id)
     assert gone.cancel()

@@ -18,7 +18,7 @@ def _converse(harness: Harness, turns: int) -> None:
 
 
 def _said(harness: Harness) -> list[str]:
-    """What the user says in the newest prompt."""
+    """The user's messages in the newest prompt."""
     return [message.content for message in harness.model.requests[-1].messages if message.role is Role.USER]
 
 
@@ -29,7 +29,7 @@ def _limit(harness: Harness, turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [1, 3, 25])
 def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> None:
-    """The present turn is one of them; more than the default works, too."""
+    """The current turn is one of them; a value above the default works, too."""
     _limit(harness, turns)
     _converse(harness, 27)
 
@@ -38,7 +38,7 @@ def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> No
 
 @pytest.mark.parametrize("url", ["postgres", "file"])
 def test_a_snapshot_holds_the_configured_turns(harness: Harness, tmp_path: Path, url: str) -> None:
-    """In PostgreSQL and in a store elsewhere alike."""
+    """The limit applies to snapshots in PostgreSQL and in an external store."""
     _limit(harness, 2)
     where = f"file://{tmp_path}" if url == "file" else url
     harness.snapshots = resolve(where, harness.settings, harness.database, "redis://127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""Linked identities: a one-time code makes a person on another channel the same user, once, and only in time."""
+"""Linked identities: a one-time code that links a channel's identity to a user, valid for a limited time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from perdure.users.identities import (
 
 @pytest.fixture
 def eraser(runtime: Runtime) -> Eraser:
-    """Erases users."""
+    """Erases users, without Redis."""
     return replace(runtime.eraser, redis_memory=None)
 
 
@@ -44,7 +44,7 @@ def rows(database: Database, table: str) -> int:
 
 
 def test_a_code_links_an_identity(database: Database) -> None:
-    """From then on the identity belongs to the user; other identities do not."""
+    """After redeeming the code, this identity belongs to the user, and no other one does."""
     minted = mint_code(database, "ana")
     assert user_of_identity(database, None, "telegram", "1") is None
     assert redeem(database, "telegram", "1", minted.code, None) == "ana"
@@ -56,7 +56,7 @@ def test_a_code_links_an_identity(database: Database) -> None:
 
 
 def test_a_code_is_typed_by_people(database: Database) -> None:
-    """In lower case, without hyphens, with blanks, and with letters that look like its digits."""
+    """A code is accepted in lower case, without hyphens, with spaces, and with letters that look like digits."""
     for change in (str.lower, lambda code: code.replace("-", ""), lambda code: f" {code.replace('-', ' ')} "):
         assert redeem(database, "telegram", "1", change(mint_code(database, "ana").code), None) == "ana"
     code = mint_code(database, "ana").code
@@ -64,7 +64,7 @@ def test_a_code_is_typed_by_people(database: Database) -> None:
 
 
 def test_a_code_is_used_once(database: Database) -> None:
-    """Of many who send it at the same time, one is linked."""
+    """Of several identities that redeem a code concurrently, one is linked."""
     code = mint_code(database, "ana").code
 
     def link(number: int) -> bool:
@@ -79,7 +79,7 @@ def test_a_code_is_used_once(database: Database) -> None:
 
 
 def test_a_code_expires(database: Database, clock: MovedClock) -> None:
-    """At its time, not after the next clean-up."""
+    """A code is invalid from its expiry on, even before the next clean-up."""
     code = mint_code(database, "ana")
     assert abs((code.expires_at - clock.now()).total_seconds() - VALID_S) < 60
     clock.advance(timedelta(seconds=VALID_S))
@@ -96,7 +96,7 @@ def test_a_new_code_replaces_the_last(database: Database) -> None:
 
 
 def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
-    """Per identity, and also for the right code; another identity is not affected, and time passes."""
+    """The limit is per identity and window, applies to the right code, too, and affects no other identity."""
     code = mint_code(database, "ana").code
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(NotFound):
@@ -112,7 +112,7 @@ def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
 
 
 def test_concurrent_guesses_are_counted(database: Database) -> None:
-    """No more than the limit are compared with the codes."""
+    """Of concurrent guesses, no more than the limit are compared with the codes."""
 
     def guess(code: str) -> type[Exception]:
         try:
@@ -127,7 +127,7 @@ def test_concurrent_guesses_are_counted(database: Database) -> None:
 
 
 def test_a_code_is_not_stored(database: Database) -> None:
-    """A copy of the database links nobody."""
+    """A copy of the database must not allow an identity to be linked."""
     code = mint_code(database, "ana").code
     with database.engine.connect() as connection:
         dumped = connection.execute(text("SELECT encode(code_hash, 'escape') FROM link_codes")).scalar_one()
@@ -136,7 +136,7 @@ def test_a_code_is_not_stored(database: Database) -> None:
 
 
 def test_a_link_can_be_moved_and_removed(database: Database) -> None:
-    """The newest code wins; only the user whose link it is can remove it."""
+    """A later code moves the link to its user; only that user can remove it."""
     redeem(database, "telegram", "1", mint_code(database, "ana").code, None)
     redeem(database, "telegram", "1", mint_code(database, "bo").code, None)
     assert user_of_identity(database, None, "telegram", "1") == "bo"
@@ -147,7 +147,7 @@ def test_a_link_can_be_moved_and_removed(database: Database) -> None:
 
 
 def test_tenants_share_no_identity(database: Database) -> None:
-    """A tenant's code is unknown to other tenants' channels; the same identity is another user in each."""
+    """A tenant's code is invalid in other tenants; one external id is a separate identity in each tenant."""
     users = {tenant: user_key(tenant, "ana") for tenant in ("acme", "bolt", None)}
     for tenant, user in users.items():
         code = mint_code(database, user).code
@@ -163,7 +163,7 @@ def test_tenants_share_no_identity(database: Database) -> None:
 
 @pytest.mark.parametrize(("channel", "external_id"), [("tele gram", "1"), ("telegram", ""), ("telegram", "a\x00b")])
 def test_odd_identities_are_refused(database: Database, channel: str, external_id: str) -> None:
-    """What PostgreSQL cannot store, or a prompt cannot name, is an error of the caller."""
+    """Identities that PostgreSQL cannot store, or a prompt cannot name, are the caller's error."""
     with pytest.raises(InvalidRequest):
         redeem(database, channel, external_id, "x", None)
     with pytest.raises(InvalidRequest):
@@ -173,17 +173,17 @@ def test_odd_identities_are_refused(database: Database, channel: str, external_i
 
 @pytest.mark.parametrize("code", ["", "\x00", "\ud800", "x" * 10_000_000, "١٢٣٤-١٢٣٤-١٢٣٤"])
 def test_odd_codes_are_wrong(database: Database, code: str) -> None:
-    """Of any length and in any script."""
+    """Codes of any length and script are refused as unknown."""
     with pytest.raises(NotFound):
         redeem(database, "telegram", "1", code, None)
 
 
 def test_links_are_exported_and_erased(database: Database, runtime: Runtime, eraser: Eraser) -> None:
-    """The user's links, codes and attempts; another user's stay."""
+    """Export and erasure cover a user's links, codes and attempts, and no other user's."""
     for user in ("ana", "bo"):
         redeem(database, "telegram", user, mint_code(database, user).code, None)
         mint_code(database, user)
-    with pytest.raises(NotFound):  # of a user whom the channel made
+    with pytest.raises(NotFound):  # an unlinked identity belongs to the user `telegram:7`
         redeem(database, "telegram", "7", "x", None)
     mint_code(database, "telegram:7")
 
@@ -204,7 +204,7 @@ def test_links_are_exported_and_erased(database: Database, runtime: Runtime, era
 
 
 def test_an_erased_users_code_is_void(database: Database, eraser: Eraser) -> None:
-    """Whoever redeems it while the erasure runs neither blocks it nor becomes the erased user."""
+    """Redeeming a code during the erasure neither blocks it nor recreates the erased user."""
     for number in range(10):
         code = mint_code(database, "ana").code
 
@@ -223,7 +223,7 @@ def test_an_erased_users_code_is_void(database: Database, eraser: Eraser) -> Non
 
 
 def test_expired_codes_and_attempts_are_deleted(database: Database, clock: MovedClock) -> None:
-    """By retention, a day later; fresh ones stay."""
+    """Retention deletes expired codes and old attempts; recent ones stay."""
     redeem(database, "telegram", "1", mint_code(database, "ana").code, None)
     mint_code(database, "ana")
     clock.advance(timedelta(days=2))
