@@ -83,7 +83,7 @@ class Requested:
     """A recorded request to end a session. After the commit, the caller passes a `Waker` to `wake`.
 
     `may_end`: no turn is unsettled, so ending can begin; else the turns run first. `freed`: the priority of the turn
-    that waited for an approval, a task or a moment and continues now; None if none did.
+    that waited for an approval, a task or a time and continues now; None if none did.
     """
 
     session_id: UUID

@@ -292,7 +292,7 @@ def test_an_end_that_is_asked_for_denies_what_waits(harness: Harness) -> None:
     session_id = UUID(turn["session_id"])
     assert not request_end(harness.database, session_id, "enough").may_end
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
-    with pytest.raises(Conflict, match="does not wait any more"):
+    with pytest.raises(Conflict, match="no longer waits"):
         _decide(harness, turn, "call_0", "approve")
     harness.waker.sessions.clear()
     sweep(harness.runtime)

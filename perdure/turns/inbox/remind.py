@@ -1,8 +1,8 @@
 """Fires users' schedules: each slot that is due becomes an ordinary message of its user.
 
-The sweeper of every worker calls this. The message's id is the slot, so a worker that dies between taking a schedule
-and accepting its message repeats it, and the message is accepted once. Of the slots that were missed while no worker
-ran, the newest one is caught up. Nothing fires in the quiet hours; several slots in them are one message at their end.
+The sweeper of every worker calls this. The slot is the message's id: after a worker dies between taking a schedule and
+accepting its message, another one repeats it, and the message is accepted once. Of the slots that were missed while no
+worker ran, only the newest fires. Nothing fires in the quiet hours; their slots become one message at their end.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LONGEST_ERROR = 500
 
 
 def fire_due(runtime: Runtime, most: int = MOST_A_ROUND) -> int:
-    """Fire the schedules that are due, at most `most`; returns their number.
+    """Fire up to `most` schedules that are due; returns their number.
 
     Raises:
-        Unavailable: the database cannot be reached; what was taken is due again when its lease expires.
+        Unavailable: the database cannot be reached; a schedule that was taken is due again when its lease expires.
     """
     if not runtime.database.run(queries.ANY_DUE, {})[0].due:
         return 0
@@ -64,11 +64,11 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
     except (Unavailable, RateLimited) as refused:
         if isinstance(refused, Unavailable):
             raise
-        log.info("schedule %s waits: %s", row.schedule_id, loggable(refused))
+        log.info("schedule %s is postponed: %s", row.schedule_id, loggable(refused))
         return
     except PerdureError as refused:
         error = refused.message[:_LONGEST_ERROR]
-        log.warning("schedule %s: its message is refused: %s", row.schedule_id, loggable(refused))
+        log.warning("schedule %s: its message was refused: %s", row.schedule_id, loggable(refused))
     if row.cron is None and error is None:
         runtime.database.run(queries.FINISH, {"schedule_id": row.schedule_id, "due": row.next_due})
         return
@@ -92,7 +92,7 @@ def _advance(
 
 
 def _message(row: Row[Any], slot: datetime) -> Incoming:
-    """The message of a slot. The model is to know that the user set it earlier, and does not say it now."""
+    """The message of a slot. Its prefix tells the model that the user wrote it earlier, not now."""
     set_on = row.created_at.astimezone(ZoneInfo(row.timezone))
     return Incoming(
         user_id=row.user_id,

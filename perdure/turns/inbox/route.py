@@ -1,9 +1,9 @@
-"""Routing: a message that an application inserted in its own transaction becomes an ordinary turn.
+"""Routing: turns messages that an application inserted in its own transaction into ordinary turns.
 
-`perdure.send` writes a row of `unrouted` and locks nothing shared. After the application's commit a wake-up brings a
-worker here, or the sweeper does. The message then goes through `accept`, with all its rules, and keeps its turn's id.
-The messages of one user are routed in the order of insertion, by one worker at a time. A worker that dies in between
-leaves the row: the next one finds the accepted message, and deletes the row.
+`perdure.send` writes a row of `unrouted` and takes no shared lock. After the application's commit, a wake-up or the
+sweeper makes a worker call this module. The message then goes through `accept`, with all its rules, and keeps its
+turn's id. The messages of one user are routed in the order of insertion, by one worker at a time. If a worker dies
+before it deletes the row, the next one finds the accepted message and deletes the row.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final, and shown as the failed
 turn of the message.
@@ -32,13 +32,13 @@ _MOST_OF_USER = 100
 _SHORTEST_WAIT_S = 1.0
 _FIRST_PAUSE_S = 5.0
 _MOST_ATTEMPTS = 8
-"""After as many unexpected errors a message is refused, so that it does not hold up its user's later ones for ever."""
+"""Unexpected errors after which a message is refused, so that it does not block its user's later messages forever."""
 
-_UNKNOWN = "Something went wrong here; the operator's log says what."
+_UNKNOWN = "Internal error. The operator's log has the details."
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
-    """Route the messages that are due, of the users with the oldest `most` of them; returns the number of users.
+    """Route the due messages of the users who have the `most` oldest ones; returns the number of users.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -50,7 +50,7 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
 
 
 def route_user(runtime: Runtime, user: str) -> None:
-    """Route this user's messages in their order; returns at once if another process does.
+    """Route this user's messages in order; returns immediately if another process is routing them.
 
     `user` is a user's key.
 
@@ -58,7 +58,7 @@ def route_user(runtime: Runtime, user: str) -> None:
         Unavailable: the database cannot be reached.
     """
     given = {"user_id": user, "most": _MOST_OF_USER}
-    # A message may be committed after the last look under the lock, whose wake-up then finds the lock taken.
+    # A message may be committed after the last read under the lock, while its wake-up finds the lock taken.
     while _first_due(rows := runtime.database.run(queries.OF_USER, given)):
         with runtime.database.lock(f"perdure routing {user}", lasting=False) as alone:
             if not alone:
@@ -71,7 +71,7 @@ def route_user(runtime: Runtime, user: str) -> None:
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
     """The turn of an application's message: `turn_id`, or the turn that the message was merged into or repeated.
 
-    A message that is not routed yet is routed now, if its turn has come.
+    A message that is not routed yet is routed now, unless an earlier one must be routed first.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -95,7 +95,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
     """Route one message; returns whether the user's next one may follow."""
     turn_id = row.turn_id
     try:
-        # Fields that a newer release of the application knows are left out.
+        # Fields from a newer release in the application are ignored.
         known = {name: value for name, value in row.message.items() if name in Incoming.model_fields}
         message = Incoming.model_validate({**known, "user_id": user})
         accepted = accept(runtime, message, turn_id=turn_id)
@@ -106,7 +106,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
         runtime.database.run(queries.POSTPONED, {"turn_id": turn_id, "seconds": wait_s, "charged": 0})
         return False
     except PerdureError as error:
-        log.warning("message %s of an application is refused: %s", turn_id, loggable(error))
+        log.warning("message %s of an application was refused: %s", turn_id, loggable(error))
         _refuse(runtime, turn_id, error)
         return True
     except Exception:
