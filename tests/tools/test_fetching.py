@@ -285,5 +285,5 @@ def test_a_resolver_that_is_silent_gains_nothing(context: ToolContext, monkeypat
 def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContext) -> None:
     """The thread is given back at once."""
     context.cancelled.set()
-    with pytest.raises(ToolError, match="no longer wants"):
+    with pytest.raises(ToolError, match="no longer needs"):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/drip"}, context)

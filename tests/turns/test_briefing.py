@@ -243,7 +243,7 @@ def test_what_happened_beside_the_conversation_is_told(harness: Harness, redis_m
     harness.redis_memory = redis_memory
     harness.ask()
     system = _system(harness)
-    assert "2026-05-04 12:31: went on in the channel 'of.channel_switch'" in system
+    assert "2026-05-04 12:31: continued on the channel 'of.channel_switch'" in system
     assert "'of.presence'" in system
     assert "'of.typing'" not in system
 

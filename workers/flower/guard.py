@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """The event for Flower's storage: without the arguments if it is of a task of perdure.
+    """The event for Flower's storage: without the arguments if it belongs to a task of perdure.
 
     Publishers with `task_send_sent_event` and workers of an earlier release send the arguments.
     """
