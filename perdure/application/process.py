@@ -59,7 +59,7 @@ class Parts:
         return waker
 
     def wake(self, *users: str) -> None:
-        """Have a worker route the messages of users, given by their keys. Does not wait for the broker."""
+        """Wake workers to route the messages of users, given by their keys. Does not wait for the broker."""
         if (waker := self._waker) is not None:
             for user in users:
                 waker.publish("turns.route", {"user": user}, queue="ingress")

@@ -161,7 +161,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Whether `clean` removed all data outside PostgreSQL; a session does not end before."""
+        """Whether `clean` removed all data outside PostgreSQL; the session ends only then."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:

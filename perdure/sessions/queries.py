@@ -248,7 +248,8 @@ REQUEST_END = Statement(
     """,
 )
 
-# The same when a user leaves a channel, unless another one has an unsettled turn, or one settled within `idle_s`.
+# As REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or one that settled within
+# `idle_s`.
 LEAVE = Statement(
     "sessions.leave",
     f"""

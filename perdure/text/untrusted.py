@@ -209,7 +209,7 @@ def what_is_wrong(item: ErrorDetails) -> str:
 
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"
 IDENTIFIER = "1 to 64 letters, digits and the characters _ . : -, the first a letter or a digit"
-"""JSON types by their names in error messages."""
+"""`IDENTIFIER_PATTERN` in words, for error messages."""
 
 _IDENTIFIER = compiled(IDENTIFIER_PATTERN)
 
@@ -232,6 +232,7 @@ _JSON_NAMES: dict[type, str] = {
     bool: "a boolean",
     type(None): "null",
 }
+"""The names of JSON's types in error messages."""
 
 
 def _no_constant(name: str) -> NoReturn:
