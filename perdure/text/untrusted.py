@@ -41,7 +41,7 @@ STORABLE_PATTERN = r"^[^\u0000]*$"
 """`is_storable` as a pattern of JSON Schema, which has no lone surrogates."""
 
 USER_PATTERN = r"^[^\u0000\u001f]*$"
-"""The same for a user's id, which has no U+001F: that separates a tenant from it."""
+"""As `STORABLE_PATTERN`, for a user's id, which may not contain U+001F: it separates the tenant from the id."""
 
 _BLANKS = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """The characters that `str.strip` removes, which differ from the `\\s` of JSON Schema's patterns."""

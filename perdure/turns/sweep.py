@@ -119,7 +119,7 @@ def _wake_consolidations(runtime: Runtime) -> int:
 
 
 def postpone(runtime: Runtime, session_id: UUID) -> None:
-    """Have the sweeper wake a session again after growing pauses, because the woken worker has no free slot."""
+    """Let the sweeper wake a session again after growing pauses, because the woken worker has no free slot."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 

@@ -213,7 +213,7 @@ def test_what_nobody_approves_in_time_is_denied(harness: Harness) -> None:
     turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}))
     harness.move(harness.settings.approval.expires_s + 1)
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
-    with pytest.raises(Conflict, match="is over"):
+    with pytest.raises(Conflict, match="has expired"):
         _decide(harness, turn, "call_1", "approve")
     harness.waker.sessions.clear()
     sweep(harness.runtime)

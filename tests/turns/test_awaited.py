@@ -366,7 +366,7 @@ def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> N
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
     done = _go_on(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert _results(harness, turn)[0].startswith("The moment has come")
+    assert _results(harness, turn)[0].startswith("The time has come")
 
 
 @pytest.mark.parametrize(

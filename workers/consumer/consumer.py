@@ -175,7 +175,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return connection
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Have the event loop check for broken keys, which publishers cannot rename, and report dropped items."""
+        """Make the event loop check for broken keys, which publishers cannot rename, and report dropped items."""
         super().register_with_event_loop(hub)
         hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
         channel = self.task_consumer.channel
@@ -314,7 +314,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
 
 
 def _restore_at_common_levels(channel: Any) -> None:
-    """Have the Redis channel restore each message at its `restored_level`."""
+    """Make the Redis channel restore each message at its `restored_level`."""
     own_level = channel._get_message_priority  # noqa: SLF001 (kombu has no public way)
 
     def level(message: Any, *, reverse: bool = False) -> int:

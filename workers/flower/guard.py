@@ -20,7 +20,7 @@ _FORBIDDEN = 403
 
 
 def guard(hosts: Collection[str]) -> None:
-    """Have the command `flower` serve a guarded application. `hosts`: its names in addition to loopback's."""
+    """Make the command `flower` serve a guarded application. `hosts`: its names in addition to loopback's."""
     from flower import command  # noqa: PLC0415 (only Flower needs it)
 
     command.Flower = _guarded(command.Flower, frozenset(host.lower() for host in hosts))

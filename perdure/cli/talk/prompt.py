@@ -98,14 +98,14 @@ class Prompt:
             self._note(f"{error.message} ({error.code}) The conversation ends by itself after the idle timeout.")
             return
         except KeyboardInterrupt:
-            self._note("\nThis conversation ends by itself after the idle timeout, or continues when you come back.")
+            self._note("\nThis conversation ends by itself after the idle timeout, or continues when you return.")
             return
         if not self._at_terminal:
             return
         if ends:
             self._note("\nThis conversation has ended. The next one begins with its summary.")
         elif self._conversation.session_id is not None:
-            self._note("\nThis conversation continues when you come back.")
+            self._note("\nThis conversation continues when you return.")
         else:
             self._note("\nGoodbye.")
 

@@ -63,5 +63,5 @@ class TaskCalls(Protocol):
         ...
 
     def revoke(self, task_ids: Sequence[UUID]) -> None:
-        """Have the workers discard these tasks. One that runs is not interrupted."""
+        """Make the workers discard these tasks. A running task is not interrupted."""
         ...

@@ -127,7 +127,7 @@ class _Answer:
 
 
 def _line(call: Mapping[str, Any]) -> str:
-    """What the agent does with a tool call."""
+    """The line that describes a tool call."""
     arguments = call["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f"{call['name']} {text[:_LONGEST_CALL]}\n"

@@ -28,7 +28,7 @@ _NO_USER = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request's message goes. `user` is the user's key, `user_id` the id within its tenant."""
+    """The destination of a request's message. `user` is the user's key, `user_id` the id within its tenant."""
 
     user: str
     user_id: str
