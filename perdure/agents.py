@@ -75,10 +75,10 @@ class Agent:
     """Instructions, tools, and limits that replace those of the settings.
 
     `model` is a name as in `PERDURE_MODEL`, the default. A plain function among `tools` becomes a tool of class
-    `unsafe`; an `McpServer` stands for all tools of the server, and is moved to `servers`. `on_unavailable`, `fail` or
-    `park`, is what happens to a turn if no model replies; `error_messages` are the texts of failures. `casebank` names
-    the bank of cases that the agent's prompts draw from and its praised turns add to; the default is the common bank,
-    `None` and `False` mean no bank. The hooks are described in `perdure.hooks`.
+    `unsafe`; an `McpServer` adds all tools of the server, and is moved to `servers`. `on_unavailable` (`fail` or
+    `park`) decides about a turn if no model replies; `error_messages` are the texts of failures. `casebank` names the
+    bank of cases for the agent's prompts, to which its positively rated turns are added; the default is the common
+    bank, `None` and `False` mean no bank. The hooks are described in `perdure.hooks`.
     """
 
     name: str

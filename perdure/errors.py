@@ -117,7 +117,7 @@ class Unauthorized(PerdureError):
 
 
 class Forbidden(PerdureError):
-    """The key has no access to this."""
+    """The key has no access to the object or the action."""
 
     code = "FORBIDDEN"
     http_status = 403
@@ -125,7 +125,7 @@ class Forbidden(PerdureError):
 
 
 class NotFound(PerdureError):
-    """It does not exist, or the caller may not see it."""
+    """The object does not exist, or the caller may not see it."""
 
     code = "NOT_FOUND"
     http_status = 404
@@ -157,7 +157,7 @@ class InvalidResponse(PerdureError):
 
 
 class ProviderError(PerdureError):
-    """A provider failed, refused, or could not be reached: `transient` tells which, if known."""
+    """A provider failed, refused, or could not be reached. `transient`: whether a retry may succeed, if known."""
 
     code = "PROVIDER_ERROR"
     http_status = 502

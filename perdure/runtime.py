@@ -39,23 +39,23 @@ class Waker(Protocol):
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:
-        """Have a worker claim this session, which has unsettled turns."""
+        """Wake a worker to claim this session, which has unsettled turns."""
         ...
 
     def delivery(self, delivery_id: UUID) -> bool:
-        """Have a worker send this delivery."""
+        """Wake a worker to send this delivery."""
         ...
 
     def ending(self, session_id: UUID) -> bool:
-        """Have a worker end this session: its end is requested, and it has no unsettled turn."""
+        """Wake a worker to end this session: its end is requested, and it has no unsettled turn."""
         ...
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Consolidate this session, which has ended; `None`: all pending sessions."""
+        """Wake a worker to consolidate this ended session; `None`: all pending sessions."""
         ...
 
     def casebank(self) -> bool:
-        """Have a worker continue the CaseBank's waiting run."""
+        """Wake a worker to continue the CaseBank's waiting run."""
         ...
 
 

@@ -48,7 +48,7 @@ VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
 
 _LONGEST_NAME = 63
-"""Bytes of a name in PostgreSQL."""
+"""The longest name in PostgreSQL, in bytes."""
 
 BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -356,7 +356,7 @@ class DiscordSettings(_Group):
 class SlackSettings(_Group):
     """`PERDURE_SLACK__*`: the channel `slack`. `token` switches it on.
 
-    `signing_secret` verifies events that arrive by webhook; `app_token` has them arrive over Socket Mode. `api_url`:
+    `signing_secret` verifies events that arrive by webhook; with `app_token` they arrive over Socket Mode. `api_url`:
     the base of the Web API, Slack's own by default.
     """
 

@@ -71,7 +71,7 @@ def reflect(self: ScheduledTask) -> dict[str, Any]:
 
 @declare("casebank.suggest", base=ScheduledTask)
 def suggest(self: ScheduledTask) -> int | None:
-    """Have the summary model suggest improvements for a few flagged cases; see `reflection.suggest`."""
+    """Ask the summary model for improvements of a few flagged cases; see `reflection.suggest`."""
     runtime = self.process.runtime
     settings = runtime.settings
     model = runtime.models(settings.summary_model or settings.model)

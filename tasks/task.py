@@ -117,7 +117,7 @@ class PerdureTask(Task):  # type: ignore[misc]
             raise self.refused(error) from None
         except Exception:
             log.exception("the task failed")
-            raise self.refused(PerdureError("Something went wrong here; the operator's log says what.")) from None
+            raise self.refused(PerdureError("Internal error. The operator's log has the details.")) from None
         else:
             return result
         finally:
@@ -156,7 +156,7 @@ class PerdureTask(Task):  # type: ignore[misc]
 
     def _retry_or_ignore(self, error: Unavailable) -> Exception:
         if self.hint:
-            log.warning("%s; the sweeper will issue this again", error.message)
+            log.warning("%s The sweeper will issue this task again", error.message)
             ignored: Exception = Ignore()
             return ignored
         countdown = min(_FIRST_RETRY_S * 2.0 ** min(self.request.retries, _MOST_DOUBLINGS), _LONGEST_RETRY_S)

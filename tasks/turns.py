@@ -1,4 +1,4 @@
-"""`turns.submit` accepts another service's message, `turns.tool_result` a Celery tool's result; `turns.run` wakes."""
+"""`turns.submit` accepts a message, `turns.tool_result` a Celery tool's result; `turns.run` runs a session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Assembles a process: the addresses of its servers, and the parts of its runtime.
 
-An address that the settings leave out is that of the embedded server under the data directory, which `perdure up` runs.
+If the settings omit an address, it is that of the embedded server under the data directory, which `perdure up` runs.
 This module opens a process's connections and passes them on; nothing is opened at import. Functions import what only
 some processes need: `perdure send` runs once per message.
 """
@@ -87,7 +87,7 @@ def database_address(settings: Settings) -> str:
 
 
 def migration_address(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
-    """`PERDURE_MIGRATE_URL`, or the database's address, which `environment` may have.
+    """`PERDURE_MIGRATE_URL`, or the database's address, from `environment` if it has one.
 
     Raises:
         Unavailable: no address is set and no embedded PostgreSQL runs.
@@ -99,7 +99,7 @@ def migration_address(settings: Settings, environment: Mapping[str, str] | None 
 
 
 def open_database(settings: Settings, database_url: str) -> Database:
-    """The database at `database_url`, as the settings say that its connections are to be used."""
+    """The database at `database_url`, with the pool and the timeouts of the settings."""
     return Database(
         database_url,
         schema=settings.database_schema,
@@ -167,7 +167,7 @@ def require_database(settings: Settings, database_url: str) -> None:
     try:
         compatibility.require(database)
         if (why := serverlog.quoting(database)) is not None:
-            log.warning("PostgreSQL's log quotes what users wrote (%s); an erasure does not reach it", why)
+            log.warning("PostgreSQL's log quotes users' messages (%s); an erasure does not remove them", why)
     except IncompatibleDatabase:
         raise
     except Unavailable as error:
@@ -284,7 +284,7 @@ def _servers(agents: Agents) -> list[McpServer]:
 
 
 def _check_models(models: Models, settings: Settings, agents: Agents, *, called: bool) -> None:
-    """Set up each model that a setting or an agent names, so that a wrong name stops the start, not a turn.
+    """Set up each model that a setting or an agent names, so that a wrong name fails the start, not a turn.
 
     Unless `called`, a vendor's key may be missing.
     """

@@ -33,7 +33,7 @@ class Embedding:
         self._thread.start()
 
     def request(self) -> None:
-        """Have the thread embed what has no vector yet."""
+        """Ask the thread to embed the messages and memories that have no vector yet."""
         self._requested.set()
 
     def stop(self) -> None:

@@ -68,10 +68,10 @@ class Lifecycle:
         app: The worker's application.
         settings: The settings.
         where: The servers' addresses.
-        waker: Makes what publishes wake-ups; default: to the broker of `where`.
-        calls: Makes what sends the tasks of Celery tools; default: to the broker of `where`.
-        others: The number of running tasks that are not perdure's: they have no time limit at shutdown.
-        environment: Variables for its child processes.
+        waker: Makes the publisher of wake-ups; default: to the broker of `where`.
+        calls: Makes the sender of Celery tools' tasks; default: to the broker of `where`.
+        others: Returns the number of running tasks that are not perdure's; they have no time limit at shutdown.
+        environment: Variables for the worker's child processes.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Lifecycle:
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
 
     def restore_old(self) -> None:
-        """Restore, in a thread, what a release before `PERDURE_REDIS_PREFIX` left unacknowledged."""
+        """Restore, in a thread, messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged."""
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
@@ -202,7 +202,7 @@ class Lifecycle:
                     embedding.request()
                 self._sweep_slots(process)
             except Unavailable as error:
-                log.warning("could not sweep: %s", error.message)
+                log.warning("the sweep failed; the next one follows: %s", error.message)
             except Exception:
                 log.exception("a sweep failed; the next one follows")
 

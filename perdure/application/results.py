@@ -12,18 +12,18 @@ from perdure.errors import DeadlineExceeded, InvalidRequest
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
-"""Seconds between two reads of the turn; a settled turn is noticed before that. A refused message is not announced."""
+"""Seconds between two reads of the turn. A settled turn is announced and read earlier, a refused message is not."""
 
 
 def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:
-    """The settled turn, as `GET /v1/turns/{id}` answers it; waits up to `timeout` seconds, without one for ever.
+    """The settled turn, as `GET /v1/turns/{id}` answers it; waits up to `timeout` seconds; `None`: no limit.
 
     `turn` is what `perdure.send` returned, or a turn's id. Call it after the commit: within the transaction the turn
     does not exist yet. A turn that failed is returned, with its `error`.
 
     Raises:
         NotFound: there is no such turn.
-        DeadlineExceeded: the turn is not settled in time; it goes on.
+        DeadlineExceeded: the turn is not settled in time; it continues.
         Unavailable: the database cannot be reached.
     """
     own, turn_id = parts(), _parse(turn)
@@ -31,7 +31,7 @@ def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str
     while (found := read_turn(own.database, turn_id))["status"] not in SETTLED:
         left_s = _ROUND_S if ends is None else ends - own.clock.monotonic()
         if left_s <= 0:
-            raise DeadlineExceeded(f"Turn {turn_id} is {found['status']} after {timeout:g} s, and goes on.")
+            raise DeadlineExceeded(f"Turn {turn_id} is {found['status']} after {timeout:g} s, and continues.")
         settled = own.watch.settled(turn_id)
         try:
             settled.result(min(left_s, _ROUND_S))

@@ -1,8 +1,9 @@
 """`perdure.send`: accepts a message in the application's own transaction.
 
-It inserts one row with the application's own rows: it commits with them, or is rolled back with them. It locks nothing
-that others use. After the commit a wake-up is published, and a worker routes the message (`perdure.turns.inbox.route`);
-if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, since the connection is the caller's.
+It inserts one row with the application's own rows: it commits with them, or is rolled back with them. It takes no lock
+that others wait for. After the commit a wake-up is published, and a worker routes the message
+(`perdure.turns.inbox.route`); if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, since the
+connection is the caller's.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
     Raises:
         InvalidRequest, TooLarge: the message is refused. Rules that need other rows (rate limits, `on_busy`, a repeated
             `message_id`) apply after the commit; `perdure.result` and `GET /v1/turns/{id}` then show a refusal.
-        IncompatibleDatabase: the database has no tables of perdure, or the role may not insert; nothing was executed
-            that fails the transaction.
+        IncompatibleDatabase: the database has no tables of perdure, or the role may not insert; the transaction remains
+            usable.
         SettingsError: a setting is invalid.
         TypeError: `connection` has another type.
     """

@@ -2,7 +2,7 @@
 
 An archived case keeps its row in `cases` with another status, and has a copy in `case_archive`. Restoring writes the
 copy back and marks it as restored, which protects the case from pruning for `recent_access_days`. A case that absorbed
-it as a duplicate keeps the counts.
+it as a duplicate keeps the absorbed counts.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ def restore(executor: Executor, case_id: str) -> None:
 
 def warn_of_archived(case_id: str) -> None:
     """Log that an archived case was read or found."""
-    log.warning("the archived case %s was requested; it can be restored", case_id)
+    log.warning("the archived case %s was requested; `perdure cases restore` makes it active again", case_id)

@@ -33,7 +33,7 @@ MOST_USES = 2**53
 _WHOLE = 100
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = timedelta(minutes=1)
-"""By how much the clock of the system that supplied a time may be ahead of this one."""
+"""The most by which a supplied time may be in the future, since clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ class CaseLookup:
     ) -> list[Found]:
         """The at most `k` cases in `bank` for the prompt of `user` (a user's key), nearest first.
 
-        Those of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows, with at least the similarity of
-        `PERDURE_CASEBANK__MIN_SIMILARITY`.
+        Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows; returns those with at least the
+        similarity `PERDURE_CASEBANK__MIN_SIMILARITY`.
 
         Raises:
             PerdureError: the question could not be embedded.
@@ -65,7 +65,7 @@ class CaseLookup:
     def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
         """The `k` nearest active cases that prompts of `user` (a user's key) could contain, without the floor.
 
-        In the banks of the installation's agents, or in `bank` if that is one of these.
+        Searches the banks of the installation's agents, or only `bank` if it is one of these.
 
         Raises:
             PerdureError: the question could not be embedded.

@@ -133,7 +133,7 @@ def index_name(size: int, part: str) -> str:
 
 
 def index(size: int, part: str) -> str:
-    """The SQL that builds that index without blocking readers and writers."""
+    """The SQL that builds the index `index_name` without blocking readers and writers."""
     return f"""
         CREATE INDEX CONCURRENTLY IF NOT EXISTS {index_name(size, part)}
         ON @schema.cases USING hnsw ((query_vector::@vector.vector({size:d})) @vector.vector_cosine_ops)
@@ -157,7 +157,7 @@ def drop_index_of_all(size: int) -> str:
 
 
 def drop_index(size: int, part: str) -> str:
-    """The SQL that drops that index without blocking readers and writers."""
+    """The SQL that drops the index `index_name` without blocking readers and writers."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.{index_name(size, part)}"
 
 
@@ -207,7 +207,7 @@ COUNT_USES = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# The same for cases that the caller's transaction has locked.
+# As COUNT_USES, for cases that the caller's transaction has locked.
 COUNT_USES_OF = Statement(
     "casebank.count_uses_of",
     f"""

@@ -1,6 +1,6 @@
 """Sharing: an administrator makes a case learnt from one user available to all users of its bank, or revokes that.
 
-The case's history records who did it and when. A case without an author is available to all users anyway.
+The case's history records who did it and when. A case without an author is always available to all users.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def unshare(executor: Executor, case_id: str, by: str) -> None:
 
 
 def _set(executor: Executor, case_id: str, by: str, *, shared: bool) -> datetime | None:
-    reason = f"{'shared with everybody' if shared else 'given back to its author'} by {by}"
+    reason = f"{'shared with all users of its bank' if shared else 'restricted to its author'} by {by}"
     rows = executor.run(queries.SHARE, {"case_id": case_id, "shared": shared, "reason": reason, "by": by})
     if not rows:
         raise NotFound("There is no such case.")
     if rows[0].user_id is None:
-        raise Conflict("The case has no author: it is everybody's already, and cannot be given back.")
+        raise Conflict("The case has no author: all users may see it, and it cannot be restricted to one.")
     if rows[0].changed:
         log.info("case %s was %s", case_id, reason)
     at: datetime | None = rows[0].shared_at

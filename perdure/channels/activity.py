@@ -1,6 +1,6 @@
-"""What channels report of a user apart from messages: typing and presence, for the stream of memory layer 0.
+"""Typing and presence of users, which channels append to the stream of memory layer 0.
 
-Losing an event does no harm. Nothing is noted of a user of whom nothing else is held, nor in a process without Redis.
+Losing an event does no harm. An event of a user without a row in `users`, or in a process without Redis, is dropped.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ AGENT = StreamAuthor.AGENT
 def note_activity(
     runtime: Runtime, user: str, channel: str, kind: StreamEventKind, by: StreamAuthor = StreamAuthor.USER
 ) -> bool:
-    """Append an event, of now, to the stream of the user with the key `user`; returns whether it was appended.
+    """Append an event to the stream of the user with the key `user`; returns whether it was appended.
 
-    At most one event of a kind, channel and author is appended in `stream.NOTED_EVERY_S`. An unavailable database is
+    At most one event per kind, channel and author is appended every `stream.NOTED_EVERY_S`. An unavailable database is
     logged.
     """
     if runtime.redis_memory is None:
@@ -32,7 +32,7 @@ def note_activity(
         if not runtime.database.run(queries.USER_EXISTS, {"user_id": user})[0].known:
             return False
     except Unavailable as error:
-        log.info("the %s of a user on %s is not noted: %s", kind, channel, error.message)
+        log.info("a %s event on %s was not recorded: %s", kind, channel, error.message)
         return False
     event = StreamEvent(kind, channel, runtime.clock.now(), by)
     return runtime.redis_memory.stream.note(user, event)

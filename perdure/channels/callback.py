@@ -117,7 +117,7 @@ async def _status(client: httpx2.AsyncClient, request: httpx2.Request) -> int:
 
 
 def _run(attempt: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, which also waits, without a limit, for the thread of a name look-up that hangs."""
+    """Run `attempt` in a new loop. `asyncio.run` would also wait, without a limit, for a name look-up that hangs."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(attempt)

@@ -1,7 +1,7 @@
 """The CLI channel: the conversation of one user in a terminal.
 
 `stream` passes events on as they happen, provisional text included; `listen` passes committed messages only, for a
-pipe, which cannot withdraw text.
+pipe, where printed text cannot be withdrawn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Conversation:
     """The messages and replies of one user. Belongs to one thread.
 
     Args:
-        runtime: The parts of this process.
+        runtime: The runtime of this process.
         speaker: The user.
         key: The conversation's key; `None`: the conversation of messages without a key.
         on_note: Receives a message for the user: once per delay of the reply, and before each retry while the
@@ -155,7 +155,7 @@ class Conversation:
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
         """Pass each committed message of the turn to `on_message`; returns the settled turn."""
         if self._turn_id is None or self._session_id is None:
-            raise LookupError("nothing was said yet")
+            raise LookupError("no message was sent yet")
         turn_id, session_id = self._turn_id, self._session_id
         delays = Delays(self._runtime.database, turn_id)
         settled = self._watch.settled(turn_id)
@@ -178,7 +178,7 @@ class Conversation:
         Called again after an interruption, it continues after the last event that was passed on.
         """
         if self._turn_id is None:
-            raise LookupError("nothing was said yet")
+            raise LookupError("no message was sent yet")
         turn = asyncio.run(self._stream(self._turn_id, on_event))
         self._listening = False
         return turn
@@ -233,7 +233,7 @@ class Conversation:
 
         Raises:
             Unavailable: the database cannot be reached.
-            Conflict: it has ended already.
+            Conflict: the session has already ended.
         """
         session_id, self._session_id, self._turn_id = self._session_id, None, None
         if session_id is None:

@@ -45,10 +45,10 @@ class Command:
 
 COMMANDS = {
     "up": Command("serve.up", "up", "Run everything on this machine: servers, gateway, two workers, beat, Flower."),
-    "migrate": Command("serve.processes", "migrate", "Bring the database to the tables of this release."),
+    "migrate": Command("serve.processes", "migrate", "Create or upgrade the database's tables for this release."),
     "gateway": Command("serve.processes", "gateway", "Serve the HTTP gateway."),
     "worker": Command("serve.processes", "worker", "Run turns and all other queued tasks."),
-    "beat": Command("serve.processes", "beat", "Put scheduled work into the queue when its time comes."),
+    "beat": Command("serve.processes", "beat", "Publish scheduled tasks when they are due."),
     "flower": Command("serve.processes", "flower", "Show workers and tasks on web pages."),
     "channels": Command(
         "serve.channels", "channels", "Listen on the configured chats: Discord's gateway, Slack's Socket Mode."

@@ -163,9 +163,7 @@ def parse_id(text: str, thing: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise Failure(
-            f"{text!r} is not the id of a {thing}: an id is a UUID, as `perdure send` prints it.", WRONG_USAGE
-        ) from None
+        raise Failure(f"{text!r} is not the id of a {thing}: it must be a UUID.", WRONG_USAGE) from None
 
 
 def _redis_url(settings: Settings) -> str | None:
@@ -185,5 +183,5 @@ def _waker(settings: Settings) -> CeleryWaker | _UnavailableBroker:
     try:
         return CeleryWaker(settings, addresses(settings))
     except Unavailable as error:
-        log.warning("%s Accepted messages are answered once it is available.", error.message)
+        log.warning("%s Accepted messages are answered once the broker is available.", error.message)
         return _UnavailableBroker()

@@ -325,7 +325,7 @@ def _rendered(connection: Connection, sql: str) -> str:
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
-    """Have SQLAlchemy close a connection that would fail again, and replace all older ones on their next use."""
+    """Make SQLAlchemy close a connection that would fail again, and replace all older ones on their next use."""
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
         return
@@ -381,7 +381,7 @@ def _escaped(value: str) -> str:
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Raise the driver's errors as `Unavailable` if they mean that."""
+    """Raise the driver's errors as `Unavailable` or `IllegalTransition`, where one of these applies."""
     try:
         yield
     except PoolTimeout as error:

@@ -37,7 +37,7 @@ def extension_schema(connection: Connection) -> str | None:
 
 
 def create_extension(connection: Connection) -> None:
-    """Install the extension `vector` unless it is: in `public` where that exists, else in the current schema.
+    """Install the extension `vector` if it is missing: in `public` if that exists, otherwise in the current schema.
 
     Other schemas' tables can then use it by its usual names.
     """

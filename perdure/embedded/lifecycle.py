@@ -167,7 +167,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
             users = FileLock(server.directory / "users.lock")
             users.shared()
     if child is not None:
-        # Reap the child whenever it ends, however this block was left: otherwise it stays as a zombie.
+        # Reap the child when it ends, even if this block raised: otherwise it stays as a zombie.
         threading.Thread(target=child.wait, name=f"reap-{server.title}", daemon=True).start()
     return Running(server, users, Endpoint(server.url(), pid), owned=child is not None)
 
@@ -312,7 +312,7 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _rotate(log: Path) -> int:
-    """Rotate a long log (one old file is kept; a running server goes on writing to it); returns the length."""
+    """Rotate a long log (one old file is kept; a running server continues to write to it); returns the length."""
     size = log.stat().st_size if log.exists() else 0
     if size <= _LOG_KEPT_BYTES:
         return size

@@ -1,7 +1,7 @@
 """PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket only.
 
     data/          the cluster; `initialising` until it is complete, then renamed
-    access/        who may connect; written at each start
+    access/        the access rules, written at each start
     run/           the socket (or see `sockets`)
     server.log     the server's log
 
@@ -169,7 +169,7 @@ class _Postgres:
     def remedy(self, log: str) -> str:
         """What to do about a failed start."""
         if "could not access directory" in log or "Permission denied" in log:
-            return f"The account that it runs as may not read its files. {_ELSEWHERE}"
+            return f"The account that the server runs as may not read the server's files. {_ELSEWHERE}"
         return f"The lines below give the reason. {_ELSEWHERE}"
 
     def _refuse_foreign(self) -> None:
@@ -189,7 +189,7 @@ class _Postgres:
             )
         owner = data.stat().st_uid
         if os.geteuid() not in (0, owner):
-            raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that one")
+            raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that account")
 
     def _initialise(self) -> None:
         """Create the cluster in another directory and rename it, so that a crash leaves no incomplete cluster."""
@@ -222,7 +222,7 @@ class _Postgres:
         if self._account is not None and "Permission denied" in output:
             return EmbeddedServerError(
                 f"PostgreSQL could not create its cluster in {self.directory}: the account {self._account.name!r}, "
-                f"which root borrows for it, may not use the paths in the last lines. {_ELSEWHERE}\n{output}"
+                f"under which root runs it, may not use the paths in the last lines. {_ELSEWHERE}\n{output}"
             )
         return EmbeddedServerError(
             f"PostgreSQL could not create its cluster in {self.directory} (PERDURE_DATA_DIR). {_ELSEWHERE}\n{output}"
@@ -293,7 +293,7 @@ class _Postgres:
 
 
 def _is_postgres(pid: int, data: Path) -> bool:
-    """Whether it may be a server of `data`: a postgres process that does not name another directory."""
+    """Whether process `pid` may be a server of `data`: a postgres process that does not name another directory."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:

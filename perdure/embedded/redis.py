@@ -27,7 +27,7 @@ from perdure.embedded import lifecycle, wheels
 from perdure.embedded.errors import EmbeddedServerError
 from perdure.embedded.lifecycle import Endpoint, Launch, Running
 from perdure.embedded.process import account, sockets
-from perdure.redis import client_url as client_url  # noqa: PLC0414 (given on, beside the addresses it is for)
+from perdure.redis import client_url as client_url  # noqa: PLC0414 (re-exported next to the addresses that it converts)
 from perdure.text.patterns import compiled
 
 _SOCKET = "redis.sock"
@@ -104,13 +104,13 @@ class _Redis:
         return self.directory / "redis.pid"
 
     def prepare(self) -> Launch:
-        """Create its directories and reject data of another account."""
+        """Create the directories, and reject data that another account owns."""
         self._data.mkdir(mode=0o700, exist_ok=True)
         owner = self._data.stat().st_uid
         if os.geteuid() not in (0, owner):
             raise EmbeddedServerError(
                 f"Redis cannot use {self._data}: it belongs to the account {account.name_of(owner)!r}. "
-                f"Run perdure as that one. {_ELSEWHERE}"
+                f"Run perdure as that account. {_ELSEWHERE}"
             )
         sockets_in = sockets.settle(self.directory, _SOCKET, None)
         settings = _SETTINGS | {
@@ -122,7 +122,7 @@ class _Redis:
         return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
     def answers(self) -> bool:
-        """Whether it answers PING; while it loads its file it answers with an error."""
+        """Whether Redis answers PING; while it loads its file, it answers with an error."""
         directory = sockets.recorded(self.directory)
         if directory is None:
             return False
@@ -156,7 +156,7 @@ class _Redis:
         if "append only file" in log:
             return (
                 f"It cannot read {file}. perdure keeps every message in PostgreSQL and only wake-ups and caches here, "
-                "so that may be moved away; then start again."
+                "so that file may be moved away; then start again."
             )
         return f"The lines below give the reason. {_ELSEWHERE}"
 

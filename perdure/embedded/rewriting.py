@@ -45,7 +45,7 @@ class AppendOnlyFile:
                 self._begin(client)
 
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
-        """Those of `erasures`, whose keys are deleted, that a finished rewrite has removed from the file as well.
+        """The `erasures` whose deleted keys a finished rewrite has also removed from the file.
 
         Begins a rewrite for the others and waits up to two seconds for it; call it again for those not returned.
 

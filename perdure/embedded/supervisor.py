@@ -137,7 +137,7 @@ class _Printer:
             self._output.flush()
         except OSError:  # the terminal, or the reader of the pipe, is gone
             with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later line, and the exit, fails as well
+                os.dup2(nowhere.fileno(), self._output.fileno())  # or each later line, and the exit, fails, too
             self._on_gone()
 
 

@@ -44,7 +44,7 @@ class EventId:
     """The id of an event; `token` is that of the worker which wrote it."""
 
     PATTERN: ClassVar = f"^(0|[1-9][0-9]{{0,{_EPOCH_DIGITS - 1}}})-(0|[1-9][0-9]{{0,{_NUMBER_DIGITS - 1}}})$"
-    """As a JSON Schema has it."""
+    """The form of an id, for JSON Schema."""
 
     epoch: int
     number: int = 0
@@ -95,18 +95,18 @@ def news_channel(prefix: str) -> str:
 def listening_key(prefix: str) -> str:
     """The sorted set of turns with listeners, by the epoch second at which the interest ends.
 
-    It is also the name of the pub/sub channel that names turns whose interest begins or goes on.
+    It is also the name of the pub/sub channel that names turns whose interest begins or continues.
     """
     return f"{prefix}listening"
 
 
 def hexes(turn_ids: list[UUID]) -> str:
-    """Turn ids as the channels carry them."""
+    """Turn ids in the form of the channels' messages."""
     return " ".join(each.hex for each in turn_ids)
 
 
 def parse_hexes(text: bytes) -> list[UUID]:
-    """The turn ids of a channel's message; invalid ones are left out."""
+    """The turn ids in a channel's message; invalid ones are skipped."""
     found = []
     for each in text.split():
         try:

@@ -1,4 +1,4 @@
-"""Which turns have listeners, as the workers of this process know it.
+"""Which turns have listeners, as this worker process knows it.
 
 A gateway announces the turns that its clients listen to, again every 20 seconds: in a sorted set, for workers that
 start, and on a channel, for those that run. A worker subscribes with one connection; a turn without a listener costs

@@ -1,11 +1,10 @@
 """A turn's provisional events, batched into its Redis stream by one thread per process.
 
 The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. A turn
-without a listener only keeps the text of its current step in memory, so that a listener who comes later receives all of
-it.
+without a listener only keeps the text of its current step in memory, so that a later listener receives all of it.
 
 If Redis fails, the entries are lost: the next batch begins with a `rewind`, followed by the whole text. If Redis
-refuses an id, a worker with a higher token writes this turn, and this one is silent.
+refuses an id, a worker with a higher token writes this turn, and this worker stops writing it.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Outlet(Protocol):
         ...
 
     def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:
-        """The turn has something to write, with the next batch or `at_once`."""
+        """Report that the turn has entries to write, with the next batch or `at_once`."""
         ...
 
     def next_number(self) -> int:
@@ -118,7 +117,7 @@ class TurnEvents:
         self._changed()
 
     def committed(self, messages: int) -> None:
-        """The turn has `messages` more committed messages, which replace the text of the current step."""
+        """Record `messages` more committed messages, which replace the text of the current step."""
         with self._lock:
             self._epoch += messages
             self._text, self._length, self._written = [], 0, 0
@@ -126,7 +125,7 @@ class TurnEvents:
         self._changed()
 
     def state(self, status: str) -> None:
-        """The turn's status has changed."""
+        """Record that the turn's status has changed."""
         with self._lock:
             self._append(EventKind.STATE, {"status": status})
         self._changed()
@@ -227,7 +226,7 @@ class EventWriter:
         self._client.close()
 
     def open(self, turn_id: UUID, session_id: UUID, token: int, epoch: int) -> TurnEvents:
-        """The events of a turn that begins or goes on under `token`, with `epoch` committed messages."""
+        """The events of a turn that begins or continues under `token`, with `epoch` committed messages."""
         turn = TurnEvents(turn_id, session_id, token, epoch, self)
         self._turns[turn_id] = turn
         return turn
@@ -326,5 +325,5 @@ class EventWriter:
 
     def _failed(self, error: redis.RedisError) -> None:
         if not self._failing:
-            log.warning("events of turns are not written: %s", loggable(error))
+            log.warning("events of turns cannot be written to Redis: %s", loggable(error))
         self._failing = True

@@ -58,7 +58,7 @@ class RegisteredEmbedder:
 class EmbeddingRound:
     """The texts embedded and refused in one round, and the embedder's error.
 
-    `more`: the round was full, or the walk over older texts goes on.
+    `more`: the round was full, or the walk over older texts is not finished.
     """
 
     embedded: int = 0
@@ -112,7 +112,7 @@ def embed_missing(
     except Abandoned:
         raise
     except PerdureError as error:
-        log.warning("older texts are embedded later: %s", loggable(error))
+        log.warning("the embedding of older texts is postponed: %s", loggable(error))
         return replace(filled, error=error.message)
     return replace(filled, more=_walk(database, register(database, embedder.name, dimensions)))
 
@@ -173,7 +173,7 @@ def _fill(
     except Abandoned:
         raise
     except PerdureError as error:
-        log.warning("%d texts are embedded later: %s", len(present), loggable(error))
+        log.warning("the embedding of %d texts is postponed: %s", len(present), loggable(error))
         database.run(queries.POSTPONE, {**_keys(present), "pause_s": _PAUSE_S, "doublings": _DOUBLINGS})
         return EmbeddingRound(error=error.message)
     registered = register(database, embedder.name, dimensions)
@@ -204,11 +204,11 @@ def _embed(embedder: Embedder, texts: Sequence[str], call: ModelCall | None) -> 
         if error.transient is not False:
             raise
         if len(texts) == 1:
-            # Does the embedder refuse this text, or every text (a wrong key, an open breaker)? A random text, which
-            # is in no cache, decides.
+            # Embed a random text, which is in no cache, to find out whether the embedder refuses this text or every
+            # text (a wrong key, an open breaker).
             embedder.embed([str(uuid4())], call)
             log.warning(
-                "the embedder %s refuses a text, which only words will find: %s", embedder.name, loggable(error)
+                "the embedder %s refuses a text, so only keyword search finds it: %s", embedder.name, loggable(error)
             )
             return [None]
     return [vector for text in texts for vector in _embed(embedder, [text], call)]

@@ -56,7 +56,7 @@ def _require_text(value: str) -> str:
 def _aware(value: datetime) -> datetime:
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
     if not _EARLIEST < aware < _LATEST:  # in another time zone Python could not represent it
-        raise ValueError("is too close to the ends of the calendar")
+        raise ValueError("is too close to the year 1 or 9999")
     return aware
 
 
@@ -109,7 +109,7 @@ class ImportResult:
 def import_messages(
     database: Database, clock: Clock, agent: str, lines: Iterable[str], tenant: str | None = None
 ) -> Iterator[ImportResult]:
-    """Import the lines of a file in portions; after each, yields the counts of all lines so far.
+    """Import the lines of a file in portions; after each portion, yields the counts of all lines so far.
 
     A portion is committed session by session. `agent` becomes the agent of new sessions; `tenant` is the tenant of
     lines without one. To embed the messages, pass `sessions` to `embed_sessions`.

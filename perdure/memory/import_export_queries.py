@@ -84,7 +84,7 @@ _MESSAGES = """
     WHERE (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
 """
 
-# A page of messages in the order of the sessions' ids. The copies in a fork are left out: their source has them.
+# A page of messages in the order of the sessions' ids. A fork's copied messages are omitted: its source has them.
 EXPORT = Statement("exchange.export", _MESSAGES + " ORDER BY w.session_id, w.seq LIMIT %(most)s", writes=False)
 
 EXPORT_OF_SESSIONS = Statement(

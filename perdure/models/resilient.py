@@ -60,7 +60,7 @@ class GuardedModel:
 
     @property
     def name(self) -> str:
-        """The model's own."""
+        """As the wrapped model."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -121,7 +121,7 @@ class ResilientModel:
 
     @property
     def name(self) -> str:
-        """The model's own."""
+        """As the wrapped model."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

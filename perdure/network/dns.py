@@ -30,7 +30,7 @@ def look_up(host: str, port: int) -> Future[Found]:
 def _resolve(found: Future[Found], host: str, port: int) -> None:
     try:
         found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    except Exception as error:  # noqa: BLE001 (whoever waits raises it; UnicodeError, too: what is no name at all)
+    except Exception as error:  # noqa: BLE001 (the waiting caller raises it; UnicodeError: an invalid name)
         found.set_exception(error)
 
 

@@ -10,8 +10,8 @@ Each change of state begins an epoch. A call is admitted in an epoch, and its ou
 only: a call admitted before the circuit opened must not close it. An epoch is the time at which it began, so a circuit
 that was lost and created again never repeats an epoch.
 
-A probe holds one slot of the half-open circuit, at most until its lease expires: the slot of a crashed process is freed
-by that.
+A probe holds one slot of the half-open circuit, at most until its lease expires, which frees the slot of a crashed
+process.
 
 Times are passed in, in milliseconds since 1970. `redis_circuits.py` implements the same machine in Lua; a property test
 compares the two.
@@ -84,7 +84,7 @@ class Admission:
 
 
 def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: int) -> tuple[Circuit, Admission | None]:
-    """Admit a call if the circuit allows it: the new circuit, and the admission or `None`.
+    """Admit a call if the circuit allows it; returns the new circuit, and the admission or `None`.
 
     A probe that repeats its request under the same id gets the same slot.
     """

@@ -4,7 +4,7 @@ The scripts implement the machine of `circuit.py` in Lua: change both together; 
 is a hash, its probes a sorted set by the ends of their leases; both expire after a week without a call. All keys share
 one hash slot.
 
-Every wait is bounded: an unresponsive Redis costs the call that finds it half a second.
+Every wait is bounded: an unresponsive Redis costs the call that detects it half a second.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class SharedCircuits:
             self._fleet.close()
 
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer. If it is lost, it may have been a probe's slot, which is then freed."""
+        """The fleet's answer. A lost answer may have granted a probe's slot, which is then freed."""
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:
@@ -159,7 +159,7 @@ class SharedCircuits:
             new, self._is_unavailable = not self._is_unavailable, True
             self._retry_at = self._clock.monotonic() + PAUSE_S
         if new:
-            log.warning("%s Until it answers, this process uses its own breakers.", error.message)
+            log.warning("%s Until Redis answers, this process uses its own breakers.", error.message)
 
     def _mark_available(self) -> None:
         if not self._is_unavailable:

@@ -38,7 +38,7 @@ class Cadence(Protocol):
         ...
 
     def describe(self) -> str:
-        """How a person would say it."""
+        """The cadence in words, for people."""
         ...
 
 
@@ -61,7 +61,7 @@ class Every:
         return self.previous(at) + self._step
 
     def describe(self) -> str:
-        """How a person would say it."""
+        """The cadence in words, for people."""
         return "each minute" if self.minutes == 1 else f"every {self.minutes} minutes"
 
     @property

@@ -20,7 +20,7 @@ LONGEST = 100
 
 _FIELDS = 5
 _TWICE = timedelta(hours=3)
-"""More than clocks are ever set back at once: within so long, local times may occur twice."""
+"""Longer than any clock change: a local time within this span may occur twice."""
 
 ACCEPTED = "accepted: minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`"
 
@@ -36,10 +36,10 @@ class Cron:
         """Check the expression.
 
         Raises:
-            ValueError: it is not one, or it never fires; the message says which.
+            ValueError: the expression is invalid or never fires; the message says which.
         """
         if len(self.expression) > LONGEST or len(self.expression.split()) != _FIELDS:
-            raise ValueError(f"has not {_FIELDS} fields; {ACCEPTED}")
+            raise ValueError(f"must have {_FIELDS} fields; {ACCEPTED}")
         try:
             first = next(CronSim(self.expression.upper(), datetime(2000, 1, 1)), None)  # noqa: DTZ001 (a local time)
         except CronSimError as error:

@@ -30,10 +30,10 @@ class OwnReminders:
     effect_id: UUID
 
     def add(self, text: str, at: str | None, cron: str | None, timezone: str | None) -> dict[str, Any]:
-        """Set a schedule whose answers go where this turn's do; returns it.
+        """Set a schedule whose answers go to the same place as this turn's; returns it.
 
         Raises:
-            InvalidRequest: the moment is invalid or in the past, or the user was erased.
+            InvalidRequest: the time is invalid or in the past, or the user was erased.
             Conflict: the user has too many schedules.
             Unavailable: the database cannot be reached.
         """
@@ -57,7 +57,7 @@ class OwnReminders:
         return reminders.add(self.database, self.settings, new, of_known=True)
 
     def list(self) -> list[dict[str, Any]]:
-        """The user's schedules, the next ones first."""
+        """The user's schedules, the next due first."""
         return reminders.list_reminders(self.database, self.user)
 
     def remove(self, schedule_id: UUID) -> None:

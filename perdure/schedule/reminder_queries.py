@@ -56,7 +56,7 @@ LIST = Statement(
     "reminders.list", "SELECT * FROM reminders ORDER BY next_due NULLS LAST, schedule_id LIMIT %(limit)s", writes=False
 )
 
-# A paused schedule has no next moment.
+# A paused schedule has no `next_due`.
 CHANGE = Statement(
     "reminders.change",
     """
@@ -72,14 +72,14 @@ REMOVE = Statement(
 
 # --- firing ------------------------------------------------------------------------------
 
-# Whether any is due, so that a round without one writes nothing.
+# Whether a schedule is due, so that a round without one writes nothing.
 ANY_DUE = Statement(
     "reminders.any_due",
     "SELECT EXISTS (SELECT FROM reminders WHERE next_due <= perdure_now()) AS due",
     writes=False,
 )
 
-# Takes what is due for the length of a lease: a worker that dies leaves it to another one.
+# Leases the due schedules: if the worker dies, another one takes them once the lease has expired.
 TAKE_DUE = Statement(
     "reminders.take_due",
     """
@@ -94,7 +94,7 @@ TAKE_DUE = Statement(
     """,
 )
 
-# `due`: what was taken. A schedule that was paused or removed after that is not changed.
+# `due`: the due time that was taken. A schedule that was paused or removed since then is not changed.
 ADVANCE = Statement(
     "reminders.advance",
     """

@@ -1,8 +1,8 @@
-"""Users' schedules: a text that becomes a message at a moment, or again and again.
+"""Users' schedules: a text that is sent as a message at a given time, or repeatedly.
 
 `POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this; the sweeper of every
-worker fires what is due (`perdure.turns.inbox.remind`). A schedule keeps where it was set: its channel, conversation
-and receiver, so that the answer goes there.
+worker fires what is due (`perdure.turns.inbox.remind`). A schedule keeps the channel, conversation and receiver of the
+place where it was set, to which the answers go.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class NewReminder:
-    """A schedule to add. `user` is the user's key; `reply_to` the receiver of the replies, as a turn has it."""
+    """A schedule to add. `user` is the user's key; `reply_to`: the receiver of the replies, as in a turn."""
 
     schedule_id: UUID
     user: str
@@ -128,7 +128,7 @@ def _parameters(new: NewReminder) -> dict[str, Any]:
 
 
 def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
-    """The schedules of a user (by key), or of all users, the next ones first."""
+    """The schedules of a user (by key), or of all users, the next due first."""
     statement = queries.LIST if user is None else queries.LIST_OF_USER
     return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": limit})]
 
@@ -149,11 +149,11 @@ def owner(executor: Executor, schedule_id: UUID) -> str:
 
 
 def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
-    """Pause or resume a schedule; returns it. A moment that passed during the pause is left out.
+    """Pause or resume a schedule; returns it. A time that passed during the pause is skipped.
 
     Raises:
         NotFound: there is no such schedule.
-        Conflict: the only moment of the schedule has passed.
+        Conflict: the only time of the schedule has passed.
     """
     row = _read(database, schedule_id)
     if row.paused == paused:
@@ -164,7 +164,7 @@ def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUI
         if row.cron is not None:
             due = _quiet_over(settings, Cron(row.cron, zone).next(now), zone)
         elif row.once is None or row.once <= now:
-            raise Conflict("The moment of the schedule passed while it was paused: remove it.")
+            raise Conflict("The schedule's only time passed while it was paused: remove it.")
         else:
             due = row.once
     changed = {"schedule_id": schedule_id, "paused": paused, "next_due": due}

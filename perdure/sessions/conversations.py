@@ -1,4 +1,4 @@
-"""Conversations: keys of a caller's for one user, each with a title and at most one live session.
+"""Conversations: keys that callers choose for one user, each with a title and at most one live session.
 
 The table `conversations` has the titles; a session's `scope` has the key (`routing`). Memory belongs to the user, over
 all conversations.
@@ -27,7 +27,7 @@ def list_conversations(
 ) -> list[dict[str, Any]]:
     """The conversations of the user with the key `user`, the one with the newest activity first.
 
-    `archived` selects those that are archived, or those that are not.
+    `archived`: True selects archived conversations, False the others.
     """
     rows = executor.run(queries.CONVERSATIONS, {"user_id": user, "archived": archived, "limit": limit})
     return [_conversation(row) for row in rows]

@@ -83,7 +83,7 @@ class Requested:
     """A recorded request to end a session. After the commit, the caller passes a `Waker` to `wake`.
 
     `may_end`: no turn is unsettled, so ending can begin; else the turns run first. `freed`: the priority of the turn
-    that waited for an approval, a task or a moment and continues now; None if none did.
+    that waited for an approval, a task or a time and continues now; None if none did.
     """
 
     session_id: UUID
@@ -161,7 +161,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Whether `clean` removed all data outside PostgreSQL; a session does not end before."""
+        """Whether `clean` removed all data outside PostgreSQL; the session ends only then."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:

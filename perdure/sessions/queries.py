@@ -205,7 +205,7 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
-# A turn of the session waits for a person, a task or a moment. All columns are those of the locked row: a turn that is
+# A turn of the session waits for a person, a task or a time. All columns are those of the locked row: a turn that is
 # parked concurrently is not missed.
 _WAITS = """
     lease_until IS NULL AND not_before IS NOT NULL AND NOT paced AND queued_at IS NULL AND unsettled > 0 AS waits
@@ -248,7 +248,8 @@ REQUEST_END = Statement(
     """,
 )
 
-# The same when a user leaves a channel, unless another one has an unsettled turn, or one settled within `idle_s`.
+# As REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or one that settled within
+# `idle_s`.
 LEAVE = Statement(
     "sessions.leave",
     f"""

@@ -11,7 +11,7 @@ from perdure.settings import Scope
 from perdure.text.untrusted import first_line
 
 MAX_TITLE_CHARS = 80
-"""Of a conversation's title."""
+"""The longest title of a conversation."""
 
 
 def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> str:

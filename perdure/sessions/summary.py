@@ -43,7 +43,7 @@ class Summary:
 
 
 def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) -> Summary:
-    """Have `model` summarise. A reply that is not the requested JSON becomes the summary as it is.
+    """Ask `model` for a summary. A reply that is not the requested JSON becomes the summary, unchanged.
 
     Raises:
         PerdureError: the model failed, or its summary is empty.

@@ -38,7 +38,7 @@ def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURN
 
 
 def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, lease_s: float) -> None:
-    """Restore the variables of `snapshot` in its session; another store than PostgreSQL gets its pending events, too.
+    """Restore the variables of `snapshot` in its session; a store other than PostgreSQL also gets the pending events.
 
     Raises:
         NotFound: there is no such session.

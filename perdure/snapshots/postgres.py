@@ -172,7 +172,7 @@ def _mapped_errors() -> Iterator[None]:
 
 
 def _cause(error: Unavailable) -> str:
-    """The server's own message about a lack of resources; else the text of the error."""
+    """The server's own message about a lack of resources; otherwise the text of the error."""
     cause = error.__cause__
     code = _code(cause) if isinstance(cause, DBAPIError) else ""
     if isinstance(cause, DBAPIError) and code.startswith(_OUT_OF_RESOURCES):

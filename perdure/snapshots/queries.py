@@ -104,7 +104,7 @@ _PARTS = f"""
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
-# The same for any session, with or without variables.
+# As LOAD, for any session, with or without variables.
 PRESENT = Statement("snapshots.present", _PARTS.format(join="LEFT JOIN"), writes=False)
 
 FORGET_SET_ASIDE = Statement(

@@ -42,7 +42,7 @@ from perdure.turns.run.transcript import Entry, Transcript
 log = logging.getLogger(__name__)
 
 Approve = bool | Callable[[ToolCall], bool]
-"""What a person decides about calls that need approval: the same for all, or by the call."""
+"""The decision about calls that need approval: one for all calls, or a function of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class Conversation:
 
     `working_variables` are those that the session begins with. `approve` decides about calls that need approval; `None`
     ends the turn with the status `waiting_approval`. `settings` are the defaults unless given: the environment is not
-    read. `clock` is the model's if the model is `Scripted`; it advances to the moments for which `sleep_until` waits.
-    `tasks` are functions that stand for Celery tasks, by name; a turn that waits for another task ends as `parked`.
+    read. `clock` is the model's if the model is `Scripted`; it advances to the times for which `sleep_until` waits.
+    `tasks` are functions that replace Celery tasks, by name; a turn that waits for another task ends as `parked`.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class Conversation:
         """Run the session's next turn.
 
         Raises:
-            RuntimeError: the turn before waits for an approval or a model.
+            RuntimeError: the previous turn waits for an approval or a model.
             Exception: the model raised something that is no `PerdureError`, such as `ScriptExhausted`.
         """
         if self._open:
-            raise RuntimeError("the turn before is not settled: it waits for an approval or for a model")
+            raise RuntimeError("the previous turn is not settled: it waits for an approval or for a model")
         self._open = True
         ref = self._next_turn()
         said = Entry(ref.turn_id, Role.USER, storable(text), message_id=str(ref.turn_id), created_at=self._clock.now())
@@ -206,7 +206,7 @@ class Conversation:
         return hold
 
     def _wait(self) -> bool:
-        """Run the tasks and let the time pass for which a turn waits; False if a task has no function."""
+        """Run the tasks and advance the clock for which a turn waits; returns False if a task has no function."""
         for effect in self._store.waiting():
             if effect.waits_for == "timer":
                 self._clock.advance(timedelta(seconds=max(0.0, effect.undecided_s)))
@@ -259,7 +259,7 @@ class Conversation:
         try:
             message = messages.find(ending.error.code, ref.language)
         except Exception:
-            log.exception("agent %s failed to find a message for %s", self._agent.name, ending.error.code)
+            log.exception("agent %s: its message for the error %s cannot be used", self._agent.name, ending.error.code)
             return ending
         return Failed(reworded(ending.error, message)) if message else ending
 

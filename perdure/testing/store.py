@@ -143,7 +143,7 @@ class MemoryStore(Database):
         return [each for each in self.effects.values() if each.status == "asked"]
 
     def waiting(self) -> list[Effect]:
-        """The calls that wait for a task or a moment."""
+        """The calls that wait for a task or a time."""
         return [each for each in self.effects.values() if each.waits_for is not None and each.status == "intended"]
 
     def _step(self, step: Mapping[str, Any]) -> Sequence[object]:

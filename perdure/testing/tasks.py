@@ -1,4 +1,4 @@
-"""Celery tools in a test: a function stands for each task, and runs when the turn waits for it."""
+"""Celery tools in a test: a function replaces each task, and runs when the turn waits for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded
 
 Tasks = Mapping[str, Callable[..., Any]]
-"""Functions that stand for Celery tasks, by the task's name."""
+"""Functions that replace Celery tasks, by the task's name."""
 
 
 class InlineCalls:
@@ -37,7 +37,7 @@ class InlineCalls:
         return True
 
     def run(self) -> tuple[TaskCall, TaskEnded] | None:
-        """Run the function that stands for the next task, and return how it ended; `None` if no task has one."""
+        """Run the function of the next task that has one, and return how it ended; `None` if no task has one."""
         call = next((each for each in self._sent.values() if each.task in self._tasks), None)
         if call is None:
             return None

@@ -69,7 +69,7 @@ def _opens_sentences(word: str) -> bool:
 
 
 def missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
-    """The names that are not among the words, in no inflection."""
+    """The names of which no inflection is among the words."""
     return sorted(name for name in names if name not in words and stem(name) not in words)
 
 

@@ -41,7 +41,7 @@ STORABLE_PATTERN = r"^[^\u0000]*$"
 """`is_storable` as a pattern of JSON Schema, which has no lone surrogates."""
 
 USER_PATTERN = r"^[^\u0000\u001f]*$"
-"""The same for a user's id, which has no U+001F: that separates a tenant from it."""
+"""As `STORABLE_PATTERN`, for a user's id, which may not contain U+001F: it separates the tenant from the id."""
 
 _BLANKS = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """The characters that `str.strip` removes, which differ from the `\\s` of JSON Schema's patterns."""
@@ -209,7 +209,7 @@ def what_is_wrong(item: ErrorDetails) -> str:
 
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"
 IDENTIFIER = "1 to 64 letters, digits and the characters _ . : -, the first a letter or a digit"
-"""JSON types by their names in error messages."""
+"""`IDENTIFIER_PATTERN` in words, for error messages."""
 
 _IDENTIFIER = compiled(IDENTIFIER_PATTERN)
 
@@ -232,6 +232,7 @@ _JSON_NAMES: dict[type, str] = {
     bool: "a boolean",
     type(None): "null",
 }
+"""The names of JSON's types in error messages."""
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from docstring_parser import Docstring, DocstringStyle, ParseError, google, numpydoc, rest
 from docstring_parser.common import DocstringMeta
 
-# Sections for people; the library's defaults lack them and would leave them in the section before.
+# Sections for people. The library does not know them and would add them to the section before.
 _LEFT_OUT = ("Note", "Notes", "Warning", "Warnings", "See Also", "Todo")
 
 _GOOGLE = google.GoogleParser(

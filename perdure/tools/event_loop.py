@@ -1,10 +1,10 @@
 """The event loop of a process, on which `async def` tools, probes and hooks run.
 
-One thread runs the loop; it starts with the first call, in a forked child with the child's first. The thread of a call
-waits for its coroutine, so the effect, the time limit and the result are handled as those of other tools. When no turn
-waits for a call any longer (its time limit is over, its turn is cancelled, its lease is lost), its task is cancelled.
+One thread runs the loop; it starts with the process's first call, also in a forked child. The thread of a call waits
+for its coroutine, so the effect, the time limit and the result are handled as for other tools. When no turn waits for a
+call any longer (its time limit has passed, its turn is cancelled, its lease is lost), the coroutine is cancelled.
 
-A tool that blocks the loop stops all others. The loop's watch notes that, the log names the tool, and after
+A tool that blocks the loop stops all others. The loop's watch detects this, the log names the tool, and after
 `_REPLACED_S` seconds further calls get a new loop; the calls on the blocked one run into their time limits.
 """
 
@@ -25,10 +25,10 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
-"""Seconds between two looks at whether calls are still wanted."""
+"""Seconds between two checks whether calls are still wanted."""
 
 _BLOCKED_S = 1.0
-"""Seconds without a look after which the loop counts as blocked."""
+"""Seconds without a check after which the loop counts as blocked."""
 
 _REPLACED_S = 10.0
 
@@ -134,7 +134,7 @@ class _Loop:
         self._reported = True
         running = asyncio.current_task(self._loop)
         name = next((each.name for each in [*self._calls] if each.task is running), "a coroutine")
-        log.warning("%s blocks the event loop: no other async tool continues; it should await, or be a plain def", name)
+        log.warning("%s blocks the event loop, so no other async tool runs: it should await, or be a plain def", name)
 
 
 _lock = threading.Lock()
@@ -147,7 +147,7 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
     `work` may be a `functools.partial`; `name` is for the log.
 
     Raises:
-        Cancelled: the coroutine was cancelled, or not begun because it was over.
+        Cancelled: the coroutine was cancelled, or was not begun because `is_over` returned True.
         Exception: raised by `work`.
     """
     if inspect.iscoroutinefunction(work) and is_over():

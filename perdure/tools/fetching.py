@@ -96,7 +96,7 @@ async def _fetch(url: str, allowed: Reachable, timeout_s: float, context: ToolCo
         try:
             while not work.done():
                 if context.cancelled.is_set():
-                    raise ToolError("The turn no longer wants the page.")
+                    raise ToolError("The turn no longer needs the page.")
                 await asyncio.wait([work], timeout=_LOOK_UP_S)
             return work.result()
         finally:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Leaks:
-    """The threads of this process that still run although no turn waits for them."""
+    """The threads of this process that run although no turn waits for them any longer."""
 
     def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None

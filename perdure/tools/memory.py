@@ -70,7 +70,7 @@ def forget(memory_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the sam
         memory_id: The memory's id, as `recall` gives it.
     """
     gone = _memory_of(context).forget(memory_id)
-    return "It is forgotten." if gone else "There is no such memory, or not any more."
+    return "It is forgotten." if gone else "There is no such memory; it may have been forgotten."
 
 
 def _memory_of(context: ToolContext) -> OwnMemory:

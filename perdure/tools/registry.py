@@ -224,10 +224,10 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
-        The docstring's text becomes the description, its `Args:` section (Google style) describes
-    the parameters, and a parameter annotated `ToolContext` is injected. With `requires_approval` (True, or a function
-    that returns True for the arguments) a call waits for a person's approval. Calls go through the circuit breaker
-    `tool:NAME` if `breaker` gives a name.
+    The docstring's text becomes the description, its `Args:` section (Google style) describes the parameters, and a
+    parameter annotated `ToolContext` is injected. With `requires_approval` (True, or a function that returns True for
+    the arguments) a call waits for a person's approval. Calls go through the circuit breaker `tool:NAME` if `breaker`
+    gives a name.
 
     Raises:
         SettingsError: the function is not usable as a tool; the message says why.

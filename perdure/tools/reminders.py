@@ -27,13 +27,13 @@ def remind_me(  # noqa: D417 (the model does not pass the context)
     cron: Annotated[str, Field(max_length=LONGEST)] | None = None,
     timezone: Annotated[str, Field(max_length=64)] | None = None,
 ) -> str:
-    """Send yourself a message for the user at a later moment, or again and again, and answer it then.
+    """Send yourself a message for the user at a later time, or repeatedly, and answer it then.
 
     Use it when the user wants to be reminded, or wants something done later or regularly. Give either `at` or `cron`.
 
     Args:
         text: What is to be done or said then, in one sentence that can be understood alone.
-        at: The moment, such as 2026-05-02T09:30, in the time zone.
+        at: The time, such as 2026-05-02T09:30, in the time zone.
         cron: Minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`.
         timezone: The user's time zone, such as Europe/Paris, if you know it.
     """
@@ -66,7 +66,7 @@ def unschedule(schedule_id: UUID, context: ToolContext) -> str:  # noqa: D417 (t
     try:
         _own(context).remove(schedule_id)
     except NotFound:
-        return "There is no such schedule, or not any more."
+        return "There is no such schedule; it may have been removed."
     return "It is removed."
 
 

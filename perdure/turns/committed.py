@@ -1,4 +1,4 @@
-"""What PostgreSQL has of a turn, for a streaming client: its messages so far, its state and its ending."""
+"""The committed state of a turn, for streaming clients: its messages so far, its state and its ending."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.turns.reading import SETTLED, read_turn
 class Committed:
     """A turn's state. `turn` is the body of `GET /v1/turns/{id}`.
 
-    `messages` are those after number `after`, in the form of `GET /v1/sessions/{id}/messages`.
+    `messages` are the turn's messages after number `after`, in the form of `GET /v1/sessions/{id}/messages`.
     """
 
     turn: dict[str, Any]
@@ -27,7 +27,7 @@ class Committed:
 
     @property
     def count(self) -> int:
-        """The turn's committed messages."""
+        """The number of the turn's committed messages."""
         return self.after + len(self.messages)
 
     @property
@@ -52,7 +52,7 @@ def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committ
     Raises:
         NotFound: there is no such turn.
     """
-    # The turn first: the messages of a turn that is seen as settled are complete.
+    # The turn is read first: if it is settled then, the messages that are read next are complete.
     turn = read_turn(executor, turn_id)
     rows = executor.run(queries.MESSAGES_OF_TURN, {"turn_id": turn_id, "after": after})
     after = min(after, rows[0].total if rows else 0)

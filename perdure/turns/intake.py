@@ -1,8 +1,8 @@
 """The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
-While it is closed no turn is claimed, also after restarts, since the claim itself reads the row. Accepting a message
-does not read it: the message waits. Every process reads the row regularly, to refuse new work and to finish running
-turns.
+While the intake is closed, no turn is claimed, even after restarts, since the claim itself reads the row. Accepting a
+message does not read it: the message waits. Every process reads the row regularly, to refuse new work and to finish
+running turns.
 """
 
 from __future__ import annotations

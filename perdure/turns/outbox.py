@@ -34,7 +34,7 @@ LONGEST_RETRY_S = 3_600.0
 
 
 REFUSALS_FORGIVEN_S = 86_400.0
-"""Age in seconds up to which the receiver's open breaker costs no attempt; later it does, so that attempts end."""
+"""Age in seconds up to which an open breaker of the receiver costs no attempt; afterwards it does, so attempts end."""
 
 
 class DeliveryFailed(Exception):
@@ -46,7 +46,7 @@ class DeliveryFailed(Exception):
 
 
 class Undeliverable(DeliveryFailed):
-    """The receiver or this installation refuses it permanently: it is not attempted again."""
+    """The receiver or this installation refuses the delivery permanently: it is not attempted again."""
 
 
 class NotAsked(DeliveryFailed):
@@ -61,24 +61,24 @@ class Carrier(Protocol):
     """Sends to one kind of receiver."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send `body` (JSON) to `target`; returns once the receiver has it. `message_id` is the same at each attempt.
+        """Send `body` (JSON) to `target`; returns once it is confirmed. `message_id` is the same at each attempt.
 
         Raises:
-            DeliveryFailed: the receiver has not confirmed it.
+            DeliveryFailed: the receiver has not confirmed the delivery.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver has it. `next_id`: the conversation's next delivery to this receiver, which waited for it."""
+    """The receiver confirmed it. `next_id`: the conversation's next delivery to this receiver, which waited for it."""
 
     next_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed; the next is in `retry_s` seconds. None: it was the last; `next_id` as in `Delivered`."""
+    """The attempt failed; the next is in `retry_s` seconds. None: that was the last; `next_id` is as in `Delivered`."""
 
     retry_s: float | None
     next_id: UUID | None = None
@@ -86,7 +86,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """It was delivered, has failed, waits for an earlier one, or another worker is attempting it."""
+    """The delivery was delivered, has failed, waits for an earlier one, or another worker is attempting it."""
 
 
 Outcome = Delivered | Postponed | NotDue
@@ -103,7 +103,7 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
         return NotDue()
-    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process or an internal error
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process's death or an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
@@ -173,11 +173,11 @@ def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage stays cheap."""
+    """Postpone without counting an attempt. The pause grows with the delivery's age, so long outages stay cheap."""
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
     retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)
-    log.info("delivery %s waits: %s; again in %g s", delivery_id, error, retry_s)
+    log.info("delivery %s waits: %s; next attempt in %g s", delivery_id, error, retry_s)
     database.run(
         queries.POSTPONE_DELIVERY,
         {"delivery_id": delivery_id, "error": str(error)[:1_000], "retry_s": retry_s, "forgiven": True},
@@ -192,7 +192,7 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         delivery_id,
         attempts,
         reason,
-        "abandoned" if retry_s is None else f"again in {retry_s:g} s",
+        "abandoned" if retry_s is None else f"next attempt in {retry_s:g} s",
     )
     rows = database.run(
         queries.POSTPONE_DELIVERY,

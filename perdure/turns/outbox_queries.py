@@ -17,13 +17,13 @@ def _receiver(delivery: str) -> str:
 
 
 def _place(delivery: str, turn: str, session: str) -> str:
-    """The place of a delivery in its conversation, for a comparison: a turn's requests for approval, then its reply."""
+    """The sort key of a delivery in its conversation: by turn, requests for approval before the reply."""
     return f"""({session}.created_at, {session}.session_id, {turn}.seq,
                      coalesce({delivery}.asking_seq, {2**63 - 1}))"""
 
 
 # The pending deliveries of the conversation of `own`, to the receiver of `own`. The limit bounds the work while a
-# receiver fails: of more, each waits for those before it.
+# receiver fails; a delivery beyond the limit waits for those before it.
 _PENDING = f"""
     (SELECT p.delivery_id, p.turn_id, p.asking_seq, p.due_at FROM deliveries AS p
      WHERE p.status = 'pending' AND p.user_id = own.user_id AND p.scope = own.scope
@@ -97,8 +97,8 @@ POSTPONE_DELIVERY = Statement(
     """,
 )
 
-# Deliveries to publish, each with the moment before which it is not published again: the pause doubles while no
-# worker attempts it. A moment further ahead than any pause was written while the server's clock was ahead.
+# Deliveries to publish; each gets a time (`wake_at`) before which it is not published again. The pause doubles while no
+# worker attempts the delivery. A time further ahead than any pause was written while the server's clock was ahead.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
     """

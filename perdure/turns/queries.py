@@ -7,8 +7,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
 
-# Settles a turn that has not begun; requests that a begun one stops, and ends its wait. A session without further
-# turns becomes active, whatever state a dead runner left it in.
+# Settles a turn that has not begun; requests that a begun one stop, and ends its wait. A session without further turns
+# becomes active, whatever state a dead runner left it in.
 CANCEL = Statement(
     "turns.cancel",
     f"""
@@ -82,16 +82,14 @@ _UNLEASED = """
 """.strip()
 
 # Wakes sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up; the
-# pause doubles with each wake-up that no claim followed (`wakes`). Order: priority, fewest wake-ups, longest wait. So
-# no session is woken twice while another of its priority waits for its first wake-up.
-#
-# `ready` reads sessions whose turn may run; `waiting` reads those whose turn waited for a person or a model until
-# `not_before`, from which their wait is counted. Of those that waited for a model (`paced`), a round wakes only
-# `most_paced`, so that a recovered model is not overloaded. Writing `not_before` here makes the session claimable.
-#
-# Each pair (priority, level) is one range of `sessions_wake_idx`, read in index order up to the limit. The limit is a
-# subquery: if the planner knew the number, it would expect fewer rows than that in a range, and read and sort the
-# whole range. A timestamp in the future was written while the server's clock was ahead, and counts as past.
+# pause doubles with each wake-up that no claim followed (`wakes`). Order: priority, fewest wake-ups, longest wait. So #
+# no session is woken twice while another one of the same priority waits for its first wake-up.  `ready` reads sessions
+# whose turn may run; `waiting` reads those whose turn waited for a person or a model until `not_before`, from which
+# their wait is counted. Of those that waited for a model (`paced`), a round wakes only `most_paced`, so that a
+# recovered model is not overloaded. Writing `not_before` here makes the session claimable.  Each pair (priority, level)
+# is one range of `sessions_wake_idx`, read in index order up to the limit. The limit is a subquery: if the planner knew
+# the number, it would expect fewer rows than that in a range, and read and sort the whole range. A timestamp in the
+# future was written while the server's clock was ahead, and counts as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
@@ -203,7 +201,7 @@ READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=
 
 
 def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
-    """The newest turns of those `chosen`, at most `limit`, in the order of an index."""
+    """A statement that lists the newest of the `chosen` turns, at most `limit`, in the order of an index."""
     return Statement(
         f"turns.{name}",
         f"""
@@ -231,7 +229,7 @@ LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(se
 
 LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
 
-# Materialised: a backward scan over all turns would read far until it finds an old unsettled one.
+# Materialised: a backward scan over all turns would read many rows before it finds an old unsettled one.
 LIST_UNSETTLED = _list(
     "list_unsettled",
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
@@ -289,8 +287,8 @@ FEEDBACK = Statement(
     """,
 )
 
-# A turn's messages begin at `first_seq` and end before the next turn's. One row without a message reports the total if
-# no message is left.
+# A turn's messages begin at `first_seq` and end before the next turn's. If there is no message after `after`, one row
+# without a message reports the total.
 MESSAGES_OF_TURN = Statement(
     "turns.messages_of_turn",
     """

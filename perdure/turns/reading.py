@@ -1,4 +1,4 @@
-"""Turns as the API shows them, and waiting until one is settled.
+"""Reading turns in the form of the API, and waiting until a turn is settled.
 
 Waiting costs the database one small statement per round and process, whatever the number of waiting callers. Workers
 announce settled turns through Redis, which begins a round at once; without Redis, rounds are more frequent.
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 SETTLED = frozenset({"done", "failed", "cancelled"})
 
-DELAYED = "The answer is delayed: no model is available at present. It is sent as soon as one is."
+DELAYED = "The answer is delayed: no model is available at present. The answer is sent as soon as one is."
 """The message of a turn that is parked until a model may answer."""
 
 _WAITS = "The answer waits for {name}, until {until} at the latest."
-"""The message of a turn that is parked until a task has ended or a moment has come."""
+"""The message of a turn that is parked until a task ends or a time comes."""
 
 _UNROUTED_STATUS = {None: "accepted", TurnCancelled.code: "cancelled"}
 _ROUND_S = 0.05
@@ -115,7 +115,7 @@ class TurnPlace:
 
 
 def read_place(executor: Executor, turn_id: UUID) -> TurnPlace:
-    """Where a turn belongs.
+    """The user, the agent and the conversation of a turn.
 
     Raises:
         NotFound: there is no such turn.
@@ -171,7 +171,7 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
 
 
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
-    """The turns that are not answered because the snapshot store refuses the session, each with the error."""
+    """The turns of a session that stay unanswered because the snapshot store refuses it, each with the error."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
     return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
 
@@ -210,7 +210,7 @@ def _delay(row: Row[Any]) -> dict[str, str | None] | None:
 
 
 def delay_message(turn: Mapping[str, Any]) -> str | None:
-    """Why the answer of a parked turn is delayed, for its user; `None` if nothing is known to delay it."""
+    """The reason why a parked turn's answer is delayed, as text for its user; `None` if no delay is known."""
     waiting = turn.get("waiting_for")
     if waiting is not None:
         return _WAITS.format(
@@ -255,12 +255,12 @@ class SettlementWatch:
         self._thread: threading.Thread | None = None
         self._look_now = threading.Event()
         self._announced: deque[UUID] = deque(maxlen=_ANNOUNCED)
-        """The newest announcements: one may come between a caller's read of a turn and its wait."""
+        """The newest announcements: one may arrive between a caller's read of a turn and its wait."""
         self.is_notified = False
         """Whether settled turns are announced, so that rounds may be rare."""
 
     def notify(self, turn_ids: Sequence[UUID]) -> None:
-        """These turns are settled: read at once if a caller waits for one of them, or is beginning to."""
+        """These turns are settled: starts a round at once if a caller waits for one, or may begin to."""
         self._announced.extend(turn_ids)
         if any(turn_id in self._waiting for turn_id in turn_ids):
             self._look_now.set()
@@ -295,9 +295,9 @@ class SettlementWatch:
             try:
                 self._look()
             except Unavailable as error:
-                log.warning("waiting for replies: %s", error.message)
+                log.warning("settled turns cannot be read; waiting callers are notified later: %s", error.message)
             except Exception:
-                log.exception("waiting for replies raised an error and continues")
+                log.exception("the watch for settled turns raised an error and continues")
             self._look_now.wait(_ROUND_IF_NOTIFIED_S if self.is_notified else _ROUND_S)
 
     def _look(self) -> None:

@@ -76,7 +76,7 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
 
 
 def _chat_of(event: Event) -> dict[str, Any] | None:
-    """The place of a chat that an event's reply goes to, if it came from a chat."""
+    """The chat that the reply to an event goes to; `None` if the event did not come from a chat."""
     reply_to = event.payload.get("reply_to") if isinstance(event.payload, dict) else None
     return reply_to if isinstance(reply_to, dict) and isinstance(reply_to.get("channel"), str) else None
 
@@ -90,8 +90,8 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
     payload: Any = event.payload
     if event.type != MESSAGE or not isinstance(payload, dict) or not payload.get("message_id"):
         raise InvalidRequest(
-            f"Event {number} of event_queue_backup is no pending message: type {MESSAGE!r}, and a payload with "
-            "user_id, message_id and text, are accepted."
+            f"Event {number} of event_queue_backup is not a pending message: expected type {MESSAGE!r} and a payload "
+            "with user_id, message_id and text."
         )
     given = {name: payload[name] for name in _ACCEPTED if name in payload}
     if _chat_of(event) is not None:
@@ -112,12 +112,12 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
     """Open the session for the messages' user, at the snapshot's tick, unless it exists.
 
     Raises:
-        InvalidRequest: the messages are of more than one user; nothing was changed.
+        InvalidRequest: the messages are from more than one user; nothing was changed.
         NotFound: the session exists and is another user's; nothing was changed.
     """
     first = messages[0]
     if any(message.user_id != first.user_id for message in messages):
-        raise InvalidRequest("The pending messages are of several users: a session belongs to one.")
+        raise InvalidRequest("The pending messages are from several users, but a session belongs to one.")
     runtime.database.run(
         sessions.OPEN_RESTORED,
         {

@@ -1,8 +1,8 @@
 """The sweeper: publishes wake-ups for work that is due and that no worker runs.
 
-Runs in every worker, every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
-statement, and a paused sweeper blocks no other. A round publishes a bounded number of wake-ups, with back-off for each
-session.
+Runs in every worker, every few seconds. One worker takes each round by a compare-and-set on a row, so no lock outlives
+a statement, and a paused sweeper does not block other workers. A round publishes a bounded number of wake-ups, with
+back-off for each session.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_CROWDED_WAKES = 3
 """Doublings of the pause before a postponed session is woken again: 40 s at most with the defaults."""
 
 MOST_CONSOLIDATIONS = 50
-"""The same for sessions that wait for consolidation, which is not urgent."""
+"""As `MOST_A_ROUND`, for sessions that wait for consolidation, which is not urgent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def sweep(
 
 
 def _wake_deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int:
-    """Publish wake-ups for the deliveries that are due, spread over time; the count."""
+    """Publish wake-ups for the deliveries that are due, spread over time; returns their number."""
     sweep_s = runtime.settings.turn.sweep_s
     due, sent = outbox.due(runtime.database, MOST_A_ROUND, sweep_s), 0
     while sent < len(due) and runtime.wake.delivery(due[sent]):
@@ -108,7 +108,7 @@ def _wake_deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -
 
 
 def _wake_consolidations(runtime: Runtime) -> int:
-    """Publish wake-ups for ended sessions that still wait for consolidation; the number that the broker took."""
+    """Publish wake-ups for ended sessions that still wait for consolidation; returns how many the broker accepted."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
     found = consolidate.consolidations_to_wake(
         database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
@@ -120,7 +120,7 @@ def _wake_consolidations(runtime: Runtime) -> int:
 
 
 def postpone(runtime: Runtime, session_id: UUID) -> None:
-    """Have the sweeper wake a session later, after growing pauses: the worker that was woken has no free slot."""
+    """Let the sweeper wake a session again after growing pauses, because the woken worker has no free slot."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 

@@ -50,7 +50,7 @@ class RedisFile(Protocol):
         ...
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
-        """Those of `erasures` (their keys are deleted) that the file no longer contains. Others need another call.
+        """The `erasures` (their keys are deleted) that the file no longer contains. The others need another call.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -110,7 +110,7 @@ class Eraser:
         return len(finished)
 
     def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:
-        """Those of the erasures `clean` whose texts are in neither the planner's statistics nor Redis's file."""
+        """The erasures in `clean` whose texts are in neither the planner's statistics nor Redis's file."""
         forget_samples(self.database)
         if self.file is None:
             return clean

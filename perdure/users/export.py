@@ -26,7 +26,7 @@ def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
     key = {"user_id": user}
     tables = {table: [_with_id(row.kept) for row in executor.run(read, key)] for table, read in queries.EXPORT.items()}
     if not any(tables.values()):
-        raise NotFound("Nothing is held about that user.")
+        raise NotFound("There is no data about that user.")
     events = redis_memory.stream.recent(user, MAX_ENTRIES) if redis_memory is not None else []
     return {
         "user_id": user_of(user),

@@ -2,10 +2,10 @@
 
 An identity is a person on a channel: `(channel, external id)` within a tenant. Without a link a channel makes it a user
 of its own. A link makes it another user: that user mints a one-time code (`perdure link`, `POST /v1/links`) and sends
-it from the channel to be linked (`/link CODE`). What was said there before stays with the identity's own user.
+it from the channel to be linked (`/link CODE`). Earlier messages from there stay with the identity's own user.
 
 A code has 60 random bits, is stored as its hash, is valid for ten minutes, and is used up by one atomic statement. An
-identity has five attempts in ten minutes, right ones included.
+identity has five attempts in ten minutes, successful ones included.
 
 Called by commands, routes and the channels.
 """
@@ -121,7 +121,7 @@ def list_links(executor: Executor, user: str) -> list[Link]:
 
 
 def remove_link(executor: Executor, user: str, channel: str, external_id: str) -> bool:
-    """Remove a user's link; returns whether there was one. What was said stays with the user.
+    """Remove a user's link; returns whether there was one. Earlier messages stay with the user.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -16,7 +16,7 @@ RAISE_TOKENS = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Until the commit, no new row can reference the user: no session opens, no memory is stored.
+# Locks the user: until the commit no new row can reference it, so no session opens and no memory is stored.
 LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
 
 # The same lock order as in a run of the CaseBank: cases, then the items of its plan.
@@ -24,7 +24,7 @@ LOCK_CASES = Statement(
     "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
 )
 
-# The second pass outside PostgreSQL, due after one lease, when every paused process has lost its session.
+# Schedules the second pass outside PostgreSQL, for after one lease, when every paused process has lost its session.
 NOTE = Statement(
     "erasure.note",
     """

@@ -15,7 +15,7 @@ _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(u
 _OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
 
-# Of the user's links, and of the user that a channel without a link makes of an identity.
+# Rows of identities that are linked to the user, and of an unlinked identity, which is a user of its own.
 _OF_IDENTITIES = """
     (tenant, channel, external_id) IN (
         SELECT tenant, channel, external_id FROM identities WHERE user_id = %(user_id)s
@@ -27,7 +27,7 @@ _OF_IDENTITIES = """
 class UserTable:
     """A table with users' data; the condition `of_user` finds the rows of `%(user_id)s`.
 
-    An export leaves out the columns `left_out`: search data derived from exported texts, and delivery errors, which
+    An export omits the columns `left_out`: search data derived from exported texts, and delivery errors, which
     describe the operator's network.
     """
 

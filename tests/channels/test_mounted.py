@@ -97,7 +97,7 @@ def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
     assert shop.get("/agents/v1/models").json().keys() == {"error"}
     shop.cookies.set("session", "a/b")
     assert shop.get("/agents/v1/conversations?user_id=a%2Fb").status_code == 200
-    assert shop.get("/agents/v1/users/a%2Fb/export").json()["detail"] == "Nothing is held about that user."
+    assert shop.get("/agents/v1/users/a%2Fb/export").json()["detail"] == "There is no data about that user."
 
 
 def test_a_mount_without_authentication_is_refused(database_url: str, redis_url: str) -> None:

@@ -189,7 +189,7 @@ def test_a_message_is_accepted_without_a_broker(
     ended = perdure("send", "hello", env=alone)
 
     assert ended.returncode == 0
-    assert "Accepted messages are answered once it is available." in ended.stderr
+    assert "Accepted messages are answered once the broker is available." in ended.stderr
     assert len(list_sessions(database, "local")) == 1
 
 

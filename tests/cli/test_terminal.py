@@ -192,7 +192,7 @@ def test_sigterm_ends_the_chat_like_exit(terminal: Terminal, database: Database)
     terminal.terminate()
 
     terminal.see("conversation has ended")
-    assert "message is accepted" in terminal.see("has the reply")
+    assert "message will be answered" in terminal.see("shows the reply")
     assert terminal.ends() == 0
     assert _asked_to_end(database) == [(True, 1)]
 

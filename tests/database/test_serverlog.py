@@ -37,7 +37,7 @@ def test_another_servers_log_is_reported(
         connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")
     server.close()
     require_database(Settings(_env_file=None), database_url)
-    assert f"PostgreSQL's log quotes what users wrote ({setting} is " in caplog.text
+    assert f"PostgreSQL's log quotes users' messages ({setting} is " in caplog.text
     again = Database(database_url)
     assert (quoting(again) or "").startswith(f"{setting} is ")
     again.close()

@@ -278,7 +278,7 @@ def test_the_sweeper_abandons_a_session_whose_last_run_died(archive: Archive) ->
     assert consolidations_to_wake(database, archive.limits, 10, 5, LEASE_S) == []
     assert count_given_up(database) == 1
     [listed] = list_sessions(database, given_up=True)
-    assert listed["consolidation"]["error"] == "UNKNOWN: the run did not come to its end"
+    assert listed["consolidation"]["error"] == "UNKNOWN: the run was interrupted"
 
 
 @pytest.mark.parametrize("error", [ProviderError("it is down"), CircuitBreakerOpen()])
@@ -468,7 +468,7 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
         archive.consolidator(Echo()).consolidate(session_id)
     archive.harness.move(LEASE_S + 1)
     assert forgotten() == [session_id]
-    assert archive.session(session_id).consolidation_error == "UNKNOWN: the run did not come to its end"
+    assert archive.session(session_id).consolidation_error == "UNKNOWN: the run was interrupted"
 
 
 def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:

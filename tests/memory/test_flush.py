@@ -337,6 +337,6 @@ def test_a_shutdown_flush_returns_the_number_of_turns(
     assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
     harness.send("parked")
     assert session.redis_memory.flush(harness.database, session.id, session.fence) is None
-    assert "after its unsettled turn" in caplog.text
+    assert "once its unsettled turn is settled" in caplog.text
     harness.run(session.id)
     assert session.redis_memory.flush(harness.database, session.id, session.fence) == 1

@@ -50,6 +50,6 @@ def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
     assert len(shared) == SHARED_ATTEMPTS
     assert len(killers) > len(shared), "it was tried alone as well"
     assert len(set(killers)) == len(killers), "and never twice in a process"
-    alone = [line for line in worker.logs().splitlines() if f"{poison.session_id} has ended processes" in line]
+    alone = [line for line in worker.logs().splitlines() if f"{poison.session_id} ended earlier processes" in line]
     assert len(alone) == len(killers) - len(shared), "nor in two at a time"
     installation.check()

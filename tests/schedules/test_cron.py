@@ -63,10 +63,10 @@ def test_no_slot_lies_between_two(expression: str, at: datetime) -> None:
     [
         ("0 0 30 2 *", "bad day-of-month"),
         ("61 * * * *", "bad minute"),
-        ("* * * *", "has not 5 fields"),
-        ("0 0 * * * *", "has not 5 fields"),
-        ("@daily", "has not 5 fields"),
-        ("1,".join(["0"] * 200) + " * * * *", "has not 5 fields"),
+        ("* * * *", "must have 5 fields"),
+        ("0 0 * * * *", "must have 5 fields"),
+        ("@daily", "must have 5 fields"),
+        ("1,".join(["0"] * 200) + " * * * *", "must have 5 fields"),
         ("\N{ARABIC-INDIC DIGIT FIVE} * * * *", "bad minute"),
     ],
 )

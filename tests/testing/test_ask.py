@@ -140,7 +140,7 @@ def test_without_a_decision_the_turn_waits() -> None:
         ("price", "approved", None),
     ]
     assert not ran
-    with pytest.raises(RuntimeError, match="the turn before is not settled"):
+    with pytest.raises(RuntimeError, match="the previous turn is not settled"):
         conversation.ask("Pay!")
 
     assert ask(agent, "Pay 5 cents.", model=Scripted(*script), approve=True).reply == "Paid."

@@ -285,5 +285,5 @@ def test_the_time_limit_includes_name_resolution(context: ToolContext, monkeypat
 def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContext) -> None:
     """A cancelled turn's fetch ends at once."""
     context.cancelled.set()
-    with pytest.raises(ToolError, match="no longer wants"):
+    with pytest.raises(ToolError, match="no longer needs"):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/drip"}, context)

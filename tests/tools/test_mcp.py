@@ -229,7 +229,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(
     """After a server's death the running call's outcome is unknown, and the next call waits for its restart."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
-    with pytest.raises(OutcomeUnknown, match="local:die was called, and there is no answer"):
+    with pytest.raises(OutcomeUnknown, match="local:die was called, but there is no answer"):
         die.call({}, context())
 
     assert "local:add" in Agent("a", "x", tools=[local]).toolset(rig.connections).names
@@ -327,7 +327,7 @@ def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.
         assert rig.tool(remote, "key").call({}, given) == str(given.effect_id)
         with pytest.raises(ToolError, match="longer than"):
             rig.tool(remote, "big").call({"megabytes": 20}, context())
-        with pytest.raises(OutcomeUnknown, match="remote:die was called, and there is no answer"):
+        with pytest.raises(OutcomeUnknown, match="remote:die was called, but there is no answer"):
             rig.tool(remote, "die").call({}, context())
         served.wait(WAIT_S)
         served = serve(port)

@@ -33,7 +33,7 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     made = usable_tools(server, listed, no_answer)
 
     assert [(each.name, each.description, each.effect) for each in made] == [("s:good", "First.", Effect.PURE)]
-    assert caplog.text.count("is left out") == 6
+    assert caplog.text.count("is not offered to models") == 6
     assert "has no tool 'typo'" in caplog.text
 
 

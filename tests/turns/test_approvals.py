@@ -213,7 +213,7 @@ def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None
     turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}))
     harness.move(harness.settings.approval.expires_s + 1)
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
-    with pytest.raises(Conflict, match="is over"):
+    with pytest.raises(Conflict, match="has expired"):
         _decide(harness, turn, "call_1", "approve")
     harness.waker.sessions.clear()
     sweep(harness.runtime)
@@ -292,7 +292,7 @@ def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
     session_id = UUID(turn["session_id"])
     assert not request_end(harness.database, session_id, "enough").may_end
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
-    with pytest.raises(Conflict, match="does not wait any more"):
+    with pytest.raises(Conflict, match="no longer waits"):
         _decide(harness, turn, "call_0", "approve")
     harness.waker.sessions.clear()
     sweep(harness.runtime)

@@ -366,7 +366,7 @@ def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> N
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
     done = _resume(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert _results(harness, turn)[0].startswith("The moment has come")
+    assert _results(harness, turn)[0].startswith("The time has come")
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) ->
     broker.outcome = Sent.YES
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="it ran")
     harness.move(TIMEOUT_S + 1)
-    _go_on(harness, turn)
+    _resume(harness, turn)
     shown = json.loads(_results(harness, turn)[0])
     assert shown == [{"result": "it ran"}, {"error": "this part was not run."}]
 

@@ -243,7 +243,7 @@ def test_events_outside_the_conversation_are_in_the_prompt(harness: Harness, red
     harness.redis_memory = redis_memory
     harness.ask()
     system = _system(harness)
-    assert "2026-05-04 12:31: went on in the channel 'of.channel_switch'" in system
+    assert "2026-05-04 12:31: continued on the channel 'of.channel_switch'" in system
     assert "'of.presence'" in system
     assert "'of.typing'" not in system
 

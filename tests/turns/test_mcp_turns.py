@@ -107,7 +107,7 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
     [result] = _results(harness, turn)
-    assert result.startswith("local:die was called, and there is no answer")
+    assert result.startswith("local:die was called, but there is no answer")
     assert result.endswith(f"\n{UNKNOWN_OUTCOME}")
     assert _effects(harness) == [("local:die", "unsafe", "unknown")]
     assert "local:die" in {schema.name for schema in harness.model.requests[1].tools}, "what it had stays known"

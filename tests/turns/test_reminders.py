@@ -297,7 +297,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
     assert "is set; it fires at" in lines[0]
     assert "Call the plumber." in lines[1]
     assert foreign["schedule_id"] not in lines[1]
-    assert lines[2] == "There is no such schedule, or not any more."
+    assert lines[2] == "There is no such schedule; it may have been removed."
     harness.move(3_601)
     assert fire_due(harness.runtime) == 1
     [row] = harness.sql("SELECT channel, reply_to, session_id FROM turns ORDER BY seq DESC LIMIT 1")

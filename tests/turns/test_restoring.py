@@ -225,7 +225,7 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
         ({"text": " "}, "text: is empty"),
         ({"text": None}, "text"),
         ({"user_id": 3}, "user_id"),
-        ({"message_id": None}, "no pending message"),
+        ({"message_id": None}, "not a pending message"),
         ({"priority": 10}, "priority"),
         ({"reply_to": {"url": "ftp://a"}}, "reply_to"),
         ({"reply_to": {"task": "not.allowed"}}, "PERDURE_REPLY_TASKS"),
@@ -238,7 +238,7 @@ def test_a_malformed_message_is_refused_and_nothing_is_changed(
     snapshot = _exported(harness, _queued(harness, "one"))
     for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
         bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
-        with pytest.raises(InvalidRequest, match=f"(Event 2 .*|reply_to.*)({said}|no pending message)"):
+        with pytest.raises(InvalidRequest, match=f"(Event 2 .*|reply_to.*)({said}|not a pending message)"):
             restore(other.runtime, bad)
     two = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, *_with(snapshot, user_id="bob")))
     with pytest.raises(InvalidRequest, match="several users"):

@@ -474,7 +474,7 @@ def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
         refused = send(connection, user_id="ana", text="hello", agent="nobody")
-    with pytest.raises(DeadlineExceeded, match=r"is accepted after 0.05 s, and goes on"):
+    with pytest.raises(DeadlineExceeded, match=r"is accepted after 0.05 s, and continues"):
         result(sent, timeout=0.05)
     harness.script(says("Good day."))
     routed(harness, sent)

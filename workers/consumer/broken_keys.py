@@ -52,7 +52,7 @@ class BrokenKeys:
         """The queues with a key that another program uses."""
 
     def skip_taken(self, channel: Any) -> None:
-        """Have `channel`, of kombu's Redis transport, neither consume nor count queues in `taken`."""
+        """Make `channel`, of kombu's Redis transport, neither consume nor count queues in `taken`."""
         size = channel._size  # noqa: SLF001 (kombu has no public way)
 
         def count(queue: str) -> int:

@@ -27,11 +27,11 @@ from perdure.workers.consumer.unknown_tasks import UnknownTasks
 log = logging.getLogger(__name__)
 
 _BUILT_IN = "celery."
-"""The prefix of Celery's built-in tasks. perdure publishes none: in a shared queue they are another application's, and
-call its tasks."""
+"""The prefix of Celery's built-in tasks. perdure publishes none: in a shared queue they belong to another application,
+and call its tasks."""
 
 _AHEAD = 8
-"""Messages that RabbitMQ prefetches beyond those of `ingress`: several for each round trip, and few to return without
+"""Messages that RabbitMQ prefetches beyond those of `ingress`: several per round trip, but few to return if there is no
 room."""
 
 
@@ -84,7 +84,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return receive
 
     def soon(self, work: Callable[[str], None], queue: str) -> None:
-        """Have the event loop call `work(queue)`."""
+        """Schedule `work(queue)` on the event loop."""
         self.call_soon(work, queue)
 
     def cancel(self, queue: str) -> None:
@@ -112,7 +112,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self._end_wait(tasks.channel)
 
     def _end_wait(self, channel: Any) -> None:
-        """Have Redis answer the pending BRPOP now, so that the next one names the queue that was added.
+        """Make Redis answer the pending BRPOP now, so that the next one names the queue that was added.
 
         kombu sends the next BRPOP only when Redis has answered the pending one, up to a second later. A shorter
         timeout of BRPOP would cost every idle worker 10 to 20 commands a second. CLIENT UNBLOCK runs on another
@@ -175,7 +175,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return connection
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Have the event loop check for broken keys, which publishers cannot rename, and report dropped items."""
+        """Make the event loop check for broken keys, which publishers cannot rename, and report dropped items."""
         super().register_with_event_loop(hub)
         hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
         channel = self.task_consumer.channel
@@ -314,7 +314,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
 
 
 def _restore_at_common_levels(channel: Any) -> None:
-    """Have the Redis channel restore each message at its `restored_level`."""
+    """Make the Redis channel restore each message at its `restored_level`."""
     own_level = channel._get_message_priority  # noqa: SLF001 (kombu has no public way)
 
     def level(message: Any, *, reverse: bool = False) -> int:

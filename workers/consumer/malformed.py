@@ -108,7 +108,7 @@ def _screen_queues(channel: Any, drop: Drop) -> None:
 
 
 def _screen_published(channel: Any, drop: Drop) -> None:
-    """The same for pub/sub: commands and events. kombu logs an item that is not JSON, or raises.
+    """As `_screen_queues`, for pub/sub: commands and events. kombu logs an item that is not JSON, or raises.
 
     The item is replaced by an empty one: raising `Empty`, as kombu does, would leave the following items unread until
     another one arrives.

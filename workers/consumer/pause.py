@@ -106,7 +106,7 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
             install_handlers(worker, self._lifecycle.request_shutdown)
 
     def close(self, worker: Any) -> None:  # noqa: ARG002 (the step's signature)
-        """Note the received tasks when the worker stops, after a signal or a remote `shutdown` command."""
+        """Record the received tasks when the worker stops, after a signal or a remote `shutdown` command."""
         self._lifecycle.ensure_shutdown()
         self._began = time.monotonic()
         # Not in `stop`: closing the consumer clears `state.requests`.

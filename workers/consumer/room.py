@@ -41,7 +41,7 @@ class Tap(Protocol):
     """The consumer, as `Rooms` uses it."""
 
     def soon(self, work: Any, queue: str) -> None:
-        """Have the event loop call `work(queue)`. Any thread may call this."""
+        """Schedule `work(queue)` on the event loop. Any thread may call this."""
         ...
 
     def cancel(self, queue: str) -> None:

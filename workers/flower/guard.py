@@ -20,7 +20,7 @@ _FORBIDDEN = 403
 
 
 def guard(hosts: Collection[str]) -> None:
-    """Have the command `flower` serve a guarded application. `hosts`: its names in addition to loopback's."""
+    """Make the command `flower` serve a guarded application. `hosts`: its names in addition to loopback's."""
     from flower import command  # noqa: PLC0415 (only Flower needs it)
 
     command.Flower = _guarded(command.Flower, frozenset(host.lower() for host in hosts))
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """The event for Flower's storage: without the arguments if it is of a task of perdure.
+    """The event for Flower's storage: without the arguments if it belongs to a task of perdure.
 
     Publishers with `task_send_sent_event` and workers of an earlier release send the arguments.
     """

@@ -38,7 +38,7 @@ def application(module: str) -> Celery:
     """The Celery application that `celery -A MODULE` would run, with its tasks.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: the module has no Celery application.
     """
     try:
         app = find_app(module)
@@ -88,7 +88,7 @@ def _lost_children(name: str, own: list[Any]) -> Iterator[Danger]:
 
 def _installed(name: str, app: Celery) -> Iterator[Danger]:
     if app.conf.task_always_eager:
-        risk = "perdure's tasks run in a worker only, and refuse to run eagerly"
+        risk = "perdure's tasks run only in a worker and refuse to run eagerly"
         yield Danger(name, "task_always_eager is true", risk, "Unset it where perdure is used.")
     try:
         load_tasks(app)

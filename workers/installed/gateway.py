@@ -43,7 +43,7 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
         app: The Celery application whose broker gets the wake-ups. Default: the one of this process to which
             `perdure.install` added perdure, else the broker of `PERDURE_BROKER_URL`.
         authenticate: Returns the `user_id` of a request, or `None` if it has no user; a function or a coroutine
-            function. Each caller then reaches that user's things only, as with a user token. Keys and tokens are not
+            function. Each caller then reaches only that user's data, as with a user token. Keys and tokens are not
             used.
         options: Settings by their names in Python, as `model="offline"`; they override the environment.
 

@@ -40,14 +40,14 @@ _installed: WeakSet[Celery] = WeakSet()
 
 
 def note(app: Celery) -> bool:
-    """Note that `app` has perdure; returns whether this is new."""
+    """Record that `app` has perdure; returns whether this is new."""
     is_new = app not in _installed
     _installed.add(app)
     return is_new
 
 
 def forget(app: Celery) -> None:
-    """Note that perdure could not be added to `app`."""
+    """Record that perdure could not be added to `app`."""
     _installed.discard(app)
 
 

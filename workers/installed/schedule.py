@@ -1,9 +1,10 @@
-"""perdure's entries in an application's beat, with whatever scheduler it has.
+"""perdure's entries in an application's beat, with any scheduler.
 
-An entry there only fires a task, which takes its slot in PostgreSQL. So a late, doubled or missing message is harmless:
-a task without a due slot does nothing, and workers fire the slots that no task has taken. Entries are therefore plain
-intervals and crontabs, which every scheduler can store, and may fire more often than their slots: a crontab has the
-minutes of the slots and each hour, since the application's time zone may be another one than `PERDURE_TIMEZONE`.
+An entry in that beat only fires a task, which takes its slot in PostgreSQL. So a late, doubled or missing message is
+harmless: a task without a due slot does nothing, and workers fire the slots that no task has taken. Entries are
+therefore plain intervals and crontabs, which every scheduler can store, and may fire more often than their slots: a
+crontab has the minutes of the slots and each hour, since the application's time zone may be another one than
+`PERDURE_TIMEZONE`.
 """
 
 from __future__ import annotations

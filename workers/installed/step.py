@@ -1,6 +1,6 @@
 """The boot step that makes a worker of the application a worker of perdure, if it consumes one of perdure's queues.
 
-In every other worker the step is left out: it opens no connection and starts no thread, whatever the pool is.
+Other workers do not include the step, whatever their pool: it opens no connection and starts no thread there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class InstalledStep(pause.Step):
         return bool(consumed(worker.app))
 
     def create(self, worker: Any) -> pause.Step:
-        """Check the worker and the settings, start perdure's parts, and have Celery make perdure's consumer."""
+        """Check the worker and the settings, start perdure's parts, and make Celery use perdure's consumer."""
         or_exit(partial(_require_threads, worker))
         or_exit(partial(self._begin, worker))
         given = symbol_by_name(worker.consumer_cls)

@@ -1,8 +1,8 @@
 """A turn in a child process, so that a crash harms no other turn.
 
-From the third claim without progress a turn runs here. `python -m perdure.workers.isolated.run SESSION_ID` claims the
-session, runs its turns, and exits; the parent waits. At most `MOST_AT_ONCE` run concurrently; the sweeper issues the
-wake-up of a session without room again.
+From its third claim without progress on, a turn runs here. `python -m perdure.workers.isolated.run SESSION_ID` claims
+the session, runs its turns, and exits; the parent waits. At most `MOST_AT_ONCE` run concurrently; the sweeper issues
+the wake-up of a session without room again.
 
 A child that cannot exit by itself is killed: by its parent if its turn is cancelled, claimed elsewhere or past its time
 limit (`perdure.workers.isolated.kill`), by the kernel if its parent ends (Linux only).
@@ -62,8 +62,8 @@ class Isolation:
     def run(self, session_id: UUID) -> bool:
         """Run a session's turns in a child process, and wait for its end.
 
-        `False` without starting one, if `MOST_AT_ONCE` children run or the session has a child already: until that has
-        claimed the session, the sweeper may issue another wake-up.
+        Returns False without starting a child if `MOST_AT_ONCE` children run, or the session already has one: until
+        that child has claimed the session, the sweeper may issue another wake-up.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
@@ -71,7 +71,7 @@ class Isolation:
                 return False
             self._sessions.add(session_id)
         try:
-            log.warning("session %s has ended processes: it runs in a child process now", session_id)
+            log.warning("the turn of session %s ended earlier processes: it runs in a child process now", session_id)
             status = self._run(session_id)
             log.info("the child process of session %s ended with status %s", session_id, status)
         finally:
@@ -80,7 +80,7 @@ class Isolation:
         return True
 
     def watch(self, warden: Warden) -> None:
-        """Have `warden` check the children once a second. Does not return."""
+        """Call `warden.check` with the children once a second. Does not return."""
         while True:
             time.sleep(_LOOK_S)
             with self._lock:
@@ -93,7 +93,7 @@ class Isolation:
                 log.exception("a check of the child processes failed; the next one follows")
 
     def park(self) -> int:
-        """Have each child park its turn; returns their number. On a second call they release their leases and exit."""
+        """Ask each child to park its turn; returns their number. A second call makes them release leases and exit."""
         with self._lock:
             for child in self._children.values():
                 child.terminate()

@@ -31,14 +31,14 @@ from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
 log = logging.getLogger(__name__)
 
 LINK = "turns.tool_result"
-"""The task that brings a result back."""
+"""The task that returns a result to its turn."""
 
 _SENDING = {"serializer": "json", "retry": True, "retry_policy": RETRY_ONCE}
 """Options that no route of the application overrides."""
 
 _WAIT_S = 2.0
 _BACKEND_PAUSE_S = 5.0
-"""Seconds after a failure in which the result backend is not asked, so that a round of the sweeper stays short."""
+"""Seconds after a failure during which the result backend is not asked, so that a round of the sweeper stays short."""
 
 _REVOKED = "The task was revoked, or was not begun in time."
 
@@ -144,7 +144,7 @@ class CeleryCalls:
         try:
             self._app.control.revoke([str(task_id) for task_id in task_ids])
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-            log.warning("%d tasks are not revoked yet: %s", len(task_ids), loggable(error))
+            log.warning("%d tasks could not be revoked yet: %s", len(task_ids), loggable(error))
             return False
         return True
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds after a failure in which nothing is published, so that not every caller waits for the broker."""
+"""Seconds after a failure during which nothing is published, so that not every caller waits for the broker."""
 
 
 class _Unread:

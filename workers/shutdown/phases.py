@@ -39,11 +39,11 @@ _RELEASE_S = 3.0
 """Seconds before the hard limit at which the leases are released; at most a third of the limit."""
 
 _EXIT_S = 0.5
-"""Seconds of these that are kept for the exit itself, after waiting for isolated children."""
+"""Seconds of `_RELEASE_S` that are reserved for the exit itself, after waiting for isolated children."""
 
 
 _LOOK_S = 0.5
-"""Seconds between two looks at the application's tasks."""
+"""Seconds between two checks of the application's tasks."""
 
 
 class _Event(Enum):
@@ -134,7 +134,7 @@ class Shutdown:
         self._events.put(_Event.ENDED)
 
     def _await_others(self, process: Process) -> _Event | None:
-        """Release the leases, and wait for the application's tasks; the next event, `None` if perdure's tasks hang."""
+        """Release the leases and wait for the application's tasks. The next event; `None` if perdure's tasks hang."""
         log.info("shutdown: waits for %d tasks of the application, without a limit", self._others())
         _release_leases(process)
         while self._others():
@@ -143,7 +143,7 @@ class Shutdown:
         return self._event(_RELEASE_S)
 
     def _next(self, within_s: float | None) -> _Event | None:
-        """The next event; None if none arrives within `within_s` seconds of the beginning."""
+        """The next event; None if none arrives within `within_s` seconds of the shutdown's beginning."""
         return self._event(None if within_s is None else max(within_s - self._passed_s(), 0))
 
     def _event(self, timeout_s: float | None) -> _Event | None:

@@ -20,7 +20,7 @@ _IMMEDIATE = signal.SIGQUIT
 
 
 def install_handlers(worker: Any, request_shutdown: Callable[[], None]) -> None:
-    """Have each SIGTERM or SIGINT call `request_shutdown` once, and SIGQUIT up to the hard limit.
+    """Make each SIGTERM or SIGINT call `request_shutdown` once, and SIGQUIT as often as reaches the hard limit.
 
     The first request begins the shutdown, the second makes the drain's deadline now, the third the hard limit
     (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a signal

@@ -34,7 +34,7 @@ _FIRST = 1
 
 
 class Heartbeat:
-    """Has the watchdog kill this process after two leases of silence.
+    """Makes the watchdog kill this process after two leases of silence.
 
     Args:
         name: The worker's name, for the log and `/readyz`.
@@ -85,7 +85,7 @@ class Heartbeat:
 
 
 def _dump_stacks_on_signal() -> None:
-    """Have the watchdog's signal write the stacks of all threads to stderr, in C, since no Python code can run then.
+    """Make the watchdog's signal write the stacks of all threads to stderr, in C, since no Python code can run then.
 
     Process 1 of a container cannot be killed from within, so there the signal also ends the process.
     """

@@ -32,7 +32,7 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An active case, with what the planner needs."""
+    """An active case, with the values that the planner needs."""
 
     facts: Facts
     query: str

@@ -51,7 +51,7 @@ _READINGS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two near cases, by their numbers in `Group.cases`: the keeper absorbs the loser, unless that is spared."""
+    """Two near cases, by their numbers in `Group.cases`: the keeper absorbs the loser, unless the loser is spared."""
 
     keeper: int
     loser: int
@@ -251,15 +251,15 @@ class _Search:
         return same
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
-        """Have the first suitable keeper absorb the loser."""
+        """Let the first suitable keeper absorb the loser."""
         for keeper in keepers.tolist():
             if self._absorbs(keeper, loser):
                 return
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
-        """Whether this keeper decides the loser: it is absorbed, or spared because it is protected."""
+        """Whether this keeper decides about the loser: the loser is absorbed, or spared because it is protected."""
         if self._refused[loser] and self._difference(keeper, loser) is not None:
-            return False  # a difference from an earlier keeper is recorded already
+            return False  # a difference from an earlier keeper is already recorded
         similarity = cosine(self._vector(keeper), self._vector(loser))
         if similarity <= self._threshold:
             return False
@@ -270,7 +270,7 @@ class _Search:
             return False
         if (protected := self._protection(self._cases.facts(loser))) is not None:
             self._spared[loser] = (pair, protected)
-            self._protected[loser] = True  # no keeper may absorb it: skip it from now on
+            self._protected[loser] = True  # no keeper may absorb the loser: skip it from now on
             return True
         self._left[loser] = False
         self._absorbed.append(pair)

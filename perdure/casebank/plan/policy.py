@@ -53,7 +53,7 @@ class Facts:
 
     @property
     def last_active_at(self) -> datetime:
-        """When it was last accessed, or else created."""
+        """When the case was last accessed, or created if it never was."""
         return self.last_accessed_at or self.created_at
 
 
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """The rate is below the limit after more than the minimum of uses. An unknown rate does not count as low."""
+    """The verdict if the rate is below the limit after more than the minimum of uses. An unknown rate is not low."""
     if case.success_rate is None or case.usage_count <= limits.low_success_min_usage:
         return None
     if case.success_rate >= limits.low_success_percent:
@@ -78,7 +78,7 @@ def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
 
 
 def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
-    """Not accessed for more than `inactive_days`; for a case never accessed, since its creation."""
+    """The verdict if the last access, or the creation of a case never accessed, is over `inactive_days` ago."""
     if now - case.last_active_at <= timedelta(days=limits.inactive_days):
         return None
     since = "not accessed since" if case.last_accessed_at else "never accessed since it was created on"

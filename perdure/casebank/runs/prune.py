@@ -43,7 +43,7 @@ def _silent(_phase: Phase, _done: int, _total: int) -> None:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run needs.
+    """The parts that a run uses.
 
     `post` sends a notice. `pause` waits the given seconds, or raises `Interrupted`. `on_progress` is called after each
     piece of work with the phase, the work done and the total.

@@ -126,8 +126,8 @@ def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
 
 def _under_way(database: Database) -> Conflict:
     rows = database.run(queries.UNDER_WAY, {"dry_run": False})
-    named = f" {rows[0].run_id}, {rows[0].phase}" if rows else ""
-    return Conflict(f"A run of the CaseBank is under way already:{named}.")
+    named = f": {rows[0].run_id}, in phase {rows[0].phase}" if rows else ""
+    return Conflict(f"A run of the CaseBank is already under way{named}.")
 
 
 def progress(database: Database, run: ClaimedRun, done: int, total: int) -> None:

@@ -1,7 +1,7 @@
 """Keeps the bot's typing indicator on while a turn runs: a service shows it for some seconds only.
 
-A turn that waits for a person or for a model shows none. After a restart of the process, running turns show none. The
-thread runs only while there are turns to show.
+A turn that waits for a person or for a model shows no indicator; nor does a turn that was running when this process
+restarted. The thread runs only while there are turns to show.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TypingIndicators:
             try:
                 running = self._still_running(shown)
             except Unavailable as error:
-                log.info("typing on %s is not repeated: %s", self._channel.name, error.message)
+                log.info("the typing indicator on %s is not repeated: %s", self._channel.name, error.message)
                 continue
             over = set(shown) - set(running)
             places = {(shown[each].chat, shown[each].thread): each for each, runs in running.items() if runs}
@@ -79,7 +79,7 @@ class TypingIndicators:
                     return
 
     def _still_running(self, shown: dict[UUID, Place]) -> dict[UUID, bool]:
-        """The unsettled ones of the turns, and whether a worker runs or will soon run them."""
+        """The turns in `shown` that are unsettled; the value is whether a worker runs the turn or will soon."""
         rows = self._runtime.database.run(queries.RUNNING, {"turn_ids": list(shown)})
         return {row.turn_id: row.status in {"accepted", "running"} for row in rows}
 
@@ -90,6 +90,6 @@ class TypingIndicators:
         try:
             self._channel.typing(place)
         except (DeliveryFailed, PerdureError) as error:
-            log.info("typing on %s could not be shown: %s", self._channel.name, loggable(error))
+            log.info("the typing indicator on %s could not be shown: %s", self._channel.name, loggable(error))
             return False
         return True

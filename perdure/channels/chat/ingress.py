@@ -1,11 +1,11 @@
-"""From chats to the domain: messages are accepted, edited and cancelled, commands and decisions carried out.
+"""Turns the events of chats into accepted, edited and cancelled messages, commands and decisions.
 
 The user of a private chat is the one that its person is linked to (`perdure.users.identities`), else `CHANNEL:ID`. A
-chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that nothing known of one of them is recalled for
+chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that no person's memories are recalled for
 another; its messages begin with their author's name, and each of its threads is a conversation.
 
-An event may come twice, and again after a crash: the service's message id makes it one message. Answers to commands
-are sent at once, and lost if that fails; replies of the agent go through the outbox.
+An event may arrive several times, also after a crash: the service's message id deduplicates it. Answers to commands
+are sent once, without retries; the agent's replies go through the outbox.
 
 Called by the gateway's webhook route and by `listening`.
 """
@@ -64,12 +64,12 @@ from perdure.users.identities import redeem, user_of_identity
 
 log = logging.getLogger(__name__)
 
-HELP = """/new  begin a new conversation
+HELP = """/new  start a new conversation
 /list  list the conversations
-/open NUMBER  go on in a conversation of the list
+/open NUMBER  continue a conversation of the list
 /end  end this conversation
-/cancel  cancel what is not answered yet
-/link CODE  use the account that showed you the code, here too
+/cancel  cancel messages that are not answered yet
+/link CODE  link this chat to the account that showed the code
 /help  show this"""
 _NO_FILES = "I can only read text. Please write what you need."
 _MOST_AUTHOR_CHARS = 80
@@ -77,13 +77,13 @@ _ID_CHARS = 200
 _MOST_LISTED = 20
 _CAUGHT_UP_S = 7 * 86_400
 _MOST_CAUGHT_UP = 200
-"""Chats whose missed messages are read, at most, and the seconds since something was said there."""
+"""After a reconnect, missed messages are read in at most this many chats, active in the last `_CAUGHT_UP_S` seconds."""
 _NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """The user's key of an event, and its conversation's, which is `own` unless a command opened another."""
+    """The user and the conversation of an event, by key. `own`: the chat's own, used unless `/open` chose another."""
 
     user: str
     conversation: str | None
@@ -91,7 +91,7 @@ class _Seat:
 
 
 class Ingress:
-    """Handles the events of one channel. Threads may share it. `tenant`: of the channel's users."""
+    """Handles the events of one channel, whose users are in `tenant`. Threads may share it."""
 
     def __init__(self, runtime: Runtime, channel: Channel, tenant: str | None = None) -> None:
         self._runtime = runtime
@@ -100,8 +100,7 @@ class Ingress:
         self._buttons = Buttons(runtime.settings.signing_key())
         self._indicators = TypingIndicators(runtime, channel)
         self._caught_up: set[str] = set()
-        """The chats that `_catch_up` has finished, while it is repeated: a service that asks for pauses is not asked
-        for them again."""
+        """Chats that an interrupted `_catch_up` has finished: the retry skips them."""
 
     def close(self) -> None:
         """Stop repeating typing indicators."""
@@ -116,7 +115,7 @@ class Ingress:
         try:
             events = self._channel.parse(update)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            log.warning("%s sent a malformed update, which is dropped: %s", self._channel.name, type(error).__name__)
+            log.warning("%s sent a malformed update, which was dropped: %s", self._channel.name, type(error).__name__)
             return
         for event in events:
             self._handle(event)
@@ -153,16 +152,16 @@ class Ingress:
                 assert_never(event)
 
     def _see(self, event: Said | Commanded | Unsupported) -> None:
-        """Note the newest message that was handled, for `_catch_up`.
+        """Record the newest message that was handled, for `_catch_up`.
 
-        Interactions are left out: one that arrives by webhook may be newer than messages that no process has seen.
+        Interactions are skipped: one that arrives by webhook may be newer than messages that no process has handled.
         """
         if self._channel.reads_history and event.place.token is None and event.message_id.isdecimal():
             at = self._at(self._user(event.place, event.sender), event.place)
             self._runtime.database.run(queries.SEE, {**at, "message_id": event.message_id})
 
     def _catch_up(self) -> None:
-        """Handle the messages that were sent while no process listened, in the chats with something said lately.
+        """Handle the messages that were sent while no process listened, in the recently active chats.
 
         Raises:
             Unavailable: the database or the service cannot be reached; calling it again is safe.
@@ -199,7 +198,7 @@ class Ingress:
             if not accepted.duplicate:
                 self._show_typing(seat, event.place, accepted.turn_id)
         except Conflict as error:  # sent again after an edit, or the session is busy
-            log.info("a message of %s is not accepted: %s", self._channel.name, error.code)
+            log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
             self._answer(event.place, error.message, f"{event.message_id}:refused")
 
@@ -218,7 +217,7 @@ class Ingress:
             cancel(self._runtime, rows[0].turn_id)
 
     def _pressed(self, event: Pressed) -> None:
-        """Decide as the button says, if it was made for this chat and person and the call still waits."""
+        """Carry out the button's decision if its token is for this chat and person and the call still waits."""
         chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
         named = self._buttons.turn_of(event.token)
         if named is None:
@@ -233,7 +232,7 @@ class Ingress:
                 decide(self._runtime, turn_id, Decision(call_id=call["call_id"], decision=decision))
                 self._mark(event.place, f"{'Approved' if decision == 'approve' else 'Denied'}: {call['tool']}")
             if not calls:
-                self._mark(event.place, "This does not wait for a decision any more.")
+                self._mark(event.place, "This call no longer waits for a decision.")
         except NotFound:
             return
         except Conflict as error:
@@ -264,21 +263,21 @@ class Ingress:
                 requested = request_end(self._runtime.database, session_id, f"ended on {self._channel.name}")
                 requested.wake(self._runtime.wake)
             except (NotFound, Conflict) as error:
-                log.info("the conversation has ended already: %s", error.code)
+                log.info("/end: the conversation had already ended (%s)", error.code)
         return "This conversation has ended." if session_id is not None else "There is no conversation to end."
 
     def _open_new(self, event: Commanded) -> str:
         self._set_open(event, f"{self._channel.name}-{secrets.token_hex(4)}")
-        return "Your next message begins a new conversation."
+        return "Your next message starts a new conversation."
 
     def _list(self, event: Commanded) -> str:
         seat = self._seat(event.place, event.sender)
         found = self._conversations(seat)
         if not found:
-            return "There is one conversation; /new begins another."
+            return "There is one conversation; /new starts another."
         lines = [(seat.own, "the conversation of this chat")] + [(key, title) for key, title in found]
         shown = [f"{'*' if key == seat.conversation else '-'} {n}: {title}" for n, (key, title) in enumerate(lines)]
-        return "\n".join([*shown, "/open NUMBER goes on in one."])
+        return "\n".join([*shown, "/open NUMBER continues one."])
 
     def _open(self, event: Commanded) -> str:
         found = self._conversations(self._seat(event.place, event.sender))
@@ -287,10 +286,10 @@ class Ingress:
             return "Send /open NUMBER. /list shows the numbers."
         if int(number) == 0:
             self._set_open(event, None)
-            return "This chat goes on in its own conversation."
+            return "This chat continues its own conversation."
         key, title = found[int(number) - 1]
         self._set_open(event, key)
-        return f"This chat goes on with: {title}"
+        return f"This chat continues: {title}"
 
     def _conversations(self, seat: _Seat) -> list[tuple[str, str]]:
         """The keys and titles of the conversations that may be opened, the one with the newest activity first."""
@@ -356,7 +355,7 @@ class Ingress:
         try:
             self._channel.send(place, text[: self._channel.most_chars], (), key)
         except (DeliveryFailed, PerdureError) as error:
-            log.warning("an answer on %s could not be sent: %s", self._channel.name, loggable(error))
+            log.warning("the answer to a command on %s could not be sent: %s", self._channel.name, loggable(error))
 
     def _show_typing(self, seat: _Seat, place: Place, turn_id: UUID) -> None:
         if place.token is not None or not self._channel.typing_s:  # an interaction shows by itself that a reply comes
@@ -368,11 +367,11 @@ class Ingress:
         try:
             self._channel.mark(place, text)
         except (DeliveryFailed, PerdureError) as error:
-            log.warning("a button on %s could not be marked: %s", self._channel.name, loggable(error))
+            log.warning("a pressed button on %s could not be replaced: %s", self._channel.name, loggable(error))
 
 
 def _line(place: Place, sender: Sender, text: str) -> str:
-    """The message as the agent reads it: in a chat of several people with its author."""
+    """The message as the agent reads it: in a group, the author's name comes first."""
     if not place.group:
         return text
     author = first_line(sender.name or sender.external_id, _MOST_AUTHOR_CHARS).replace(":", "")

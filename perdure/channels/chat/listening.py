@@ -1,8 +1,8 @@
 """Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode.
 
 One process of the installation listens on a channel: it holds an advisory lock of PostgreSQL, and a second process
-waits for that lock. If the lock is lost with its connection, two may listen until one of them restarts; a message that
-both receive is one message by its id. An update is repeated until the database accepts it, so updates stay in order. A
+waits for that lock. If the lock is lost with its connection, two processes may listen until one restarts; the message
+id deduplicates what both receive. An update is retried until the database accepts it, so updates stay in order. A
 connection that fails is made again after a pause that doubles.
 """
 
@@ -50,11 +50,11 @@ class Listening:
         return self._stop.wait(seconds)
 
     def request_stop(self) -> None:
-        """Have the threads end. Safe in a signal handler."""
+        """Ask the threads to end. Safe in a signal handler."""
         self._stop.set()
 
     def stop(self, within_s: float) -> bool:
-        """Have the threads end; returns whether they have within `within_s` each."""
+        """Ask the threads to end; returns whether each has ended within `within_s`."""
         self._stop.set()
         for thread in self._threads:
             thread.join(within_s)
@@ -72,11 +72,11 @@ class Listening:
                         continue
                 self._stop.wait(_LOOK_S)
             except Unavailable as error:
-                log.warning("cannot listen on %s: %s; again in %g s", channel.name, error.message, pause_s)
+                log.warning("cannot listen on %s: %s; retrying in %g s", channel.name, error.message, pause_s)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except Exception:  # whatever a library raises: the connection is made again
-                log.exception("listening on %s failed; again in %g s", channel.name, pause_s)
+                log.exception("listening on %s failed; retrying in %g s", channel.name, pause_s)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -85,6 +85,6 @@ class Listening:
             try:
                 return ingress.take(update)
             except Unavailable as error:
-                log.warning("an update waits: %s", error.message)
+                log.warning("an update is retried until the database is available: %s", error.message)
                 if self._stop.wait(_AGAIN_S):
                     raise

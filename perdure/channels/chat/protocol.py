@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from perdure.errors import Unavailable
 
 Update = Mapping[str, Any]
-"""One report of the service, as JSON has it."""
+"""One update of the service, parsed from JSON."""
 
 
 class ChannelFailed(Unavailable):
@@ -23,7 +23,7 @@ class ChannelFailed(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something happened, and where a reply to it goes. It is stored with the turn, as JSON.
+    """Where an event happened, and where the reply goes. Stored with the turn, as JSON.
 
     Attributes:
         chat: The service's id of the chat.
@@ -61,7 +61,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A message has another text now."""
+    """A message was edited; `text` is the new text."""
 
     place: Place
     sender: Sender
@@ -71,7 +71,7 @@ class Edited:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """A message is gone. `sender` wrote it; `None` if the service does not say who did."""
+    """A message was deleted. `sender`: its author; `None` if the service does not report the author."""
 
     place: Place
     sender: Sender | None
@@ -118,7 +118,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection without a former session was made: what was said before it is not reported, see `missed`."""
+    """A connection began without resuming a session: the service does not report earlier messages; see `missed`."""
 
 
 Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Connected
@@ -134,7 +134,7 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a webhook's request contained, and the JSON that answers it."""
+    """The updates of a webhook request, and the JSON response."""
 
     updates: Sequence[Update]
     answer: Mapping[str, Any] | None = None
@@ -159,10 +159,10 @@ class Channel(Protocol):
     """Whether `listen` has something to connect to."""
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Check that the service has sent this webhook request just now; `headers` have names in lower case.
+        """Check that the service sent this webhook request recently; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: it has not, or the settings have no secret to check it by.
+            Unauthorized: the check fails, or its secret is not configured.
         """
         ...
 
@@ -170,7 +170,7 @@ class Channel(Protocol):
         """The updates in a verified request, and its answer.
 
         Raises:
-            InvalidRequest: it is not a request of the service's.
+            InvalidRequest: the body is malformed.
         """
         ...
 

@@ -54,7 +54,7 @@ OPENED = Statement(
     writes=False,
 )
 
-# Opens a conversation at a place; without a key, the place's own. A user of whom nothing is held has no place.
+# Opens a conversation at a place; without a key, the place's own. A user without a row gets no place.
 OPEN = Statement(
     "chats.open",
     """
@@ -66,7 +66,7 @@ OPEN = Statement(
     """,
 )
 
-# The newest message of a place that was handled. Ids are numbers that grow.
+# Records the newest handled message of a place. Ids are increasing numbers.
 SEE = Statement(
     "chats.see",
     """
@@ -80,7 +80,7 @@ SEE = Statement(
     """,
 )
 
-# The chats of a channel in which something was said lately, with the newest message that was handled there.
+# The recently active chats of a channel, with the newest handled message of each.
 SEEN = Statement(
     "chats.seen",
     """
@@ -101,7 +101,7 @@ UNSETTLED = Statement(
     writes=False,
 )
 
-# The unsettled ones of these turns.
+# Those of these turns that are unsettled.
 RUNNING = Statement(
     "chats.running",
     "SELECT turn_id, status FROM turns WHERE turn_id = ANY(%(turn_ids)s::uuid[]) AND settled_at IS NULL",

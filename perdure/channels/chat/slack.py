@@ -5,11 +5,11 @@ reply begins a thread, in which the following messages are for the agent without
 `/end`, `/cancel`, `/link`, `/help`, or `/perdure new`…) and buttons arrive the same way as messages.
 
 Slack repeats an event that was not acknowledged within three seconds, and sends a mention twice, as a message and as a
-mention: both have the message's `ts`, which makes them one message. Slack has no key against a message that is posted
-twice, so a reply whose attempt was interrupted may appear twice.
+mention: both have the message's `ts`, which deduplicates them. Slack has no idempotency key for posted messages, so a
+reply whose attempt was interrupted may appear twice.
 
-Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so no text of a model's mentions anyone or becomes a link that it
-does not show, except Markdown links to http addresses. Slack has no typing indicator for bots of this kind.
+Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so a model's text cannot mention anyone, nor hide a link's target
+except in Markdown links to http addresses. Slack has no typing indicator for bots of this kind.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10
 _QUICK_S = 1
 LONGEST_PAUSE_S = 5
-"""Seconds of `Retry-After` up to which a call waits itself; a longer pause postpones the delivery."""
+"""The longest `Retry-After`, in seconds, that a call waits for; a longer one postpones the delivery."""
 
 _PERMANENT = frozenset(
     {
@@ -68,7 +68,7 @@ _PERMANENT = frozenset(
         "invalid_blocks", "cannot_dm_bot", "user_not_found", "messages_tab_disabled", "thread_locked",
     }
 )  # fmt: skip
-"""Errors that repeating does not change."""
+"""Permanent errors."""
 
 _ONE_COMMAND = "perdure"
 _SECTION_CHARS = 3_000
@@ -144,7 +144,7 @@ class Slack:
         """The update in a webhook's request, whose signature is valid, and its answer.
 
         Raises:
-            InvalidRequest: the body is not one of Slack's.
+            InvalidRequest: the body is neither JSON nor a form.
         """
         given = _decoded(headers, body)
         if given.get("type") == "url_verification":
@@ -152,7 +152,7 @@ class Slack:
         return Received((given,) if given.get("type") or given.get("command") else ())
 
     def parse(self, update: Update) -> list[Event]:
-        """What happened, by a payload of the Events API, a button's or a slash command's; empty for all others.
+        """The events in a payload of the Events API, a button or a slash command; empty for all others.
 
         Raises:
             KeyError, TypeError, ValueError: the payload is malformed.
@@ -237,7 +237,7 @@ class Slack:
         return Sender(user, self._names.get(user))
 
     def _learn_name(self, user: str) -> None:
-        """Look up a user's display name, once; without one, the user's id stands for it."""
+        """Look up a user's display name, once; a user without one is shown by id."""
         if user in self._names:
             return
         try:
@@ -306,7 +306,7 @@ class Slack:
             try:
                 on_update(request.payload)
             except Exception:  # not acknowledged
-                log.exception("an update of Slack's failed; Slack sends it again")
+                log.exception("handling an update failed; Slack sends it again")
                 return
             socket.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
 
@@ -367,7 +367,7 @@ def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
         else:
             given = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest("The body is neither JSON nor a form of Slack's.") from None
+        raise InvalidRequest("The body is neither JSON nor a Slack form.") from None
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return given
@@ -432,7 +432,7 @@ def _refuse(error: SlackApiError) -> NoReturn:
         raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
     code = response.data.get("error", "") if isinstance(response.data, dict) else ""
     if code in _PERMANENT:
-        # Slack answers with 200, which the breaker would count as a failure of the service.
+        # Slack's status is 200, which the breaker would count as a failure of the service; 403 it does not count.
         raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
     if status != HTTPStatus.OK:
         raise DeliveryFailed(f"answered with status {status}", status) from error

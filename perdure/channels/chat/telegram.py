@@ -1,7 +1,7 @@
 """The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
 
 In a private chat every message is for the agent, and so is every message of a group that Telegram shows to the bot.
-Bots are not informed of deletions. Telegram has no key against a message that is posted twice, so a reply whose
+Bots are not informed of deletions. Telegram has no idempotency key for sent messages, so a reply whose
 attempt was interrupted may appear twice.
 
 Text is sent as HTML: `&`, `<` and `>` are escaped, code spans and blocks become elements. Text whose markup Telegram
@@ -106,7 +106,7 @@ class Telegram:
         return Received((given,))
 
     def parse(self, update: Update) -> list[Event]:
-        """What happened; empty for kinds of updates that do not concern the agent.
+        """The events in an update; empty for kinds of updates that do not concern the agent.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the update is malformed.
@@ -148,7 +148,7 @@ class Telegram:
             await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button by `text`, without buttons, and end the button's progress sign.
+        """Replace the message of a pressed button by `text`, without buttons, and end the button's progress indicator.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -160,7 +160,7 @@ class Telegram:
             try:
                 await self._bot.answer_callback_query(place.token)
             except BadRequest as error:  # the button was pressed too long ago
-                log.info("a button's progress sign is left to expire: %s", error.message)
+                log.info("Telegram: the press of a button was not acknowledged: %s", error.message)
         if place.message is not None:
             await self._bot.edit_message_text(text, place.chat, int(place.message))
 
@@ -225,7 +225,7 @@ class Telegram:
 
 
 def render(text: str) -> str:
-    """Markdown's code as Telegram's HTML; all other text as it is, escaped."""
+    """Markdown code as Telegram's HTML; all other text escaped."""
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(text):

@@ -1,4 +1,4 @@
-"""Authentication: by a key of the settings, by a user token, or on loopback without keys not at all.
+"""Authentication: by a configured key, by a user token, or (on loopback without keys) none.
 
 `perdure.access.keys` defines the entries of a key list, `perdure.access.tokens` the tokens. A key file is read again
 when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.
@@ -193,7 +193,7 @@ class Keys:
 
         Raises:
             Unauthorized: keys are configured, and the request has none of them and no token; or its token is not valid.
-            RateLimited: the request has a wrong key or token, after too many others from its address.
+            RateLimited: the request has a wrong key or token, and its address has sent too many of them.
             Forbidden: no keys are configured, and the request is for another host or from another origin.
         """
         given = _bearer(request)

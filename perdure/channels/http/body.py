@@ -29,7 +29,7 @@ MAX_DRAINED_BYTES = 2**26
 
 _DRAIN_S = 5.0
 _INLINE_BYTES = 2**14
-"""Larger bodies are parsed and checked in a thread: of 100,000 unknown members, each one is an error."""
+"""Larger bodies are parsed and checked in a thread: one may have 100,000 invalid members, each reported."""
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

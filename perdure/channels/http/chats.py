@@ -1,4 +1,4 @@
-"""`POST /v1/channels/{name}`: what a chat service sends to its webhook.
+"""`POST /v1/channels/{name}`: the webhook of a chat service.
 
 The service's own signature takes the place of a key. The route is not in the OpenAPI document: the services define it.
 """
@@ -24,9 +24,10 @@ Chats = dict[str, tuple[Channel, Ingress]]
 
 @router.post("/{name}")
 async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
-    """Take what the service reports, once its signature is checked. An unknown channel is 401, as a wrong signature is.
+    """Handle a service's webhook request, once its signature is verified.
 
-    The answer follows the commit; the service repeats a request that has no answer.
+    An unknown channel gets 401, like a wrong signature. The response is sent after the commit; the service repeats a
+    request that got none.
     """
     chats: Chats = request.app.state.chats
     if name not in chats:

@@ -64,7 +64,7 @@ TheCaller = Annotated[Caller, Depends(caller_of)]
 async def _administrator(caller: TheCaller) -> Caller:
     if not caller.is_operator:
         wanted = "an admin key without a tenant" if caller.kind is KeyKind.ADMIN else "an admin key"
-        raise Forbidden(f"This concerns the whole installation: it takes {wanted}.")
+        raise Forbidden(f"This concerns the whole installation and requires {wanted}.")
     return caller
 
 
@@ -112,13 +112,13 @@ class Users:
         Raises:
             InvalidRequest: no user can have that id.
             NotFound: the caller's token is for another user.
-            Forbidden: the message asks for what a token does not allow.
+            Forbidden: the message has a member that a user token may not set.
         """
         if self.caller.kind is KeyKind.USER:
             if message.reply_to is not None:
-                raise Forbidden("reply_to: it takes a service key, not a user token.")
+                raise Forbidden("reply_to: requires a service key, not a user token.")
             if message.priority > DEFAULT_PRIORITY:
-                raise Forbidden(f"priority: above {DEFAULT_PRIORITY} it takes a service key, not a user token.")
+                raise Forbidden(f"priority: above {DEFAULT_PRIORITY} requires a service key, not a user token.")
         return message.model_copy(update={"user_id": self.key(message.user_id)})
 
 
@@ -127,7 +127,7 @@ async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:
     if named is None:
         return Users(caller, caller.tenant, all_users=caller.is_operator)
     if named != caller.tenant and not caller.is_operator:
-        raise Forbidden("tenant: another one than the key's takes an admin key without a tenant.")
+        raise Forbidden("tenant: naming another tenant than the key's requires an admin key without a tenant.")
     return Users(caller, named)
 
 

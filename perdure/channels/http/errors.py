@@ -65,7 +65,7 @@ def problem_of(error: PerdureError) -> Response:
 
 
 Shape = Callable[[PerdureError], Response]
-"""Makes the response for an error, where a route's clients expect another shape than a problem's."""
+"""Makes the response for an error on routes whose clients do not expect a problem document."""
 
 
 def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:

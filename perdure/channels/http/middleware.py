@@ -2,9 +2,9 @@
 
 Answers are data, not documents: a browser must not guess their type, frame them, run anything in them or store them.
 
-The server unescapes a path before its segments are known, so `/v1/users/a%2Fb/export` and `/v1/users/a/b/export` are
-equal to it. This module unescapes the path except for `%2F` and `%25`; a route reads a segment that may contain either
-through `unescaped`.
+The server unescapes a path before splitting it, so it cannot tell `/v1/users/a%2Fb/export` from `/v1/users/a/b/export`.
+This module unescapes the path except for `%2F` and `%25`; a route reads a segment that may contain either through
+`unescaped`.
 """
 
 from __future__ import annotations

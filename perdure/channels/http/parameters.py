@@ -25,7 +25,7 @@ def _storable(value: str) -> str:
 
 
 IdPath = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
-"""An id, taken as text: a malformed one is 404, as an unknown one is (`parse_id`)."""
+"""An id as text: `parse_id` answers a malformed one with 404, like an unknown one."""
 
 Wait = Annotated[
     float | None,
@@ -43,7 +43,7 @@ RunWait = Annotated[
         description=f"Seconds to wait for the run to finish; {MAX_WAIT_S:g} at most.",
     ),
 ]
-RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
+RunLimit = Annotated[int, Query(ge=1, le=1_000, description="The most runs, newest first.")]
 _STORABLE = {"pattern": STORABLE_PATTERN}
 _USER = {"pattern": USER_PATTERN}
 CaseQuery = Annotated[
@@ -61,7 +61,7 @@ UserPath = Annotated[
 ]
 UserId = Annotated[
     User | None,
-    Query(description="Only sessions of this user; without it those of all users, which takes an admin key."),
+    Query(description="Only sessions of this user; without it, of all users (admin keys only)."),
 ]
 Owner = Annotated[User | None, Query(description="The user; with a user token, the token's user by default.")]
 ConversationPath = Annotated[
@@ -73,13 +73,13 @@ ConversationPath = Annotated[
 ]
 ConversationKey = Annotated[
     Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
-    Query(description="Only sessions of this conversation; it takes a user."),
+    Query(description="Only sessions of this conversation; requires `user_id`."),
 ]
-ConversationLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, the newest activity first.")]
-Archived = Annotated[bool | None, Query(description="Only archived conversations, or only those that are not.")]
-SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="How many, newest first.")]
+ConversationLimit = Annotated[int, Query(ge=1, le=1_000, description="The most conversations, newest activity first.")]
+Archived = Annotated[bool | None, Query(description="`true`: only archived conversations; `false`: only others.")]
+SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="The most sessions, newest first.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
-MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="How many; without it all of them.")]
+MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="The most messages; default: all.")]
 
 
 def parse_name(text: str, thing: str) -> str:

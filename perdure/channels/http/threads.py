@@ -135,5 +135,5 @@ def _outcome(work: _Work) -> tuple[Any, BaseException | None]:
         return work(), None
     except StopIteration as error:  # a future takes any error but this
         return None, RuntimeError(repr(error))
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it is the caller's)
+    except BaseException as error:  # noqa: BLE001 (any error is passed to the caller)
         return None, error

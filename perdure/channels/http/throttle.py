@@ -38,8 +38,8 @@ class WrongKeys:
         """Count a wrong key of `address`.
 
         Raises:
-            RateLimited: the address has used up its wrong keys for now, and this one is not counted.
-                `retry_after_s`: seconds until the oldest no longer counts.
+            RateLimited: the address has reached the limit; this key is not counted. `retry_after_s`: seconds until the
+                oldest no longer counts.
         """
         now = self._clock.monotonic()
         client = _client(address)

@@ -43,11 +43,11 @@ def list_(*, as_json: AsJson = False) -> None:
 
 @commands.command("add")
 def add(
-    text: Annotated[str, typer.Argument(help="What is sent to the agent.")],
+    text: Annotated[str, typer.Argument(help="The text to send to the agent.")],
     *,
     user: Annotated[str, typer.Option(metavar="USER", help="The user whose message it is.")] = "local",
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="Once: such as 2026-05-02T09:30.")] = None,
-    cron: Annotated[str | None, typer.Option(metavar="EXPRESSION", help="Such as '30 7 * * MON-FRI'.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Once, such as 2026-05-02T09:30.")] = None,
+    cron: Annotated[str | None, typer.Option(metavar="EXPRESSION", help="Repeat, such as '30 7 * * MON-FRI'.")] = None,
     timezone: Annotated[
         str | None, typer.Option(metavar="ZONE", help="Such as Europe/Paris; default: PERDURE_TIMEZONE.")
     ] = None,
@@ -106,7 +106,7 @@ def remove(schedule_id: Annotated[str, typer.Argument(help="The id of a user's s
 
 
 def _of_user(found: dict[str, Any]) -> dict[str, Any]:
-    """A user's schedule in the columns of an entry, and its own."""
+    """A user's schedule in the columns of perdure's entries, plus its own columns."""
     return {
         **found,
         "entry": found["schedule_id"],

@@ -1,4 +1,4 @@
-"""`perdure channels`: listens on the chats that are connected to, not called back."""
+"""`perdure channels`: listens on the chat services to which perdure connects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_S = 1.0
 def channels() -> None:
     """Listen on the configured chats: Discord's gateway, Slack's Socket Mode.
 
-    Channels that are called back by their service need the gateway only.
+    Channels that receive webhooks need only the gateway.
     """
     from perdure.channels.chat import configured
     from perdure.channels.chat.ingress import Ingress
@@ -43,7 +43,9 @@ def channels() -> None:
     try:
         if not listening.any:
             raise Failure(
-                "No channel listens: set PERDURE_DISCORD__TOKEN, or PERDURE_SLACK__TOKEN and __APP_TOKEN.", WRONG_USAGE
+                "No channel to listen on: set PERDURE_DISCORD__TOKEN, or PERDURE_SLACK__TOKEN and "
+                "PERDURE_SLACK__APP_TOKEN.",
+                WRONG_USAGE,
             )
         _run(listening)
     finally:

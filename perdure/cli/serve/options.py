@@ -1,4 +1,4 @@
-"""Options that several commands of this room share."""
+"""Options that several commands of this package share."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ _FLOWER_PORT = 5555
 def migrate(
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="SCHEMA", help="Move the tables from this schema; default: public, if there."),
+        typer.Option("--from", metavar="SCHEMA", help="Move the tables from this schema; default: public, if any."),
     ] = None,
     *,
     although_leased: Annotated[
-        bool, typer.Option("--move", help="Move the tables although a worker may be running a turn.")
+        bool, typer.Option("--move", help="Move the tables even if a worker may be running a turn.")
     ] = False,
     new: Annotated[bool, typer.Option("--new", help="Make an installation although public has one.")] = False,
     grant: Annotated[
@@ -32,7 +32,7 @@ def migrate(
         typer.Option(metavar="ROLE", help="Let this role insert messages (perdure.send), after migrating."),
     ] = None,
 ) -> None:
-    """Bring the database to the tables of this release."""
+    """Create or upgrade the database's tables for this release."""
     from perdure.database.grants import grant_sending
     from perdure.database.migrate import migrate as migrate_database
     from perdure.settings import Settings
@@ -95,7 +95,7 @@ def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
 def worker(
     queues: Annotated[str, typer.Option(help="The queues to serve, separated by commas.")] = ",".join(QUEUES),
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Tasks that run at once; most of the time they wait. Default: 100")
+        int | None, typer.Option(min=1, help="Tasks that run at once; they mostly wait for I/O. Default: 100")
     ] = None,
     name: Annotated[str, typer.Option(help="The worker's name; Celery appends @ and the host.")] = "",
     *,
@@ -127,7 +127,7 @@ def worker(
 
 
 def beat() -> None:
-    """Put scheduled work into the queue when its time comes."""
+    """Publish scheduled tasks when they are due."""
     from perdure.settings import Settings
 
     settings = Settings.load()
@@ -170,6 +170,6 @@ def _celery(settings: Settings, *argv: str) -> None:
 
     check(settings, asks_models=argv[0] == "worker", asks_embedder=argv[0] == "worker")
     flowering.STARTED.set(argv[0])
-    from perdure.workers.celery import app  # the import looks up the servers: only after the settings are checked
+    from perdure.workers.celery import app  # the import resolves the servers, so the settings are checked first
 
     raise typer.Exit(app.start(["--quiet", *argv]) or 0)

@@ -55,7 +55,7 @@ def up(
     status = 0
     with _interruptible(), ExitStack() as stack:
         environment, keepers = start_servers(settings, data_dir, stack)
-        # An embedded server has just started: a lease on it is of a process that is gone.
+        # An embedded server has just started: any lease in it belongs to a process that has ended.
         embedded = settings.database_url is None
         migrate(migration_address(settings, environment), schema=settings.database_schema, although_leased=embedded)
         require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if a newer release has migrated it

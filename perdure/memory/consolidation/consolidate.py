@@ -41,7 +41,7 @@ RETRY_S = 3_600
 """Seconds until the sweeper retries a failed session, doubling with each failure. A batch does not wait."""
 
 MAX_CONCURRENT_USERS = 4
-"""Users whose sessions one batch consolidates concurrently: most of the time it waits for the model."""
+"""Users whose sessions one batch consolidates concurrently; a batch mostly waits for the model."""
 
 _OWNER = "consolidation"
 _SESSIONS_PER_RETRY = 1_000
@@ -306,13 +306,13 @@ def consolidations_due(database: Database, limits: ConsolidationSettings, lease_
 def consolidations_to_wake(
     database: Database, limits: ConsolidationSettings, most: int, backoff_s: float, lease_s: float
 ) -> list[UUID]:
-    """For the sweeper: sessions whose wake-up or worker was lost, and failed ones whose pause is over."""
+    """For the sweeper: sessions whose wake-up or worker was lost, and failed sessions whose pause has ended."""
     parameters = {"most": most, "backoff_s": backoff_s, "lease_s": lease_s, "max_runs": limits.max_runs}
     return [row.session_id for row in database.run(queries.TO_WAKE, parameters)]
 
 
 def requeue(database: Database, session_ids: Sequence[UUID]) -> None:
-    """Make sessions due again whose wake-ups the broker did not take: the next sweep wakes them."""
+    """Make sessions due again whose wake-ups the broker did not accept: the next sweep wakes them."""
     database.run(queries.REQUEUE, {"session_ids": list(session_ids)})
 
 

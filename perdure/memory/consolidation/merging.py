@@ -69,7 +69,7 @@ class Merger:
     limits: ConsolidationSettings
 
     def add(self, found: EmbeddedCandidate) -> MergeCounts:
-        """Reinforce, supersede or store; see the module."""
+        """Reinforce a memory, supersede memories, or store a new one; see the module."""
         vector = vector_literal(found.vector)
         parameters: dict[str, Any] = {
             "user_id": self.user_id,

@@ -9,7 +9,7 @@ from perdure.database.fencing import HELD, RAISED
 
 # `consolidation_given_up_at` keeps abandoned sessions out of the indexes by which due ones are found; the count of
 # attempts covers a session whose last run died with its process, until the sweeper marks it (TO_WAKE).
-# A lease that lies too far ahead was given while the server's clock was wrong, and is ignored.
+# A lease that ends too far ahead was granted while the server's clock was wrong, and is ignored.
 _FREE = """
     ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
       AND consolidation_attempts < %(max_runs)s
@@ -28,7 +28,7 @@ DUE = Statement(
 
 # For the sweeper: sessions whose wake-up or worker was lost, and failed ones. Each wake-up doubles the pause before the
 # next one, so that a queue without a worker fills slowly. A session without runs left, whose last run died with its
-# process, is marked as given up here. An array instead of a join: the generic plan does not know the limit and would
+# process, is marked as abandoned here. An array instead of a join: the generic plan does not know the limit and would
 # join with the whole table.
 TO_WAKE = Statement(
     "consolidation.forgotten",
@@ -54,7 +54,7 @@ TO_WAKE = Statement(
     """,
 )
 
-# The broker did not take the wake-ups: the sessions are due again in the next sweep.
+# Makes sessions whose wake-ups the broker refused due again in the next sweep.
 REQUEUE = Statement(
     "consolidation.unwake",
     """
@@ -64,7 +64,7 @@ REQUEUE = Statement(
 )
 
 # Counts the run at its beginning, so that a run that kills its process counts as well. Turns that a fork copied do not
-# count as its own.
+# count as the fork's own.
 CLAIM = Statement(
     "consolidation.claim",
     f"""
@@ -76,7 +76,7 @@ CLAIM = Statement(
     UPDATE sessions AS s
     SET {RAISED}, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s::double precision), wakes = 0,
-        consolidation_due_at = NULL, consolidation_error = 'UNKNOWN: the run did not come to its end'
+        consolidation_due_at = NULL, consolidation_error = 'UNKNOWN: the run was interrupted'
     FROM candidate WHERE s.session_id = candidate.session_id
     RETURNING s.token, s.nonce, s.user_id, s.message_count, s.consolidation_attempts AS runs,
               CASE WHEN s.forked_from IS NULL THEN s.turn_count
@@ -174,7 +174,7 @@ CONVERSATION = Statement(
 
 # --- merging: within one transaction -----------------------------------------------------
 
-# For the wait for another consolidation of the same user, whose transaction is short and calls no model.
+# Sets the time to wait for another consolidation of the same user, whose transaction is short and calls no model.
 SET_LOCK_TIMEOUT = Statement(
     "consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False
 )

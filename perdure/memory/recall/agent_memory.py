@@ -90,7 +90,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Messages of sessions that share a beginning with this one (forks) are left out.
+        Messages of sessions that share a beginning with this one (forks) are omitted.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -1,7 +1,7 @@
 """Hybrid search over a user's messages (episodic) and memories (semantic), by words and by vectors.
 
-Scores are normalised to the best of their kind and fused by the weights of `PERDURE_MEMORY__RECALL_*`. Rows from a
-time that the question names gain. A message also gains from its neighbours: an answer often shares no word with its
+Scores are normalised to the best of their kind and fused by the weights of `PERDURE_MEMORY__RECALL_*`. Rows from a time
+that the question names score higher. A message also gains from its neighbours: an answer often shares no word with its
 question, while the line before it does. Superseded memories rank lower. Every statement reads one user's rows only.
 
 Vector search is exact while the user has few rows, uses the HNSW index beyond that, and falls back to the exact
@@ -139,8 +139,8 @@ class Recall:
     ) -> list[Recalled]:
         """The `k` most relevant messages and memories of this user, best first.
 
-        `in_prompt` and `exclude_sessions` leave messages out. `call` bounds the embedding of the query. `record=False`
-        does not count as an access.
+        `in_prompt` and `exclude_sessions` exclude messages. `call` bounds the embedding of the query. `record=False`:
+        the search does not count as an access.
 
         Raises:
             InvalidRequest: `k` is not within 1 and 100.
@@ -202,7 +202,7 @@ class Recall:
         try:
             self.database.run(queries.ACCESSED, parameters)
         except Unavailable as error:  # the results are valid without the record
-            log.warning("the accesses of %d memories are not recorded: %s", len(memory_ids), loggable(error))
+            log.warning("the accesses of %d memories were not recorded: %s", len(memory_ids), loggable(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Writing turns back to PostgreSQL that only working memory still has.
+"""Writing turns that only working memory still has back to PostgreSQL.
 
 PostgreSQL is always written first, so it lacks a turn only if it lost commits: a failover, a restored backup. One
 statement appends such turns to the session, once, under its current token. A stale process writes nothing, and turns
@@ -78,7 +78,7 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: F
         if not writable:
             return Flushed(0, refused)
         if _write(database, session_id, fence, rows[0], writable):
-            log.warning("session %s: PostgreSQL lacked %d turns, now written", session_id, len(writable))
+            log.warning("session %s: wrote %d turns back that PostgreSQL had lost", session_id, len(writable))
             return Flushed(len(writable), refused)
     raise Unavailable("The session kept changing while its working memory was being flushed; please try again.")
 

@@ -55,7 +55,7 @@ class RedisMemory:
             case Flushed(written):
                 return written
             case Blocked(missing):
-                log.warning("session %s: %d turns are flushed after its unsettled turn", session_id, missing)
+                log.warning("session %s: %d turns are flushed once its unsettled turn is settled", session_id, missing)
                 return None
             case Stale():
                 return None

@@ -25,7 +25,7 @@ _TTL_MS = 86_400_000
 """A stream expires a day after its last entry, in case its user begins no further session."""
 
 NOTED_EVERY_S = 10
-"""`note` writes at most one event of a kind and channel in this many seconds."""
+"""Seconds in which `note` writes at most one event per kind, channel and author."""
 
 # KEYS[1]: the stream. ARGV: kind, channel, time (milliseconds), the author, the shortest time between two events of
 # this kind and channel (milliseconds), MAX_ENTRIES and _TTL_MS. Among the newest entries, as they are in time order.
@@ -107,9 +107,9 @@ class Stream:
         return bool(self._cache.attempt(f"the {event.kind} of the user {user_id!r} on the stream", work))
 
     def note(self, user_id: str, event: StreamEvent) -> bool:
-        """Append as `append`, unless the stream has an event of this kind, channel and author of `NOTED_EVERY_S` ago.
+        """Append as `append`, unless an event of this kind, channel and author was written within `NOTED_EVERY_S`.
 
-        Typing and presence are reported again and again. Returns whether the event was appended.
+        Typing and presence are reported repeatedly. Returns whether the event was appended.
         """
         given = [event.kind, event.channel, _milliseconds(event.at), event.by, NOTED_EVERY_S * 1000]
         noted = self._cache.attempt(

@@ -204,5 +204,5 @@ def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
 
 
 def _stream_line(each: StreamEvent) -> str:
-    what = "went on in the channel" if each.kind is StreamEventKind.CHANNEL_SWITCH else "was present on the channel"
+    what = "continued on the channel" if each.kind is StreamEventKind.CHANNEL_SWITCH else "was present on the channel"
     return f"- {each.at:%Y-%m-%d %H:%M}: {what} {shown_channel(each.channel)}"

@@ -30,12 +30,12 @@ class CachedEmbedder:
 
     @property
     def name(self) -> str:
-        """The embedder's."""
+        """As the wrapped embedder."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int | None:
-        """The embedder's."""
+        """As the wrapped embedder."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

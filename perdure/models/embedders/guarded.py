@@ -31,12 +31,12 @@ class GuardedEmbedder:
 
     @property
     def name(self) -> str:
-        """The embedder's own."""
+        """As the wrapped embedder."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int | None:
-        """The embedder's own."""
+        """As the wrapped embedder."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -27,7 +27,7 @@ class MemoizedEmbedder:
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector per text, or the error of the first call with these texts."""
+        """One vector per text; raises the error of the first call with these texts, if it failed."""
         key = tuple(texts)
         if key not in self._results:
             try:

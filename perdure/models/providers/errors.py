@@ -101,7 +101,7 @@ def connection_error(cause: BaseException | None) -> PerdureError:
     if isinstance(cause, ForeignRedirect):
         return ProviderError("The model's server redirects to another origin, which is not followed.", transient=False)
     if isinstance(cause, Compressed):
-        return InvalidResponse("The model's server sent a compressed reply, which was not asked for.")
+        return InvalidResponse("The model's server sent a compressed reply, which was not requested.")
     return ProviderError("The connection to the model's server failed.", transient=True)
 
 

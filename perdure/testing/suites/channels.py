@@ -46,11 +46,11 @@ class ChannelHarness(Protocol):
         ...
 
     def fail(self) -> None:
-        """Have the service answer the next message with an internal error."""
+        """Make the service answer the next message with an internal error."""
         ...
 
     def pause(self, seconds: int) -> None:
-        """Have the service refuse all messages, and ask for a pause."""
+        """Make the service refuse all messages, and ask for a pause."""
         ...
 
     def signed(self, text: str) -> tuple[Mapping[str, str], bytes]:
@@ -63,7 +63,7 @@ class ChannelSuite:
 
     @pytest.mark.parametrize("text", [each for each in TEXTS if not each.startswith(("/", "<"))])
     def test_reads_a_message(self, harness: ChannelHarness, text: str) -> None:
-        """Its text, its sender, and an id that is the same when the service repeats the update."""
+        """The event has the text, the sender, and an id that is the same when the service repeats the update."""
         update = harness.said(text)
         [event] = harness.channel.parse(update)
         assert isinstance(event, Said)
@@ -79,7 +79,7 @@ class ChannelSuite:
 
     @pytest.mark.parametrize("update", MALFORMED, ids=str)
     def test_refuses_a_malformed_update(self, harness: ChannelHarness, update: Any) -> None:
-        """As nothing, or by an error that the caller expects."""
+        """A malformed update yields no event, or an error that the caller handles."""
         try:
             events = harness.channel.parse(update)
         except _MALFORMED_ERRORS:
@@ -93,19 +93,19 @@ class ChannelSuite:
         assert len(harness.sent()) == 1
 
     def test_sends_its_longest_text(self, harness: ChannelHarness) -> None:
-        """Also one that escaping makes longer."""
+        """Text of the maximum length is sent, even if escaping makes it longer."""
         for number, text in enumerate(("x" * harness.channel.most_chars, "&" * harness.channel.most_chars)):
             harness.channel.send(harness.place, text, (), f"key {number}")
         assert len(harness.sent()) == 2
 
     def test_sends_buttons(self, harness: ChannelHarness) -> None:
-        """With tokens of the longest kind."""
+        """Buttons may have tokens of the maximum length."""
         buttons = [Button(label, label[0] * _LONGEST_TOKEN) for label in ("Approve", "Deny")]
         harness.channel.send(harness.place, "Really?", buttons, "key")
         assert len(harness.sent()) == 1
 
     def test_a_failure_can_be_repeated(self, harness: ChannelHarness) -> None:
-        """It is neither final nor silent, and the next attempt may succeed."""
+        """A failed send raises an error that is not permanent, and the next attempt may succeed."""
         harness.fail()
         with pytest.raises(DeliveryFailed) as failed:
             harness.channel.send(harness.place, "hello", (), "key")
@@ -114,7 +114,7 @@ class ChannelSuite:
         assert len(harness.sent()) == 1
 
     def test_a_pause_is_reported(self, harness: ChannelHarness) -> None:
-        """The length is reported, so that the outbox waits as long."""
+        """The length of the requested pause is reported, so that the outbox waits that long."""
         harness.pause(30)
         with pytest.raises(NotAsked) as refused:
             harness.channel.send(harness.place, "hello", (), "key")
@@ -127,7 +127,7 @@ class ChannelSuite:
         assert sorted(harness.sent()) == sorted(f"text {number}" for number in range(24))
 
     def test_a_signed_request_is_its_services(self, harness: ChannelHarness) -> None:
-        """And one with another body, without a signature, or with another one is not."""
+        """A signed request is accepted; one with another body, no signature or another signature is refused."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates
@@ -138,11 +138,11 @@ class ChannelSuite:
 
     @pytest.mark.parametrize("body", [b"", b"\xff", b"{", b"[]", b"null", b"[" * 10_000, b"payload=%7B"])
     def test_a_malformed_request_is_refused(self, harness: ChannelHarness, body: bytes) -> None:
-        """By an error that the gateway answers with 400."""
+        """A malformed request raises an error that the gateway answers with 400."""
         with pytest.raises(InvalidRequest):
             harness.channel.receive({}, body)
 
     def test_it_is_closed_once_or_more(self, harness: ChannelHarness) -> None:
-        """Also if it was never used."""
+        """Closing a channel twice, or one that was never used, raises nothing."""
         harness.channel.close()
         harness.channel.close()

@@ -142,7 +142,7 @@ class SnapshotSuite:
             assert store.load(agent_id) == Stored(latest, highest.token)
 
     def test_pending_messages_are_those_of_the_last_save(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """They are loaded in their order with every field; the next save replaces them."""
+        """Pending messages are loaded in order with every field; the next save replaces them."""
         agent_id = harness.session()
         waiting = tuple(Event("http", MESSAGE, {**_PAYLOAD, "message_id": f"m{number}"}) for number in range(150))
         store.save(snapshot_of(agent_id, 1, {}, waiting), 1)
@@ -197,7 +197,7 @@ class SnapshotSuite:
     def test_variables_have_room_up_to_their_limit_and_no_byte_more(
         self, harness: StoreHarness, store: SnapshotStore
     ) -> None:
-        """They are written at each change, so their size in bytes is bounded; the error states the limit."""
+        """Variables are written at each change, so their size in bytes is bounded; the error states the limit."""
         agent_id = harness.session()
         frame = len(b'{"v":""}')
         full = {"v": "é" * ((MAX_VARIABLES_BYTES - frame) // 2)}
@@ -217,7 +217,7 @@ class SnapshotSuite:
     def test_a_damaged_snapshot_is_set_aside_and_reported(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It must not block the session, and an operator must be able to read it."""
+        """A damaged snapshot must not block the session, and an operator must be able to read it."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
         harness.damage(agent_id)

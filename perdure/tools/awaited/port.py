@@ -27,11 +27,11 @@ class TaskCall:
 
 
 class Sent(Enum):
-    """What became of a task that was to be sent."""
+    """Whether the broker has a task after an attempt to send it."""
 
     YES = auto()
     NO = auto()
-    """The broker cannot be reached, and it has nothing of the task."""
+    """The broker cannot be reached, and does not have the task."""
     MAYBE = auto()
     """The broker may or may not have the task."""
 

@@ -40,7 +40,8 @@ class CeleryTool:
     """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
 
     `queue` is `None` for the queue that the application's routes choose. `timeout_s` counts from the call; a task that
-    has not ended by then is lost. With `max_parallel`, a call has a list of arguments, each for a task of its own.
+    has not ended by then counts as lost. With `max_parallel`, a call has a list of arguments, each for a task of its
+    own.
     """
 
     breaker: ClassVar[None] = None
@@ -69,7 +70,7 @@ class CeleryTool:
         Returns JSON values by name, without the defaults of the function.
 
         Raises:
-            ToolError: they are no strict JSON object or do not fit; the message is for the model.
+            ToolError: they are not a strict JSON object or do not fit; the message is for the model.
         """
         try:
             given = untrusted.load_object(arguments)
@@ -131,7 +132,7 @@ def celery_tool(
 
     `parameters` describe the arguments: a JSON schema, or a function (such as the task's own) with type hints and a
     docstring. Without them, any JSON object is accepted. With `max_parallel` the model passes a list of arguments: each
-    is a task of its own, and at most that many are with the broker at a time. The tool's name is the task's with `_`
+    is a task of its own, and at most that many are queued or running at a time. The tool's name is the task's with `_`
     for other characters.
 
     Raises:
@@ -177,7 +178,7 @@ def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_res
 
 
 def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
-    # A schema's definitions are referred to from its root.
+    # References to a schema's definitions start at its root.
     definitions = {"$defs": each["$defs"]} if "$defs" in each else {}
     items = {name: value for name, value in each.items() if name != "$defs"}
     calls = {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_PARTS}
@@ -190,7 +191,7 @@ def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
 def _signature(name: str, parameters: Parameters | None) -> Tool | None:
     if parameters is None or isinstance(parameters, Mapping):
         return None
-    # A Celery task is no function; `run` is the one that it was made of.
+    # A Celery task is not a function; its `run` is the function that it was made from.
     function = parameters if inspect.isroutine(parameters) else getattr(parameters, "run", parameters)
     return tool(name=name)(function)
 

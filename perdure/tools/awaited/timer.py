@@ -1,4 +1,4 @@
-"""`sleep_until`: a tool with which a model has its turn wait for a moment."""
+"""`sleep_until`: a tool that makes the model's turn wait until a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SleepUntil:
-    """A tool with which a model waits for a moment, at most `longest` from now; see `sources.RunnableTool`."""
+    """A tool that makes a turn wait until a time, at most `longest` ahead; see `sources.RunnableTool`."""
 
     breaker: ClassVar[None] = None
     probe: ClassVar[None] = None
@@ -54,7 +54,7 @@ class SleepUntil:
     def description(self) -> str:
         """The description for the model."""
         return (
-            "Wait until a moment, then go on. A moment without an offset is in this installation's time zone. "
+            "Wait until a time, then continue. A time without an offset is in this installation's time zone. "
             f"The longest wait is {_shown(self.longest)}."
         )
 
@@ -63,7 +63,7 @@ class SleepUntil:
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check that the arguments are a strict JSON object with a moment.
+        """Check that the arguments are a strict JSON object with the text `moment` only.
 
         Raises:
             ToolError: they are not; the message is for the model.
@@ -77,10 +77,10 @@ class SleepUntil:
         return given
 
     def wait_s(self, arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> float:
-        """Seconds until the moment in `arguments`; a moment without an offset is in `zone`.
+        """Seconds until the `moment` in `arguments`, which is in `zone` if it has no offset.
 
         Raises:
-            ToolError: it is no moment, is past, or is too far ahead; the message is for the model.
+            ToolError: it is not a date and time, is past, or is too far ahead; the message is for the model.
         """
         text = str(arguments["moment"]).strip()
         try:
@@ -104,7 +104,7 @@ class SleepUntil:
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
         """Refuse: the turn itself waits."""
-        raise ToolError(f"{self.name} makes a turn wait, and runs nowhere.")
+        raise ToolError(f"{self.name} makes the turn wait; no process runs it.")
 
 
 sleep_until = SleepUntil()

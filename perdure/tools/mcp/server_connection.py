@@ -129,7 +129,7 @@ class ServerConnection:
 
     def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
         """The result, or a rejection, which the breaker does not count as a failure."""
-        # A little less than the turn's time-out: else the turn would count this thread as leaked.
+        # A little less than the turn's time-out, or the turn would count this thread as leaked.
         until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         patient_until = until - self._timeout_s / 2
         meta = {EFFECT_ID: str(context.effect_id)}

@@ -89,12 +89,12 @@ class RemoteTool:
         except NotConnected as error:
             raise ToolError(f"Not called: the server {self._server} cannot be reached at present.") from error
         except MalformedAnswer as error:
-            text = f"{self.name} was called, and what the server answered cannot be read: {error}."
+            text = f"{self.name} was called, but the server's answer cannot be read: {error}."
             raise ToolError(text) from error
         except MCPError as error:
             raise ToolError(untrusted.first_line(f"The server {self._server} refused the call: {error}")) from error
         except (NoAnswer, TimeoutError, Abandoned, CancelledError) as error:
-            text = f"{self.name} was called, and there is no answer ({untrusted.first_line(str(error)) or 'ended'})."
+            text = f"{self.name} was called, but there is no answer ({untrusted.first_line(str(error)) or 'ended'})."
             raise OutcomeUnknown(text) from error
         text = render(result, self.max_result_chars)
         if result.is_error:
@@ -110,7 +110,7 @@ def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallToo
         if why is None:
             made[each.name] = _remote_tool(server, each, call_tool)
         else:
-            log.warning("the tool %r of MCP server %s is left out: %s", each.name[:100], server.name, why)
+            log.warning("the tool %r of MCP server %s is not offered to models: %s", each.name[:100], server.name, why)
     for name in sorted(server.configured_tools - made.keys()):
         log.warning("MCP server %s has no tool %r, which its declaration names", server.name, name)
     return tuple(made.values())

@@ -1,10 +1,10 @@
 """Approvals: tool calls that wait for a person's decision without a worker.
 
 A reply with such a call is committed with its calls `asked` (a person decides) or `approved` (no decision needed), and
-none of them begins. The turn then waits without a lease, and no worker claims the session until the last decision or
-until the approval expires; the wait counts as no attempt. The last decision wakes the session, and the next worker
-begins the approved calls concurrently. The commit that begins them also denies undecided calls if the approval has
-expired or the session's end is requested. Cancelling settles the turn and denies its calls.
+no call begins. The turn then waits without a lease, and no worker claims the session until the last decision or until
+the approval expires; the wait counts as no attempt. The last decision wakes the session, and the next worker begins the
+approved calls concurrently. The commit that begins them also denies undecided calls if the approval has expired or the
+session's end is requested. Cancelling settles the turn and denies its calls.
 
 Each statement locks the session's row, so decisions, an end and a cancellation are serialised. A decision counts only
 while the turn waits.
@@ -33,7 +33,7 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 UNBEGUN = frozenset({"asked", "approved"})
-"""Statuses of a call that waits for a decision about itself or about another call of its reply."""
+"""Statuses of a call that waits for a decision about itself or about another call of the same reply."""
 
 DENIED = "A person denied this call, and it was not run. Do not ask for it again unless the user asks you to."
 EXPIRED = "This call was not approved in time, and it was not run."
@@ -62,7 +62,7 @@ class Decision(BaseModel):
     @classmethod
     def _only_approved(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
         if value is not None and info.data.get("decision") == "deny":
-            raise ValueError("they go with an approval only")
+            raise ValueError("allowed only with the decision approve")
         return value
 
 
@@ -77,11 +77,11 @@ class Waits(Enum):
 
 
 class Undecided(Exception):
-    """Some of the calls still need a person's decision."""
+    """At least one call still needs a person's decision."""
 
 
 def none_begun(statuses: Iterable[str]) -> bool:
-    """Whether a message's calls wait for approval or for their beginning; one commit begins all that are approved."""
+    """Whether a message has calls that wait for approval or to begin, and none that has begun."""
     present = set(statuses)
     return bool(present & UNBEGUN) and present <= UNBEGUN | {"denied"}
 
@@ -106,7 +106,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
-        Conflict: the call does not wait: it was decided, has expired, or its session is ending.
+        Conflict: the call does not wait: it is decided or expired, or its session is ending.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
@@ -131,13 +131,13 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
                 "arguments": _checked(runtime, row, decision.arguments),
             },
         )
-    log.info("turn %s: the call %s of %s is decided: %s", turn_id, decision.call_id, row.tool, decision.decision)
+    log.info("turn %s: decision about the call %s of %s: %s", turn_id, decision.call_id, row.tool, decision.decision)
     if last:
         runtime.wake.session(locked[0].session_id, row.priority)
 
 
 def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Release the session until the calls of a message are decided. If a chat sent the turn, it is asked there.
+    """Release the session until the calls of a message are decided. If the turn came from a chat, ask there.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
@@ -166,7 +166,7 @@ def begin(
     calls: Iterable[tuple[UUID, float]],
     lease_s: float,
 ) -> None:
-    """Begin the approved ones among `calls` (effect id, time limit in seconds), once all are decided.
+    """Begin the approved calls among `calls` (effect id, time limit in seconds), once all calls are decided.
 
     Raises:
         Undecided: some are not decided; no call has begun.
@@ -192,11 +192,11 @@ def begin(
 
 def _require_open(row: Row[Any], *, ending: bool) -> None:
     if row.status != "asked":
-        raise Conflict("That call is decided already, or needed no decision.")
+        raise Conflict("That call was already decided, or needed no decision.")
     if ending or not row.waits:
-        raise Conflict("That call does not wait any more: its turn runs or is settled, or its session is ending.")
+        raise Conflict("That call no longer waits: its turn runs or is settled, or its session is ending.")
     if row.expired:
-        raise Conflict("The time to approve that call is over: it is denied.")
+        raise Conflict("The time to approve that call has expired: it is denied.")
 
 
 def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> str | None:
@@ -208,7 +208,7 @@ def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | Non
     if tool is None and agent.may_have(row.tool):
         return text  # the MCP server checks them when it is called
     if tool is None:
-        raise Conflict(f"The agent {row.agent!r} has no tool {row.tool!r} any more.")
+        raise Conflict(f"The agent {row.agent!r} no longer has the tool {row.tool!r}.")
     try:
         tool.parse(text)
     except ToolError as error:

@@ -1,15 +1,15 @@
-"""Calls that wait for a Celery task or a moment, without a worker.
+"""Calls that wait for a Celery task or a time, without a worker.
 
 The intent of such a call is committed like any other. The worker then sends the task, whose id is the effect's id,
-notes that it did, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call is
-due. The wait counts as no attempt. Results of the message's other calls are recorded in their rows in the same commit;
-all results enter the transcript together.
+records that it sent it, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
+is due. The wait does not count as an attempt. Results of the message's other calls are recorded in their rows in the
+same commit; all results enter the transcript together.
 
-A crash between the intent and the note leaves open whether the task was sent. A `pure` or `idempotent` task is sent
-again with the same id, an `unsafe` one is not. The link of a task brings its result; the sweeper asks the result
-backend about tasks whose link was lost (`probe_due`). A task that has not ended at its time limit is lost: the model
-reads that its outcome is unknown, and the sweeper revokes it. Each statement locks the session's row, so a result, the
-parking, an end and a cancellation are serialised.
+A crash between the intent and that record leaves open whether the task was sent. A `pure` or `idempotent` task is sent
+again with the same id, an `unsafe` one is not. The task's link delivers its result; the sweeper asks the result backend
+about tasks whose link was lost (`probe_due`). A task that has not ended at its time limit is lost: the model reads that
+its outcome is unknown, and the sweeper revokes it. Each statement locks the session's row, so a result, the parking, an
+end and a cancellation are serialised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from perdure.turns.lease.hold import Hold
 
 log = logging.getLogger(__name__)
 
-ENDED = "The conversation ended before this moment came."
+ENDED = "The conversation ended before this time."
 UNSENT = "The task was not sent: the message broker cannot be reached."
 
 RETRY_S = 5.0
@@ -49,7 +49,7 @@ MOST_PROBES = 50
 
 LEAST_PROBE_S = 5.0
 MOST_PROBE_S = 60.0
-"""Limits of the seconds between two questions about one task: a quarter of its age so far."""
+"""Limits, in seconds, of the pause between two probes of one task, which is a quarter of its age."""
 
 _SEND_S = 5.0
 """Seconds for sending one task."""
@@ -58,15 +58,15 @@ _MAX_PROGRESS = 1_000
 
 
 class Awaiting(Exception):
-    """Calls wait for a task or a moment. `results`: those of the message's other calls."""
+    """Calls wait for a task or a time. `results`: those of the message's other calls."""
 
     def __init__(self, results: Sequence[Result]) -> None:
-        super().__init__("calls wait for a task or a moment")
+        super().__init__("calls wait for a task or a time")
         self.results = tuple(results)
 
 
 def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
-    """Send the task of a call whose intent is committed; a timer needs nothing. Returns a result if it failed.
+    """Send the task of a call whose intent is committed (a timer has none). Returns a result only if sending failed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -93,7 +93,7 @@ def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
 
 
 def note_sent(runtime: Runtime, effect_id: UUID) -> None:
-    """Record that a task is, or may be, sent."""
+    """Record that a task was, or may have been, sent."""
     runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id, "probe_s": LEAST_PROBE_S})
 
 
@@ -113,7 +113,7 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
         # Without parts, no task of a list was sent: see `fan_out.begin`.
         in_doubt = row.parts is not None or not _is_list(planned)
         if row.effect == Effect.UNSAFE and in_doubt:
-            note_sent(runtime, row.effect_id)  # it may be: its result can still come
+            note_sent(runtime, row.effect_id)  # it may have been sent: its result can still arrive
         elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
             return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
     return None
@@ -149,10 +149,10 @@ def wait(
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
-    """Record the result of a task, and wake its turn if no other call of it waits. False if it was recorded before.
+    """Record the result of a task, and wake its turn if no other call waits. False if the result was recorded before.
 
-    A result that comes after the turn stopped waiting is recorded in the effect's row only. `part`: which of the call's
-    tasks has ended, if it has a list of arguments.
+    A result that arrives after the turn stopped waiting is recorded in the effect's row only. `part`: which of the
+    call's tasks has ended, if it has a list of arguments.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -178,7 +178,7 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
 def _outcome(
     executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
 ) -> tuple[str, str] | None:
-    """Status and text of a call one of whose tasks has ended; `None` if others have not."""
+    """Status and text of a call after one of its tasks has ended; `None` while other tasks run."""
     limit = _max_chars(runtime, row.agent, row.tool)
     if row.parts is None:
         return _rendered(ended, limit)
@@ -188,7 +188,7 @@ def _outcome(
 
 
 def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Ask the result backend about tasks that are due, and revoke those that no turn waits for; the count of both.
+    """Probe the result backend for due tasks, and revoke tasks for which no turn waits; returns the count of both.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -215,7 +215,7 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
 
 
 def _task_ids(row: Row[Any]) -> list[UUID]:
-    """The tasks of a call that may be with the broker, or run."""
+    """The tasks of a call that may be queued or running."""
     if row.parts is None:
         return [row.effect_id]
     return [fan_out.task_id(row.effect_id, number) for number in fan_out.running(fan_out.load(row.parts))]
@@ -246,7 +246,7 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int)
     """The result of a call whose time has come; the backend is asked once more about tasks without a result."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
-        return Result(position, "done", f"The moment has come: it is {now} now.", row.effect_id)
+        return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
     hold.step_within(_SEND_S)
     if row.parts is not None:
         return Result(position, "done", _end_parts(runtime, row, limit), row.effect_id)
@@ -254,7 +254,7 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int)
     if isinstance(found, TaskEnded):
         status, text = _rendered(found, limit)
         return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
-    log.warning("the task %s has not ended within its time limit, and is lost", row.effect_id)
+    log.warning("the task %s has not ended within its time limit: its outcome is unknown", row.effect_id)
     return Result(position, "unknown", LOST, row.effect_id)
 
 
@@ -292,7 +292,7 @@ def _record(result: Result) -> Mapping[str, Any]:
 
 
 def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:
-    """Status and text of a task's outcome, as a tool's: see `registry.Tool.call`."""
+    """Status and text of a task's outcome, in the form of a tool's (`registry.Tool.call`)."""
     if ended.failed:
         return "failed", untrusted.first_line(str(ended.value)) or "the task failed without a message."
     try:

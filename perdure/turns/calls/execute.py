@@ -56,7 +56,7 @@ _RECORDING_S = 5.0
 """Extra seconds to record a result that arrived within the time limit."""
 
 TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
-"""Added to the failure of a repeated call: otherwise the model would call again, under another effect id."""
+"""Added to the failure of a repeated call, so that the model does not simply call again, under another effect id."""
 
 
 class NotBegun(Exception):
@@ -64,7 +64,7 @@ class NotBegun(Exception):
 
 
 class CallThread:
-    """A thread that runs one call or its probe, and puts itself into `done` when it ends."""
+    """A thread that runs one call or its probe; puts this object into `done` when it ends."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CallThread:
             log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(error.__cause__))
             self.outcome = error
         except BaseException as error:
-            log.exception("tool %s ended its thread", self.planned.call.name)
+            log.exception("tool %s raised an unexpected error: its call failed", self.planned.call.name)
             self.outcome = ToolError(f"{type(error).__name__}: the tool was aborted.")
         self._done.put(self)
 
@@ -160,14 +160,14 @@ class Executor:
         self._intended_at: dict[UUID, float] = {}
 
     def intended(self, effect_ids: Iterable[UUID], at: float) -> None:
-        """Start the time limit of calls at `at` (monotonic), when their intents were sent to the database."""
+        """Start the calls' time limits at `at` (monotonic), when their intents were sent to the database."""
         for effect_id in effect_ids:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
         """Run calls concurrently; a call whose time limit passes is decided, or run once more.
 
-        The effect rows record the results of several calls, and of one to `record`.
+        The effect rows record the results of several calls, and with `record` of a single one.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -181,7 +181,7 @@ class Executor:
             self._hold.step_within(max(run.until for run in waiting.values()) - self._now())
             finished = self._next_finished(done, waiting.values())
             if finished is not None:
-                # A finished call counts before a time limit that has passed since.
+                # A finished call keeps its result, even if its time limit has passed since.
                 position = finished.planned.position
                 if waiting.pop(position, None) is None:
                     continue
@@ -267,13 +267,13 @@ class Executor:
         except queue.Empty:
             run.variables.revoke()
             self._runtime.leaks.add(run.thread)
-            log.warning("the probe of tool %s did not answer within %g s", tool.name, planned.timeout_s)
+            log.warning("the probe of tool %s did not return within %g s", tool.name, planned.timeout_s)
             return Unknown()
         outcome = run.outcome
         return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
 
     def _resolve(self, run: CallThread, results: list[Result], *, again: bool) -> bool:
-        """Append the result of a finished call; whether it was interrupted and must be run `again` instead."""
+        """Append the result of a finished call. Returns True instead if it was interrupted and must run again."""
         planned = run.planned
         if not isinstance(run.outcome, OutcomeUnknown) or planned.tool is None:
             results.append(outcome_result(run))
@@ -294,7 +294,7 @@ class Executor:
         except queue.Empty:
             finished = None
         if self._hold.lost:
-            for run in waiting:  # their threads keep running without a turn
+            for run in waiting:  # their threads keep running, detached from the turn
                 run.variables.revoke()
                 self._runtime.leaks.add(run.thread)
             raise LeaseLost
@@ -385,7 +385,7 @@ class Executor:
         run.variables.revoke()
         self._runtime.leaks.add(run.thread)
         guarded.note_overdue(tool, self._runtime.breakers)
-        running = run.alive  # read before the probe: the thread may act after it and end before the next line
+        running = run.alive  # read before the probe: the thread may act after the probe and then end
         decided = self.decide(planned, tool.effect)
         if decided is None and tool.effect is Effect.UNSAFE and running:
             # The probe ran before this thread's effect, which may still happen.

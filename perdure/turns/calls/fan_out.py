@@ -1,4 +1,4 @@
-"""A call of a Celery tool with a list of arguments: one task for each, at most `max_parallel` with the broker.
+"""A call of a Celery tool with a list of arguments: one task per element, at most `max_parallel` queued or running.
 
 The call's row holds its parts, in the order of the arguments: the status and the result of each. A part is `waiting`,
 then `taken` (a process sends its task), `sent`, and `done` or `failed`. It is taken in one commit and sent after it, so
@@ -27,12 +27,12 @@ from perdure.turns.calls import queries
 LOST_PART = "The task of this part has not ended, and this conversation no longer waits for it: its outcome is unknown."
 
 _LEAST_CHARS = 200
-"""Characters that a part's result may have, however many parts there are."""
+"""Characters that a part's result may always have, whatever the number of parts."""
 
 
 @dataclass(slots=True)
 class Part:
-    """One task of a call. `extra`: elements of a newer release."""
+    """One task of a call. `extra`: stored elements that this release does not know."""
 
     status: str = "waiting"
     result: str | None = None
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def ended(self) -> bool:
-        """Whether it has a result."""
+        """Whether the part has a result."""
         return self.status in {"done", "failed"}
 
 
@@ -50,17 +50,17 @@ def task_id(effect_id: UUID, part: int) -> UUID:
 
 
 def load(stored: Sequence[Sequence[Any]]) -> list[Part]:
-    """The parts that a row holds."""
+    """Parse the parts stored in a row."""
     return [Part(status, result, tuple(extra)) for status, result, *extra in stored]
 
 
 def running(parts: Sequence[Part]) -> list[int]:
-    """The numbers of the parts whose tasks may be with the broker, or run."""
+    """The numbers of the parts whose tasks may be queued or running."""
     return [number for number, part in enumerate(parts) if part.status in {"taken", "sent"}]
 
 
 def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
-    """Make the parts of a call whose intent is committed, unless it has them, and send the first ones.
+    """Store the parts of a call whose intent is committed, unless they are stored, and send the first ones.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -71,7 +71,7 @@ def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
 
 
 def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
-    """Send the parts for which there is room; `again`: also those that another process took and may not have sent.
+    """Send parts up to `max_parallel`; `again`: also those that another process took and may not have sent.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -110,7 +110,7 @@ def _choose(parts: Sequence[Part], tool: CeleryTool, *, again: bool) -> list[int
 
 
 def _send(runtime: Runtime, tool: CeleryTool, row: Row[Any], number: int, arguments: Mapping[str, Any]) -> str:
-    """Send the task of a part; its status afterwards."""
+    """Send the task of a part; returns the part's new status."""
     own_id = task_id(row.effect_id, number)
     call = TaskCall(own_id, tool.task, arguments, tool.queue, row.left_s, row.effect_id, number)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)

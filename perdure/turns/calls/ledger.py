@@ -1,7 +1,7 @@
 """The tool ledger: runs the calls of a message, resumes them after a crash, and commits their results.
 
-Their intents are committed with the message, their results afterwards, as one step (`run.commit_step`). Of several
-calls each result is also recorded in its own row as soon as it is known (`calls.execute`).
+The calls' intents are committed with the message, and their results later as one step (`run.commit_step`). If a message
+has several calls, each result is also recorded in its call's row as soon as it is known (`calls.execute`).
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it.
 Calls that wait for approval have not begun and are not in doubt (`approvals`). Neither are those that wait for a task
@@ -76,15 +76,15 @@ class Ledger:
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
-        """Run the calls of `asking`, or resume them if they are not `planned`, and commit their results.
+        """Run the calls of `asking` (without `planned`: resume them), and commit their results.
 
-        A statement that was sent at `intended_at` (monotonic) committed the intents of the planned calls.
+        `intended_at`: the monotonic time at which the statement that committed the planned calls' intents was sent.
 
         Raises:
             LeaseLost: another worker has the session.
             Interrupted: the turn must stop before a call can be decided.
             Undecided: calls wait for approval.
-            Awaiting: calls wait for a task or a moment.
+            Awaiting: calls wait for a task or a time.
             Unavailable: the database refuses the commit.
         """
         results = self._resume(asking) if planned is None else self._perform(planned, intended_at)
@@ -105,7 +105,7 @@ class Ledger:
         """Run calls that have begun, in addition to `results`; `still_wait`: a call of an earlier worker waits.
 
         Raises:
-            Awaiting: a call waits for a task or a moment.
+            Awaiting: a call waits for a task or a time.
         """
         here = [each for each in begun if each.waits_for is None]
         if len(here) == len(begun) and not still_wait:
@@ -116,7 +116,7 @@ class Ledger:
         raise Awaiting([*results, *self._executor.run(here, record=True)])
 
     def _send(self, planned: Planned) -> Result | None:
-        """Send the task of a call, after the hooks; a result if it is not sent."""
+        """Call the hooks, then send the task of a call; returns a result only if it is not sent."""
         refused = self._hooks.before(planned)
         if refused is not None:
             return refused
@@ -171,7 +171,7 @@ class Ledger:
     def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned], bool]:
         """Take over calls that another worker began.
 
-        Returns the results of decided ones, the calls to run again, and whether some wait for a task or a moment.
+        Returns the results of decided ones, the calls to run again, and whether some wait for a task or a time.
         """
         in_doubt = [row for row in rows.values() if row.status == "intended" and row.waits_for is None]
         wait_s = max((row.undecided_s for row in in_doubt), default=0.0)
@@ -203,7 +203,7 @@ class Ledger:
         return results, again, still_wait
 
     def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The result of a call for a task or a moment; `None` if it still waits, the call if it must be sent."""
+        """The result of a call for a task or a time; `None` if it still waits, the call if its task must be sent."""
         if row.status != "intended":
             return recorded_result(fresh.position, row)
         return awaited.resume(self._runtime, self._hold, row, fresh)

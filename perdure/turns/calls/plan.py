@@ -103,10 +103,10 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
 
 
 def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:
-    """Seconds for the call; for a timer, the seconds until its moment.
+    """Seconds for the call; for a timer, the seconds until its time.
 
     Raises:
-        ToolError: the moment is invalid.
+        ToolError: the timer's time is invalid.
     """
     if isinstance(tool, SleepUntil):
         return tool.wait_s(arguments, runtime.clock.now(), ZoneInfo(runtime.settings.timezone))

@@ -1,4 +1,4 @@
-"""The statements of the tool ledger, of approvals and of calls that wait for a task or a moment."""
+"""The statements of the tool ledger, of approvals and of calls that wait for a task or a time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# Records the result of one of several concurrent calls. Not fenced: a result that comes after the lease was lost may be
-# recorded, but only STEP, which is fenced, adds results to the transcript.
+# Records the result of one of several concurrent calls. Not fenced: a result that arrives after the lease was lost may
+# be recorded, but only STEP, which is fenced, adds results to the transcript.
 FINISH_EFFECT = Statement(
     "turns.finish_effect",
     """
@@ -54,8 +54,8 @@ LOCK_HELD = Statement(
     f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
 )
 
-# Releases the session until its calls are decided or expire; the wait counts as no attempt and no claim. Writes nothing
-# if the session's end or the turn's cancellation is requested. A chat is sent the request for approval.
+# Releases the session until its calls are decided or expire; the wait counts neither as an attempt nor as a claim.
+# Writes nothing if the session's end or the turn's cancellation is requested. A chat is sent the request for approval.
 WAIT_APPROVAL = Statement(
     "turns.wait_approval",
     f"""
@@ -98,7 +98,7 @@ _UNDECIDED = """
           AND decide_at > perdure_now()))
 """.strip()
 
-# Begins the approved calls, unless a call can still be decided. Denies undecided calls that cannot.
+# Begins the approved calls, unless a call can still be decided. Denies calls that can no longer be decided.
 BEGIN_APPROVED = Statement(
     "turns.begin_approved",
     f"""
@@ -171,9 +171,9 @@ DECIDE = Statement(
     """,
 )
 
-# --- calls that wait for a task or a moment ------------------------------------------------
+# --- calls that wait for a task or a time ------------------------------------------------
 
-# A task is sent, or it may be. The sweeper asks about it from now on (see PROBE_DUE).
+# Records that a task was, or may have been, sent. The sweeper probes it from now on (see PROBE_DUE).
 NOTE_SENT = Statement(
     "turns.note_sent",
     """
@@ -205,8 +205,8 @@ RECORD_RESULTS = Statement(
 )
 
 # Releases the session until the first of its waiting calls is due, or a task that could not be sent is tried again.
-# Counts as no attempt and no claim. Writes nothing if no call waits any more, or if the session's end or the turn's
-# cancellation is requested.
+# Counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the session's end or the
+# turn's cancellation is requested.
 WAIT_CALLS = Statement(
     "turns.wait_calls",
     f"""
@@ -232,7 +232,7 @@ WAIT_CALLS = Statement(
     """,
 )
 
-# The lock on the session of a task's call, which accept, park and cancel take.
+# Takes the lock on the session of a task's call, as accepting, parking and cancelling do.
 LOCK_OF_CALL = Statement(
     "turns.lock_of_call",
     """
@@ -243,8 +243,8 @@ LOCK_OF_CALL = Statement(
     """,
 )
 
-# The call of a task, unless it has its result. Read under that lock by a statement of its own: the one that waited for
-# the lock would see the row as it was before.
+# The call of a task, unless it has its result. Run after LOCK_OF_CALL, which may wait: a statement that waits for the
+# lock sees the row as it was before the wait.
 READ_CALL = Statement(
     "turns.read_call",
     """
@@ -257,8 +257,8 @@ READ_CALL = Statement(
     writes=False,
 )
 
-# Records the result of a task. One that comes after the turn stopped waiting changes no status, and reaches no
-# transcript.
+# Records the result of a task. A result that arrives after the turn stopped waiting changes no status and does not
+# enter the transcript.
 FINISH_TASK = Statement(
     "turns.finish_task",
     """
@@ -270,8 +270,8 @@ FINISH_TASK = Statement(
     """,
 )
 
-# Makes the session of a parked turn claimable once none of its calls waits any more. `not_before` is kept, as now: the
-# claim then counts as no attempt (see CLAIM).
+# Makes the session of a parked turn claimable once none of its calls waits any more. `not_before` becomes the present
+# time, not null, so that the claim does not count as an attempt (see CLAIM).
 RESUME_PARKED = Statement(
     "turns.resume_parked",
     """
@@ -285,8 +285,8 @@ RESUME_PARKED = Statement(
     """,
 )
 
-# Tasks that the sweeper asks about, the longest due first, and tasks to revoke, whose turns wait no longer. The pause
-# grows with the wait. A moment further ahead than any pause was written while the server's clock was ahead.
+# Tasks to probe, the longest due first, and tasks to revoke, whose turns no longer wait. The pause grows with the wait.
+# A `probe_at` further ahead than any pause was written while the server's clock was ahead.
 PROBE_DUE = Statement(
     "sweep.probe_due",
     """

@@ -1,4 +1,4 @@
-"""Results of tool calls as values: their text for the transcript, and their reading from the effect rows.
+"""Results of tool calls as values: parsed from the effect rows, and their text for the transcript.
 
 The commit of results is `run.commit_step`; a concurrent call's result is first recorded by `execute`.
 """

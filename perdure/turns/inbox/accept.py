@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _MOST_WOKEN = 10
-"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes the rest."""
+"""The most deliveries for which accepting a message publishes wake-ups; the sweeper publishes the others."""
 
 _CHANGED = "The session changed while the message was being accepted; please send it again."
 
@@ -94,7 +94,7 @@ def accept(
 ) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
 
-    `target` is the place of a chat that the reply goes to, instead of the message's `reply_to`. `turn_id` is the new
+    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the new
     turn's id, for a message that has one already.
 
     Raises:
@@ -129,7 +129,7 @@ def check(runtime: Intake, message: Incoming) -> None:
 
 
 def check_settings(settings: Settings, message: Incoming) -> None:
-    """Check a message against the settings alone, where the agents are not loaded.
+    """Check a message against the settings only, for processes that have not loaded the agents.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused.
@@ -201,7 +201,7 @@ def _retried(runtime: Intake, message: Incoming, parameters: dict[str, Any], sou
                 raise
             log.debug("the same message is being accepted concurrently; retrying")
         except Unavailable:
-            # A pooled connection may be dead; a further try uses a new one.
+            # A pooled connection may be dead; the next try uses a new one.
             if not tries_left:
                 raise
     raise AssertionError("unreachable")

@@ -140,7 +140,7 @@ class Incoming(BaseModel):
         try:
             text = json.dumps(value, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError("is not JSON (NaN and infinities are not)") from error
+            raise ValueError("must be JSON, which excludes NaN and infinities") from error
         if len(text) > MAX_METADATA_CHARS:
             raise ValueError(f"is longer than {MAX_METADATA_CHARS} characters of JSON")
         load_object(text)  # raises for text that PostgreSQL cannot store, and for deep nesting

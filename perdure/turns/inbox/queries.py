@@ -7,8 +7,9 @@ from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
-# A wake-up for the session was published recently, and the sweeper repeats it: another one would only lengthen the
-# queue. `least(wakes, 2)`: after many wake-ups without a claim, a message wakes the session earlier than the sweeper.
+# A wake-up for the session was published recently, and the sweeper repeats it if necessary: another one would only
+# lengthen the queue. `least(wakes, 2)`: after many wake-ups without a claim, a message wakes the session earlier than
+# the sweeper.
 _WOKEN = """
     (s.woken_at <= perdure_now()
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))

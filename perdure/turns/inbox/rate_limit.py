@@ -20,7 +20,7 @@ def is_on(guard: GuardSettings) -> bool:
 
 
 def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
-    """Serialise the acceptance of this user's messages. Call it before any row is locked, else it may deadlock."""
+    """Serialise the acceptance of this user's messages. Call it before any row is locked, or it may deadlock."""
     if is_on(guard):
         transaction.run(queries.QUEUE_UP, {"user_id": user_id})
 

@@ -44,7 +44,7 @@ def fire_due(runtime: Runtime, most: int = MOST_AT_ONCE) -> int:
     """Fire the schedules that are due, `most` at a time, for at most `LONGEST_S`; returns their number.
 
     Raises:
-        Unavailable: the database cannot be reached; what was taken is due again when its lease expires.
+        Unavailable: the database cannot be reached; a schedule that was taken is due again when its lease expires.
     """
     fired, began = 0, time.monotonic()
     while time.monotonic() - began < LONGEST_S and runtime.database.run(queries.ANY_DUE, {})[0].due:
@@ -63,7 +63,7 @@ def _fire_one(runtime: Runtime, row: Row[Any]) -> None:
     except SourceTaken:
         log.info("schedule %s was paused, removed or erased while it fired", row.schedule_id)
     except (RateLimited, Unavailable) as refused:
-        log.info("schedule %s waits: %s", row.schedule_id, loggable(refused))
+        log.info("schedule %s is postponed: %s", row.schedule_id, loggable(refused))
         _postpone(runtime, row, getattr(refused, "retry_after_s", None) or _SHORT_S)  # raises without the database
     except Exception:  # one schedule must not hold up the others
         log.exception("schedule %s cannot be fired; again in %d s", row.schedule_id, _AGAIN_S)
@@ -91,7 +91,7 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
     except (Unavailable, RateLimited):
         raise
     except PerdureError as refused:
-        log.warning("schedule %s: its message is refused: %s", row.schedule_id, loggable(refused))
+        log.warning("schedule %s: its message was refused: %s", row.schedule_id, loggable(refused))
         runtime.database.run(queries.ADVANCE, due.parameters(error=refused.message[:_LONGEST_ERROR]))
 
 

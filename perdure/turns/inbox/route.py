@@ -1,4 +1,4 @@
-"""Routing: a message that an application inserted in its own transaction becomes an ordinary turn.
+"""Routing: turns messages that an application inserted in its own transaction into ordinary turns.
 
 `perdure.send` writes a row of `unrouted` and locks nothing shared. After the application's commit a wake-up brings a
 worker here, or the sweeper does. The message then goes through `accept`, with all its rules, and keeps its turn's id.
@@ -34,13 +34,13 @@ _MOST_OF_USER = 100
 _SHORTEST_WAIT_S = 1.0
 _FIRST_PAUSE_S = 5.0
 _MOST_ATTEMPTS = 8
-"""After as many unexpected errors a message is refused, so that it does not hold up its user's later ones for ever."""
+"""Unexpected errors after which a message is refused, so that it does not block its user's later messages forever."""
 
-_UNKNOWN = "Something went wrong here; the operator's log says what."
+_UNKNOWN = "Internal error. The operator's log has the details."
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
-    """Route the messages that are due, of the users with the oldest `most` of them; returns the number of users.
+    """Route the due messages of the users who have the `most` oldest ones; returns the number of users.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -52,7 +52,7 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
 
 
 def route_user(runtime: Runtime, user: str) -> None:
-    """Route this user's messages in their order; returns at once if another process does.
+    """Route this user's messages in order; returns immediately if another process is routing them.
 
     `user` is a user's key.
 
@@ -76,7 +76,7 @@ def route_user(runtime: Runtime, user: str) -> None:
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
     """The turn of an application's message: `turn_id`, or the turn that the message was merged into or repeated.
 
-    A message that is not routed yet is routed now, if its turn has come.
+    A message that is not routed yet is routed now, unless an earlier one must be routed first.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -133,7 +133,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
     """
     turn_id = row.turn_id
     try:
-        # Fields that a newer release of the application knows are left out.
+        # Fields from a newer release in the application are ignored.
         known = {name: value for name, value in row.message.items() if name in Incoming.model_fields}
         message = stored_incoming(user, known)
         accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id))
@@ -148,7 +148,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
         runtime.database.run(queries.POSTPONED, {"turn_id": turn_id, "seconds": wait_s, "charged": 0})
         return False
     except PerdureError as error:
-        log.warning("message %s of an application is refused: %s", turn_id, loggable(error))
+        log.warning("message %s of an application was refused: %s", turn_id, loggable(error))
         _refuse(runtime, row, error)
     except Exception:
         log.exception("message %s of an application cannot be routed", turn_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# The users with a message that is due, those of the oldest messages first.
+# The users with due messages, ordered by their oldest one.
 DUE_USERS = Statement(
     "unrouted.due_users",
     """
@@ -17,7 +17,7 @@ DUE_USERS = Statement(
     writes=False,
 )
 
-# A user's messages in their order; one that is not due yet holds up those behind it.
+# A user's messages in order; one that is not due yet blocks those after it.
 OF_USER = Statement(
     "unrouted.of_user",
     """

@@ -16,7 +16,7 @@ from perdure.snapshots.store import Version
 from perdure.turns.lease import queries
 
 ISOLATE_FROM_CLAIM = 2
-"""Claims of one turn after which it runs in a process of its own."""
+"""Claims of one turn after which only a process of its own may claim it."""
 
 _NO_LIMIT = 2**31 - 1
 
@@ -43,18 +43,19 @@ class TurnRef:
     cancel_requested_at: datetime | None
     before: Before = Before()
     held: str | None = None
-    """The held verdict as JSON: committed, and settled once the snapshot is saved. None: the turn has not ended."""
+    """The held verdict as JSON: committed, but the turn is settled only once the snapshot is saved. None: the turn has
+    not ended."""
     started_at: datetime | None = None
     language: str | None = None
-    """From the message's metadata."""
+    """The language in the message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A session's state between its turns: tick, working variables, version of the valid snapshot.
 
-    `variables` is the JSON of `variables_tick`, which is None if there are no variables. `variables` alone is None if
-    the claim could not see the row yet. `wakes` counts wake-ups that no claim followed.
+    `variables` is JSON, as of `variables_tick`. Both are None if there are no variables; only `variables` is None if
+    the claim could not see their row yet. `wakes` counts wake-ups that no claim followed.
     """
 
     tick: int = 0
@@ -77,7 +78,7 @@ class Claimed:
 
     @property
     def token(self) -> int:
-        """The fence's token, by which claims are ordered."""
+        """The fence's token; a later claim has a higher one."""
         return self.fence.token
 
 
@@ -95,7 +96,7 @@ class NeedsIsolation:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user's turns take all of the user's places: the session waits until one is free."""
+    """The user's running turns take all of the user's places: the session waits until one is free."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued

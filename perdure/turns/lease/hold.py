@@ -26,9 +26,9 @@ class Hold:
         self.tick = claim.kept.tick
         """The session's tick after the last commit that this process knows of."""
         self.stopping = threading.Event()
-        """Set when the turn must stop waiting for a model: cancelled, lost or draining."""
+        """Set when the turn must stop waiting for a model: cancelled, lease lost, or process draining."""
         self.unwanted = threading.Event()
-        """Set when tool results are no longer needed: cancelled or lost."""
+        """Set when tool results are no longer needed: the turn is cancelled or the lease is lost."""
         self.cancelled = False
         self.lost = False
         self.draining = False
@@ -41,7 +41,7 @@ class Hold:
 
     @property
     def token(self) -> int:
-        """The fence's token, by which claims are ordered."""
+        """The fence's token; a later claim has a higher one."""
         return self.fence.token
 
     @property
@@ -50,7 +50,7 @@ class Hold:
         return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:
-        """Note that a statement sent at `asked_at` (monotonic) renewed the lease."""
+        """Record that a statement sent at `asked_at` (monotonic) renewed the lease."""
         self._valid_until = asked_at + self._lease_s
 
     def still_valid(self) -> bool:
@@ -58,7 +58,7 @@ class Hold:
         return not self.lost and self._clock.monotonic() < self._valid_until
 
     def step_within(self, seconds: float) -> None:
-        """Set the deadline of the step that begins now; after it, the keeper does not renew the lease."""
+        """Set the deadline of the step that begins now; the keeper does not renew the lease after the deadline."""
         self._step_until = self._clock.monotonic() + seconds + GRACE_S
 
     def within_step(self) -> bool:
@@ -77,7 +77,7 @@ class Hold:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Abort `call` when the turn is cancelled, lost, drained, or out of time."""
+        """Within the block, abort `call` if the turn is cancelled, drained or out of time, or its lease is lost."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -89,8 +89,8 @@ class Hold:
             with self._lock:
                 self._call = None
 
-    # Each of these sets the reason and stops under one lock. Without it, `begin` could start the next turn in
-    # between, and that turn would be stopped without a reason.
+    # Each method below sets the reason and stops the turn under one lock. Without it, `begin` could start the next turn
+    # in between, which would then be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
         """Stop `turn_id` as cancelled; a different turn is not affected."""
@@ -103,7 +103,7 @@ class Hold:
         _abort(call)
 
     def lose(self) -> None:
-        """Stop: another claim has raised the fence."""
+        """Stop the turn because another claim has raised the fence."""
         with self._lock:
             self.lost = True
             self.unwanted.set()
@@ -111,7 +111,7 @@ class Hold:
         _abort(call)
 
     def drain(self) -> None:
-        """Stop at the next safe point: a model call is aborted, tool calls are awaited."""
+        """Stop the turn at its next safe point: a model call is aborted, tool calls are awaited."""
         with self._lock:
             self.draining = True
             call = self._stop()

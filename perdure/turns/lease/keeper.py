@@ -1,7 +1,7 @@
 """The keeper: one thread per process that renews all leases in one statement.
 
-A lease is renewed only while its turn is within the deadline of its present step. The keeper also detects cancelled and
-lost turns, and aborts model calls whose time limit has passed.
+A lease is renewed only while its turn is within the deadline of its present step. The keeper also detects cancelled
+turns and lost leases, and aborts model calls whose time limit has passed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Keeper:
 
     @property
     def running(self) -> int:
-        """The number of sessions held: their turns run, or they are being ended."""
+        """The number of sessions held, whether their turns run or they are being ended."""
         return len(self._holds)
 
     @property
@@ -89,12 +89,12 @@ class Keeper:
             return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
     def touched(self) -> list[tuple[UUID, Fence]]:
-        """The last sessions that this process held, the latest first, each with its last fence here."""
+        """The sessions that this process held last, latest first, each with its last fence in this process."""
         with self._lock:
             return [*reversed(self._touched.items())]
 
     def release_all(self) -> list[tuple[UUID, State]]:
-        """Release every lease when the process must exit during turns; the sessions with their states."""
+        """Release every lease when the process must exit during turns; returns the sessions with their states."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
@@ -103,7 +103,7 @@ class Keeper:
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
-        """Stop the running turns at their next safe point, but no session's ending; the number of turns."""
+        """Stop the running turns, but no session's ending, at their next safe point; returns the number of turns."""
         with self._lock:
             holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
         for hold in holds:
@@ -147,7 +147,7 @@ class Keeper:
             try:
                 self.beat()
             except Unavailable as error:
-                log.warning("leases could not be renewed: %s", loggable(error))
+                log.warning("leases could not be renewed; the next beat tries again: %s", loggable(error))
             except Exception:
                 log.exception("the keeper raised an error and continues")
 
@@ -163,7 +163,7 @@ class Keeper:
             if hold.session_id in renewed:
                 hold.renewed(asked_at)
         if len(renewed) == len(holds):
-            self._renewed_at = asked_at  # else some rows were locked: the next beat renews them
+            self._renewed_at = asked_at  # otherwise some rows were locked: the next beat renews them
 
     def _watch(self, holds: list[Hold]) -> None:
         rows = self._database.run(

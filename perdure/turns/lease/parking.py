@@ -27,7 +27,7 @@ MOST_A_ROUND = 10
 """Parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
-"""Time after its start for which a turn is parked at most; a later failure of the model settles it as failed."""
+"""The age of a turn up to which it is parked; a later failure of the model settles it as failed."""
 
 _LONGEST_PAUSE_S = 600.0
 
@@ -35,7 +35,7 @@ _LONGEST_PAUSE_S = 600.0
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     """Seconds until a model that failed with `error` may answer; None if the error is not transient."""
     if isinstance(error, CircuitBreakerOpen):
-        # During a probe this is the probe's time limit. No process reports a probe that fails or is lost.
+        # `retry_after_s` may be a probe's time limit, during which no process reports a failed or lost probe.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.TRANSIENT:
         wanted = max(requested_pause_s(error) or 0.0, cooldown_s)
@@ -53,7 +53,7 @@ def may_wait(turn: TurnRef, clock: Clock) -> bool:
 class Delayed:
     """No model answers: the turn continues after `wait_s` seconds.
 
-    `steps`: its steps so far; `spent_s`: its time under lease, without the failed call.
+    `steps`: the turn's steps so far; `spent_s`: its time under lease, without the failed call.
     """
 
     error: PerdureError
@@ -63,7 +63,7 @@ class Delayed:
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Release the session until a model may answer. True: the turn was cancelled; wake the session now.
+    """Release the session until a model may answer. Returns True if the turn was cancelled: wake the session now.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.

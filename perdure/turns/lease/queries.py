@@ -12,7 +12,7 @@ from perdure.turns.intake import CLOSED
 # When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims
 # it, until a settled turn of the user (ADMIT) or the sweeper (ADMIT_DUE) admits it.
 #
-# A session that waits for a person, a task, a moment or a model (`not_before`), or after an error (`strikes`), takes no
+# A session that waits for a person, a task, a time or a model (`not_before`), or after an error (`strikes`), takes no
 # place. Admitted sessions are in `sessions_admitted_idx`, which queueing keeps short.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
@@ -23,7 +23,7 @@ ADMITTED = """
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
-# The next session of a user: the most urgent one, then the one that waits longest.
+# The next session of a user: the highest priority, then the longest wait.
 _NEXT = """
     SELECT session_id FROM sessions
     WHERE user_id = {user_id} AND unsettled > 0 AND queued_at IS NOT NULL
@@ -103,13 +103,12 @@ _BEFORE = f"""
 """.strip()
 
 # Takes the lease and begins, or takes over, the session's oldest unsettled turn. Skips a locked row. A lease that
-# expires too far in the future was written while the server's clock was wrong, and counts as expired. From the claim
-# number `isolate_from` of a turn on, only a process of its own may claim it. A closed intake prevents every claim.
+# expires too far in the future was written while the server's clock was wrong, and counts as expired. After
+# `isolate_from` claims of a turn, only a process of its own may claim it. A closed intake prevents every claim.
 #
-# If the user's sessions with a live lease take all places, the session is queued instead, which counts as no attempt.
-# No lock protects the count: concurrent claims of one user do not see each other, so the limit may be exceeded by
-# their number until one of these turns settles. A turn that is only settled (cancelled, or out of attempts) needs no
-# place.
+# If the user's sessions with a live lease take all places, the session is queued instead, without counting an attempt.
+# No lock protects the count: concurrent claims of one user do not see each other, so the limit may be exceeded by their
+# number until one of these turns settles. A turn that is only settled (cancelled, or out of attempts) needs no place.
 CLAIM = Statement(
     "turns.claim",
     f"""
@@ -156,7 +155,7 @@ CLAIM = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            -- Not counted after a wait for a person, a task or a moment or, with an error code (see PARK_FOR), a model.
+            -- Not counted after a wait for a person, a task or a time or, with an error code (see PARK_FOR), a model.
             attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
@@ -189,8 +188,8 @@ CLAIMABLE = Statement(
     writes=False,
 )
 
-# Begins the next turn of a session whose lease is held, or reads the present one again after its runner could not
-# know what was committed. While the intake is closed, no turn begins; a running one continues.
+# Begins the next turn of a session whose lease is held, or reads the present one again when its runner does not know
+# what was committed. While the intake is closed, no turn begins; a running one continues.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -253,7 +252,7 @@ WATCH = Statement(
     writes=False,
 )
 
-# The same for turns that run in a process of their own: the worker watches them, since that process may hang.
+# As WATCH, for turns that run in a process of their own: the worker watches them, since that process may hang.
 WATCH_ISOLATED = Statement(
     "turns.watch_isolated",
     """
@@ -288,7 +287,7 @@ POSTPONE = Statement(
     """,
 )
 
-# Releases a session during a turn; the next worker continues from the last commit. Counts as no attempt.
+# Releases a session during a turn; the next worker continues from the last commit. Does not count as an attempt.
 PARK = Statement(
     "turns.park",
     f"""
@@ -356,7 +355,7 @@ MAKE_DUE = Statement(
 )
 
 # Makes parked turns due; the sweeper wakes them in the order of acceptance (see WAKE_DUE). `woken_at` is the time of
-# this statement: it reveals a clock that is set back later, which would move `not_before` into the future.
+# this statement: a `woken_at` in the future later reveals that the clock was set back, and `not_before` is ignored.
 RECALL = Statement(
     "turns.recall",
     """

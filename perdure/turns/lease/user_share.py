@@ -2,8 +2,8 @@
 
 Further sessions of the user are queued without a wake-up or a thread, so one user's flood does not delay others.
 Accepting a message and claiming a session queue them. A runner that frees a place calls `admit_next` after its commit.
-The sweeper admits what that misses: a place freed while a session was being queued, or a process that died before it
-published the wake-up.
+The sweeper admits sessions that this misses: a place was freed while a session was being queued, or a process died
+before it published the wake-up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.turns.lease import queries
 log = logging.getLogger(__name__)
 
 MOST_USERS = 2_000
-"""Users whose queued sessions one round of the sweeper considers."""
+"""The most users whose queued sessions one round of the sweeper considers."""
 
 
 def admit_next(runtime: Runtime, user_id: str) -> None:
@@ -28,7 +28,7 @@ def admit_next(runtime: Runtime, user_id: str) -> None:
     try:
         rows = runtime.database.run(queries.ADMIT, given)
     except Unavailable as error:
-        log.warning("the sweeper admits the user's next session: %s", error.message)
+        log.warning("the user's next queued session is left to the sweeper: %s", error.message)
         return
     for row in rows:
         runtime.wake.session(row.session_id, row.priority)

@@ -1,4 +1,4 @@
-"""The system message: the agent's instructions, the user's channel, and the past.
+"""The system message: the agent's instructions, the user's channel, and sections of the past.
 
 Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, then cases that
 are similar to the question, last the previous session: its summary, or its last messages until the summary exists. All
@@ -55,8 +55,8 @@ class Briefing:
 def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
     """Build the system message; `transcript` is the rest of the prompt.
 
-    Costs one statement, and: with memories, those of the recall and one more; with cases, one transaction; with a
-    previous session that has no summary, one more.
+    Runs one statement; with memories, also those of the recall and one more; with cases, also one transaction; with a
+    previous session that has no summary, also one more statement.
 
     Raises:
         CallAborted: the turn must stop; the hold has the reason.
@@ -128,7 +128,7 @@ def _recall(
         except (Abandoned, Unavailable):
             raise
         except PerdureError as error:
-            log.warning("turn %s continues without the CaseBank: %s", turn.turn_id, error.message)
+            log.warning("turn %s continues without cases of the CaseBank: %s", turn.turn_id, error.message)
         return [_case(each) for each in cases]
 
     try:
@@ -141,7 +141,7 @@ def _recall(
         raise
     except PerdureError as error:
         log.warning("turn %s continues without its memories: %s", turn.turn_id, error.message)
-    except DBAPIError:  # the user's text may make a query fail; the turn must not fail with it
+    except DBAPIError:  # the user's text may make a query fail, which must not fail the turn
         log.exception("turn %s continues without its memories", turn.turn_id)
     return [], ()
 

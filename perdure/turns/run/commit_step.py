@@ -26,7 +26,7 @@ from perdure.turns.run.transcript import Entry, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one commit writes besides working variables. `asks`: the last entry asks for tool calls."""
+    """The content of one commit, except working variables. `asks`: the last entry asks for tool calls."""
 
     entries: Sequence[Entry]
     asks: bool = False
@@ -54,7 +54,7 @@ class StepCommit:
         self._variables = variables
         self._spent_s = spent_s
         self.sent_at = 0.0
-        """When the last successful statement was sent (monotonic)."""
+        """The monotonic time at which the last successful statement was sent."""
 
     def commit(self, step: Step) -> bool:
         """Commit a step. `False` if an earlier try, whose answer was lost, had committed it.

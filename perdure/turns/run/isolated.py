@@ -1,7 +1,8 @@
 """The worker's watch over turns that run in a child process.
 
-A child that holds its interpreter's lock notices no cancellation, lost lease or time limit, so the worker decides when
-it must be killed. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the turn.
+A child that holds its interpreter's lock notices neither a cancellation nor a lost lease nor its time limit, so the
+worker decides when to kill it. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the
+turn.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ IDLE_S = 60.0
 class Standing:
     """A session and its oldest unsettled turn.
 
-    `limit_s` is the turn's time limit, `spent_s` its time under lease at the last commit; `is_silent` says that the
-    lease was not renewed when its holder should have renewed it.
+    `limit_s` is the turn's time limit, `spent_s` its time under lease at the last commit; `is_silent`: the lease was
+    not renewed when its holder should have renewed it.
     """
 
     fence: Fence
@@ -44,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The reason why a process must be killed. `ending` settles its turn; `None` if there is no turn to settle."""
+    """The reason to kill a process. `ending`: how its turn is then settled; `None` if there is no turn to settle."""
 
     reason: str
     ending: Ending | None = None
@@ -61,15 +62,15 @@ class Watch:
         self._until = now
 
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
-        """Whether the process must be killed. `standing` is `None` if the session does not exist.
+        """The reason to kill the process, if it must be killed. `standing` is `None` if the session does not exist.
 
-        The process may claim the session again under a new fence: it does so when the broker takes no wake-up.
+        The process may claim the session again under a new fence, as it does when the broker accepts no wake-up.
 
         A process whose turn is cancelled or out of time is killed only if it is silent, since otherwise the turn ends
         at its next safe point. A requested end of the session kills no process: accepted turns run first.
         """
         if standing is None or (standing.owner != self._owner and self._fence not in (None, standing.fence)):
-            return self._idle(now, LOST_S, "its session was erased, or is another runner's")
+            return self._idle(now, LOST_S, "its session was erased, or claimed by another runner")
         if standing.owner != self._owner:
             return self._idle(now, IDLE_S, "it runs no turn and does not exit")
         self._idle_since, self._fence = None, standing.fence
@@ -79,7 +80,7 @@ class Watch:
         return self._judge(standing, now) if standing.turn_id is not None and standing.is_silent else None
 
     def _judge(self, standing: Standing, now: float) -> Overdue | None:
-        """Whether a silent process must be killed."""
+        """The reason to kill a silent process, if it must be killed."""
         if standing.cancelled:
             return Overdue("its turn is cancelled", Cancelled())
         if now >= self._until:

@@ -45,9 +45,9 @@ _WITH_MESSAGES = """
     )
 """.strip()
 
-# One step: appends messages, writes tool calls' intents or results, and changed working variables. The tick
-# makes a repeated step a no-op. `strikes = 1`: the present claim counts as the first attempt at the next step, so that
-# a tool that kills its process has used one.
+# One step: appends messages, writes tool calls' intents or results, and changed working variables. The tick makes a
+# repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at the next step, so that a tool
+# that kills its process has used one.
 STEP = Statement(
     "turns.step",
     f"""
@@ -86,8 +86,8 @@ STEP = Statement(
 
 # Ends a turn: last messages, outcome, delivery. Releases the session, or keeps its lease if more turns wait and the
 # runner continues. `unsettled` is read from the locked row, so a turn that is accepted concurrently is not missed.
-# `saved`: the store has a snapshot of the tick that this statement makes. Each case that the turn used gets a row; no
-# case is locked. A non-null `tick` must be the session's, so that a repeated statement settles once.
+# `saved`: the store already has the snapshot of the tick that this statement commits. Each case that the turn used gets
+# a row; no case is locked. A non-null `tick` must be the session's, so that a repeated statement settles once.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -140,8 +140,8 @@ SETTLE = Statement(
     """,
 )
 
-# What settling adds to the transcript: the user's messages that are not in it yet, and results of open calls. It
-# reads no stored JSON except the calls' ids, so a row that this release cannot parse does not prevent settling.
+# The rows that settling adds to the transcript: the user's messages that are not in it yet, and results of open calls.
+# It reads no stored JSON except the calls' ids, so a row that this release cannot parse does not prevent settling.
 REMAINS = Statement(
     "turns.remains",
     """

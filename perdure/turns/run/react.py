@@ -52,7 +52,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Asleep:
-    """Calls wait for a task or a moment. The session is released already."""
+    """Calls wait for a task or a time. The session is released already."""
 
 
 Stop = Parked | Waiting | Asleep | parking.Delayed
@@ -127,9 +127,9 @@ class Turn:
                 return left
 
     def _call_before_hooks(self) -> Failed | None:
-        """Call the hooks before the turn; the failure if a required one rejects it.
+        """Call the hooks before the turn; returns a failure if a required hook rejects the turn.
 
-        They are called once: the user's messages are committed after all hooks have passed.
+        They do not run again after that: the user's messages are committed once all hooks have passed.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -150,7 +150,7 @@ class Turn:
         call_hooks(hooks, seen, within_s, self._runtime.leaks)
 
     def _call_after_hooks(self, ending: Ending) -> Ending:
-        """Call the hooks after the turn; the ending, or a failure if a required hook rejects the reply."""
+        """Call the hooks after the turn; returns the ending, or a failure if a required hook rejects the reply."""
         match ending:
             case Replied(reply):
                 over = TurnEnding(self._seen(), "done", reply.content)
@@ -173,7 +173,7 @@ class Turn:
         return TurnStarted(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
 
     def _step_or_stop(self) -> Ending | Stop | None:
-        """Take one step; the ending or stop, or `None` if the turn continues."""
+        """Take one step; returns `None` if the turn continues."""
         try:
             reply = self._step()
         except Undecided:
@@ -217,7 +217,7 @@ class Turn:
         return Waiting() if waits is approvals.Waits.YES else None
 
     def _delay(self, error: PerdureError) -> parking.Delayed | None:
-        """How long the turn waits for a model; `None` if it fails with `error` instead."""
+        """The wait for a model after `error`; `None` if the turn fails with `error` instead."""
         settings = self._runtime.settings
         if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
             return None
@@ -242,7 +242,7 @@ class Turn:
         return None
 
     def _step(self) -> Entry | None:
-        """Take one step; the reply if it ends the turn."""
+        """Take one step; returns the reply if it ends the turn."""
         asking = self.transcript.asking()
         if asking is not None:
             self._run_calls(asking)
@@ -251,7 +251,7 @@ class Turn:
         if not reply.tool_calls:
             return reply
         if self._hold.draining:
-            raise Interrupted  # this process has no time to run the tools; the next worker asks the model again
+            raise Interrupted  # this process has no time left to run the tools; the next worker asks the model again
         self._commit_calls(reply)
         return None
 
@@ -272,7 +272,7 @@ class Turn:
             self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
         self._load_tools()
         self._before_call_s = self.spent_s
-        # For the model and its fallbacks together; each also has its own limit.
+        # The limit for the model and its fallbacks together; each also has its own limit.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
         prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
@@ -281,7 +281,7 @@ class Turn:
         with self._hold.calling(call):
             try:
                 reply = self._model.respond(request, call)
-            except Unavailable as error:  # the runner takes `Unavailable` for the database and retries
+            except Unavailable as error:  # the runner would take `Unavailable` for a database error and retry
                 raise ProviderError(error.message) from error
         if not reply.content.strip() and not reply.tool_calls:
             raise InvalidResponse("The model's answer was empty.")
@@ -317,7 +317,7 @@ def out_of_time(limit_s: float) -> DeadlineExceeded:
 
 
 def _aborted_call(error: Exception) -> PerdureError:
-    """A model reported an aborted call that was not aborted."""
-    broken = ProviderError("The model broke off.")
+    """The error for a model that reported its call as aborted although it was not."""
+    broken = ProviderError("The model broke off its answer.")
     broken.__cause__ = error
     return broken

@@ -1,7 +1,8 @@
 """Writing a settled turn to working memory in Redis, which may be lost.
 
-Called after the commit that settles the turn, so PostgreSQL always has it first. The same round trip notifies waiting
-gateways that the turn is settled. If Redis is unavailable, the turn waits for a bounded time, and the error is logged.
+Called after the commit that settles the turn, so PostgreSQL always has the turn first. The same round trip notifies
+waiting gateways that the turn is settled. If Redis is unavailable, the turn waits for a bounded time, and the error is
+logged.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Committed = TypeVar("Committed")
 
 
 def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
-    """Retry `commit` until it succeeds, and return its result; the session's state if a failed try had been committed.
+    """Retry `commit` until it succeeds. Returns its result, or the session's state if a failed try had committed.
 
     Stops after the turn's time limit; a process that shuts down tries twice.
 

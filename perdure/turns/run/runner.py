@@ -1,7 +1,7 @@
 """Running a session: claim it, run its turns in order, settle each, release it.
 
-Called by the task `turns.run`. Every way in which a run can end is one of the outcomes below. A failed turn is not an
-exception here, since its failure is committed.
+Called by the task `turns.run`. A run ends with one of the outcomes below. A failed turn is not an exception here,
+since its failure is committed.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Runner:
             self._runtime.events.close()
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
-        """Claim the session, run and settle its turns in order, and release it; unless another worker holds it.
+        """Claim the session unless another worker holds it, run and settle its turns in order, and release it.
 
         `alone`: this process runs only this session, and a turn may kill it.
 
@@ -179,7 +179,7 @@ class Runner:
                 claimed = find_again(self._runtime, hold)
             return settled, self._release(hold) and not hold.draining
         except LeaseLost:
-            log.warning("session %s was claimed by another worker; this one stops", hold.session_id)
+            log.warning("session %s was claimed by another worker: this one stops running it", hold.session_id)
         return settled, False
 
     def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _DatabaseLost:
@@ -198,7 +198,7 @@ class Runner:
                 return self._abandon(claimed, ref, hold)
             return self._run_and_settle(claimed, ref, hold, began)
         except Unavailable as error:
-            log.warning("turn %s: %s", ref.turn_id, error.message)
+            log.warning("turn %s: the database became unavailable: %s", ref.turn_id, error.message)
             return _DatabaseLost(ref.turn_id, self._runtime.clock.monotonic() - began)
         except LeaseLost:
             raise
@@ -229,7 +229,7 @@ class Runner:
     def _verdict(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript
     ) -> tuple[Verdict, VariableSet] | Stop:
-        """The verdict and the working variables: those that an earlier runner held, else those of the step loop."""
+        """The verdict and the working variables, from the held verdict of an earlier runner or from the step loop."""
         if ref.held is not None:
             variables = VariableSet(kept_variables(self._runtime.database, claimed))
             return Verdict.from_json(ref.held), variables
@@ -254,19 +254,19 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """The ending, with the agent's own text for the error, if it has one."""
+        """The ending; a failure has the agent's own message for the error, if the agent defines one."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
         try:
             message = agent.error_messages.find(ending.error.code, ref.language)
         except Exception:
-            log.exception("agent %s: its message for %s cannot be read", agent.name, ending.error.code)
+            log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
             return ending
         return Failed(reworded(ending.error, message)) if message else ending
 
     def _settle(self, ref: TurnRef, hold: Hold, verdict: Verdict, *, saved: bool) -> Settled:
-        """Settle a turn, retried until the database commits it; then publish what that frees."""
+        """Settle a turn, retried until the database commits it; then publish the resulting wake-ups."""
 
         def commit() -> Settled:
             return settle(
@@ -281,7 +281,7 @@ class Runner:
 
         settled = persist(self._runtime, hold, ref.turn_id, commit)
         log.info("turn %s is %s", ref.turn_id, verdict.status)
-        if isinstance(settled, Claimed):  # an earlier try had settled it, and its answer was lost
+        if isinstance(settled, Claimed):  # an earlier try had settled the turn, but its answer was lost
             return Settled(unsettled=1, may_end=False, delivery_id=None)
         if settled.others_wait:
             user_share.admit_next(self._runtime, ref.user_id)
@@ -305,7 +305,7 @@ class Runner:
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
             case Asleep():
-                log.info("turn %s waits for a task or a moment", ref.turn_id)
+                log.info("turn %s waits for a task or a time", ref.turn_id)
                 return Parked()
             case Delayed(error, wait_s):
                 log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))
@@ -316,7 +316,7 @@ class Runner:
                 assert_never(stop)
 
     def _park(self, hold: Hold, ref: TurnRef, began: float) -> Parked:
-        """Release the session during a turn; that counts as no attempt."""
+        """Release the session during a turn, without counting an attempt."""
         self._release_turn(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
         self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         return Parked()
@@ -336,7 +336,7 @@ class Runner:
         if not rows:
             raise LeaseLost
         again_s = self._limits.sweep_s * 2**wakes
-        log.error("turn %s is not answered: its snapshot is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
+        log.error("turn %s is not answered: its snapshot is not saved: %s Retry in %g s.", ref.turn_id, reason, again_s)
         return Parked()
 
     def _strike(self, hold: Hold, ref: TurnRef, spent_s: float) -> Parked:
@@ -353,12 +353,12 @@ class Runner:
             raise LeaseLost from error
         again = "in the sweeper's next round" if row.due else f"in {self._limits.sweep_s * 2**row.wakes:g} s"
         log.warning(
-            "turn %s: %d of %d attempts failed; again %s", ref.turn_id, row.strikes, self._limits.max_attempts, again
+            "turn %s: %d of %d attempts failed; retry %s", ref.turn_id, row.strikes, self._limits.max_attempts, again
         )
         return Parked()
 
     def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
-        """Settle a turn as failed after its last attempt, or with its held ending at the first try.
+        """Settle a turn that is out of attempts: as failed, or with its held ending, without further attempts.
 
         Reads nothing that may have caused the failures.
         """
@@ -374,7 +374,7 @@ class Runner:
         return settled
 
     def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
-        """Count the end of a turn. A parked one frees its user's place here; a settled one, when it was settled."""
+        """Count the end of a turn. A parked one frees its user's place here; a settled one did so on settling."""
         if isinstance(ended, Parked) and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
         with self._counting:
@@ -429,7 +429,7 @@ class Runner:
         try:
             found = begin_next(self._runtime.database, session_id, fence, self._limits)
             with self.keeper.holding(found) as hold:
-                hold.drain()  # so that settling releases the session
+                hold.drain()  # so that settling the turn releases the session
                 return self._settle_killed(found, hold, turn_id, ending)
         except LeaseLost:
             return False

@@ -1,7 +1,7 @@
 """Settling a turn: one commit with its last messages, outcome and delivery.
 
-A settled transcript is valid for providers: the same commit adds a result to each open call. No channel sees a reply
-before this commit. Called by the runner, by `cancel`, and by accept when a message interrupts.
+A settled transcript is valid for providers: the same commit adds a result to each open call. No channel receives a
+reply before this commit. Called by the runner, by `cancel`, and by accept when a message interrupts.
 
 The statement also records the use of the cases in the prompt. Its parameters are first assembled as a `Verdict`, whose
 JSON the turn's row can hold while the session's snapshot is saved in another store.
@@ -106,7 +106,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
-        """Parse the output of `to_json`, also of another release."""
+        """Parse the output of `to_json` of this or another release."""
         record = json.loads(text)
         known = {each.name for each in fields(cls)} - {"extra"}
         return cls(
@@ -123,7 +123,7 @@ def conclude(
     *,
     case_ids: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on a turn with this ending, which closes open calls. `case_ids` are the cases in its prompt."""
+    """The verdict on a turn with this ending; it closes open calls. `case_ids` are the cases in the prompt."""
     closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)
@@ -219,7 +219,7 @@ def settle(
 def _close_calls(
     executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
 ) -> tuple[list[Entry], dict[str, Any] | None]:
-    """Results for the open calls, and the working variables with the changes of those that finished."""
+    """Results for the open calls, and the working variables with the changes of the calls that finished."""
     asking = transcript.asking()
     if asking is None:
         return [], None

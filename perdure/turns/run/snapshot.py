@@ -50,7 +50,7 @@ def is_elsewhere(store: SnapshotStore) -> bool:
 
 
 def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
-    """The session's working variables: the store's if its snapshot is of the last commit, else PostgreSQL's.
+    """The session's working variables: from the store if its snapshot is of the last commit, otherwise from PostgreSQL.
 
     A snapshot that no commit names is set aside and logged. One that is older than the last commit, because a turn
     stopped between two steps, is kept.
@@ -129,9 +129,7 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
         found = store.load(claimed.session_id)
         if found is None:
             if kept.saved is not None:
-                log.warning(
-                    "session %s has no snapshot in %s any more: the next turn saves one", claimed.session_id, store.name
-                )
+                log.warning("session %s has no snapshot in %s: the next turn saves one", claimed.session_id, store.name)
             return None
         if found.version == kept.saved:
             return found.snapshot if kept.tick == kept.saved.tick else None
@@ -141,8 +139,8 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
     except LeaseLost:
         raise
     except Exception as error:  # noqa: BLE001
-        # A third party's store may raise any error. PostgreSQL has the variables too.
-        log.warning("session %s continues without its snapshot: %s", claimed.session_id, _reason(store, error))
+        # A third party's store may raise any error. PostgreSQL also has the variables.
+        log.warning("session %s uses PostgreSQL's copy of its variables: %s", claimed.session_id, _reason(store, error))
     return None
 
 

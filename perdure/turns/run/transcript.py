@@ -89,7 +89,7 @@ class Transcript:
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
         """Read the last `window` turns, the present one included. One statement.
 
-        An earlier turn that this release cannot parse is left out as a whole, and logged.
+        An earlier turn that this release cannot parse is omitted as a whole, and logged.
 
         Raises:
             Exception: the present turn cannot be parsed.
@@ -136,7 +136,7 @@ class Transcript:
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
     def last_seq(self, first_seq: int) -> int:
-        """The number of the session's last message, in a turn whose messages begin at `first_seq`."""
+        """The number of the session's last message, given that this turn's messages begin at `first_seq`."""
         return max((entry.seq for entry in self.present if entry.seq is not None), default=first_seq - 1)
 
     @property
@@ -206,14 +206,14 @@ def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
 
 
 def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
-    """One turn's entries; empty for an earlier turn that cannot be parsed, which must not stop the present one."""
+    """One turn's entries; empty for an earlier turn that cannot be parsed, since that must not stop the present one."""
     turn_id = rows[0].turn_id
     try:
         return [_entry(row) for row in rows]
     except UNREADABLE as error:
         if turn_id == present:
             raise
-        log.error("turn %s is left out of the prompt: it cannot be parsed: %s", turn_id, loggable(error))  # noqa: TRY400
+        log.error("turn %s is omitted from the prompt, because it cannot be parsed: %s", turn_id, loggable(error))  # noqa: TRY400
         return []
 
 

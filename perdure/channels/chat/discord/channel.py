@@ -114,7 +114,7 @@ class Discord:
         """Check the signature of a webhook's request; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: it is not Discord's, or older than `STALE_S`; or no public key is configured.
+            Unauthorized: the signature is invalid, the request is older than `STALE_S`, or no public key is configured.
         """
         stamp = headers.get("x-signature-timestamp", "")
         if self._key is None or not stamp.isascii() or not stamp.isdigit():
@@ -136,16 +136,16 @@ class Discord:
             given = json.loads(body)
             kind = int(given["type"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise InvalidRequest("The body is not an interaction of Discord's.") from None
+            raise InvalidRequest("The body is not a Discord interaction (a JSON object with a `type`).") from None
         if kind == _PING:
             return Received((), _PONG)
         if kind not in {_COMMAND, _COMPONENT}:
-            raise InvalidRequest("type: is not one that this channel knows.")
+            raise InvalidRequest(f"type: {kind} is not supported; accepted: 1, 2, 3.")
         answer = _DEFERRED if kind == _COMMAND else _DEFERRED_UPDATE
         return Received(({"t": _INTERACTION, "d": given},), answer)
 
     def parse(self, update: Update) -> list[Event]:
-        """What happened, by an event of the gateway, `{"t": name, "d": data}`.
+        """The channel's events for an event of Discord's gateway, `{"t": name, "d": data}`.
 
         Raises:
             KeyError, TypeError, ValueError: the event is malformed.
@@ -247,7 +247,7 @@ class Discord:
         try:
             return self._rest.run(partial(read_history, chat=chat, after=after, now=self._clock.now()), HISTORY_S)
         except Undeliverable as error:
-            log.info("the history of a channel cannot be read: status %s", error.status_code)
+            log.info("Discord: the missed messages of a channel cannot be read: status %s", error.status_code)
             return ()
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
@@ -318,7 +318,7 @@ class Discord:
                 data["author"] = {"id": recipient}
 
     def _is_answerable(self, place: Place) -> bool:
-        """Whether the place is an interaction whose token is still valid."""
+        """Whether the place has an interaction token that is still valid."""
         if place.token is None or place.message is None:
             return False
         sent_s = hikari.Snowflake(place.message).created_at.timestamp()
@@ -372,7 +372,7 @@ def _interaction(data: Update) -> list[Event]:
 
 
 async def _defer(rest: RESTClient, interaction: Update) -> None:
-    """Answer an interaction of the gateway in time."""
+    """Answer an interaction as deferred, within Discord's three seconds."""
     kinds = {
         _COMMAND: hikari.ResponseType.DEFERRED_MESSAGE_CREATE,
         _COMPONENT: hikari.ResponseType.DEFERRED_MESSAGE_UPDATE,
@@ -383,7 +383,7 @@ async def _defer(rest: RESTClient, interaction: Update) -> None:
     try:
         await rest.create_interaction_response(int(interaction["id"]), interaction["token"], kind)
     except hikari.HikariError as error:
-        log.warning("an interaction could not be answered in time: %s", loggable(error))
+        log.warning("Discord: an interaction was not acknowledged, so its answer may be lost: %s", loggable(error))
 
 
 async def _answered(rest: RESTClient, place: Place, content: dict[str, Any]) -> bool:
@@ -401,7 +401,7 @@ async def _recipient(rest: RESTClient, channel_id: str) -> str | None:
     try:
         channel = await rest.fetch_channel(int(channel_id))
     except hikari.HikariError as error:
-        log.warning("a deleted message's author is not known: %s", loggable(error))
+        log.warning("Discord: the author of a deleted message cannot be read: %s", loggable(error))
         return None
     return str(channel.recipient.id) if isinstance(channel, hikari.DMChannel) else None
 

@@ -14,7 +14,7 @@ from hikari.api import RESTClient
 
 LONGEST_AGO = timedelta(days=1)
 MOST_READ = 300
-"""Three requests: Discord allows five in five seconds for one channel, and the client waits for none."""
+"""Messages per channel: three requests, within Discord's limit of five in five seconds per channel."""
 HISTORY_S = 60.0
 """Seconds within which one channel's history must be read."""
 
@@ -28,7 +28,7 @@ async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -
 
 
 def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
-    """A message as the gateway's event has it; the REST API leaves out the server and whether it is in a thread."""
+    """A message in the form of the gateway's event. REST omits the server and whether the message is in a thread."""
     replied = message.referenced_message
     event: dict[str, Any] = {
         "id": str(message.id),

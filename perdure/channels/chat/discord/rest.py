@@ -1,4 +1,4 @@
-"""hikari's REST client for callers in any thread, with its errors as those of deliveries."""
+"""hikari's REST client for callers in any thread. Its errors are raised as `DeliveryFailed`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 HTTP = HTTPSettings(timeouts=HTTPTimeoutSettings(total=TIMEOUT_S))
 
 _GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
-"""Codes of errors that repeating does not change: the channel is unknown, or the bot may not write there."""
+"""Codes of permanent errors: the channel is unknown, or the bot may not write there."""
 
 
 class Rest:
@@ -39,7 +39,7 @@ class Rest:
         """The result of `work`, called with the client in its loop.
 
         Raises:
-            DeliveryFailed: `NotAsked` and `Undeliverable` included, by hikari's error.
+            DeliveryFailed: Discord's answer is an error; `NotAsked` for a rate limit, `Undeliverable` if permanent.
         """
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)

@@ -20,7 +20,7 @@ async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
     return BreakerList(breakers=[Breaker.model_validate(each.record()) for each in breakers])
 
 
-@router.post("/{name:path}/reset", response_description="It is closed.", responses=problems(404))
+@router.post("/{name:path}/reset", response_description="The breaker, now closed.", responses=problems(404))
 async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Breaker:
     """Close a breaker for the whole fleet: it admits calls, and parked turns resume.
 

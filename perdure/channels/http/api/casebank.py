@@ -27,10 +27,10 @@ _ADMINISTRATOR = "an admin key"
 router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WITH_KEY))
 
 K = Annotated[int, Query(ge=1, le=MAX_K, description="How many.")]
-IncludeArchived = Annotated[bool, Query(description="Archived ones, too: an admin key, without `user_id`.")]
+IncludeArchived = Annotated[bool, Query(description="Also archived cases; requires an admin key and no `user_id`.")]
 Reader = Annotated[
     parameters.User | None,
-    Query(description="Only cases that this user's prompts could have; without it all, for an admin key."),
+    Query(description="Only cases that can enter this user's prompts; without it, all cases (admin keys only)."),
 ]
 Bank = Annotated[
     Annotated[str, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})] | None,

@@ -60,7 +60,7 @@ async def change(
 def _user(named: str | None, of_token: str | None) -> str:
     user = named if named is not None or of_token is None else user_of(of_token)
     if user is None:
-        raise Forbidden("Name a user_id: only a user token has one of its own.")
+        raise Forbidden("Name a user_id: only a user token implies one.")
     return user
 
 

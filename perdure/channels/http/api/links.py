@@ -28,7 +28,7 @@ async def mint(wanted: NewLink, gateway: TheGateway, caller: TheCaller, users: T
     A new code replaces the user's last one.
     """
     if caller.kind is KeyKind.USER:
-        raise Forbidden("A user token links no channel, since a link outlives it: use a service key.")
+        raise Forbidden("A user token cannot link a channel, because a link outlives the token: use a service key.")
     minted = await gateway.in_thread(partial(mint_code, gateway.runtime.database, users.key(wanted.user_id)))
     return LinkCode(code=minted.code, expires_at=minted.expires_at.isoformat())
 
@@ -50,5 +50,5 @@ async def remove(
     gateway: TheGateway,
     users: TheUsers,
 ) -> None:
-    """Remove a link of a user. Removing one that does not exist is no error. What was said stays with the user."""
+    """Remove a link of a user. Removing one that does not exist is no error. Earlier messages stay with the user."""
     await gateway.in_thread(partial(remove_link, gateway.runtime.database, users.key(user_id), channel, external_id))

@@ -38,10 +38,10 @@ async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchR
 async def consolidate(
     wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
 ) -> ConsolidationRequested:
-    """Request the consolidation of an ended session, also of an abandoned one; without an id, of a batch."""
+    """Request the consolidation of an ended session, even an abandoned one; without an id, of a batch of sessions."""
     if wanted.session_id is None:
         if caller.tenant is not None or caller.kind is KeyKind.USER:
-            raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")
+            raise Forbidden("Name a session_id: a batch covers all tenants and requires a key without a tenant.")
         await gateway.in_thread(partial(gateway.runtime.wake.consolidation, None))
         return ConsolidationRequested(session_id=None)
     session_id = parameters.parse_id(wanted.session_id, "session")

@@ -46,19 +46,19 @@ TheSchedule = Annotated[UUID, Depends(_schedule)]
 async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
     """Schedule a text to be sent to the agent as the user's message: once `at` a time, or by `cron`, in `timezone`.
 
-    A local time that does not exist is the first instant after it; one that occurs twice is the first.
+    A local time that a clock change skips means the first instant after it; one that occurs twice means the first.
     """
     return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
 
 
-@router.get("", response_description="The schedules, the next ones first.", responses=problems(404))
+@router.get("", response_description="The schedules, the next due first.", responses=problems(404))
 async def list_(
     gateway: TheGateway, caller: TheCaller, users: TheUsers, user_id: parameters.Owner = None
 ) -> list[Schedule]:
     """List a user's schedules. With a user token, `user_id` is the token's user by default."""
     named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
     if named is None:
-        raise Forbidden("Name a user_id: only a user token has one of its own.")
+        raise Forbidden("Name a user_id: only a user token implies one.")
     found = await gateway.in_thread(partial(reminders.list_reminders, gateway.runtime.database, users.key(named)))
     return [Schedule.model_validate(each) for each in found]
 
@@ -67,7 +67,7 @@ async def list_(
     "/{schedule_id}", response_description="The schedule as it is now.", responses=problems(*WITH_BODY, 404, 409)
 )
 async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Body()], gateway: TheGateway) -> Schedule:
-    """Pause a schedule, or resume it. Moments that passed during the pause are left out."""
+    """Pause a schedule, or resume it. Times that passed during the pause are skipped."""
     runtime = gateway.runtime
     changed = await gateway.in_thread(
         partial(reminders.pause, runtime.database, runtime.clock, runtime.settings, schedule_id, paused=changes.paused)

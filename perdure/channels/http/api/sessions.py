@@ -25,7 +25,7 @@ from perdure.sessions.reading import list_sessions, read_messages, read_session
 router = APIRouter(prefix="/sessions", tags=["sessions"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _DEFAULT_LIMIT = 100
-_DEFAULT_REASON = "asked for over HTTP"
+_DEFAULT_REASON = "requested over HTTP"
 _NAME_ONE = "Name a user_id: only an admin key lists the sessions of all users."
 
 
@@ -41,8 +41,8 @@ async def list_(
 ) -> list[Session]:
     """List a user's sessions, newest first.
 
-    With an admin key, `user_id` may be omitted: then those of all users that the key may access. With a user token it
-    is the token's user by default.
+    With an admin key, `user_id` may be omitted: the list then covers all users that the key may access. With a user
+    token, `user_id` is the token's user by default.
     """
     if user_id is None and caller.user is not None:
         user_id = user_of(caller.user)
@@ -73,7 +73,7 @@ async def end(
 @router.post(
     "/{session_id}/fork",
     status_code=HTTPStatus.CREATED,
-    response_description="Made; messages with its `session_id` go to it.",
+    response_description="The copy; messages with its `session_id` go to it.",
     responses=problems(*WITH_BODY, 404, 409),
 )
 async def fork(
@@ -105,7 +105,7 @@ def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str
     if user_id is not None:
         rows = list_sessions(runtime.database, users.key(user_id), limit, conversation=conversation)
     elif conversation is not None:
-        raise Forbidden("Name a user_id: a conversation is one user's.")
+        raise Forbidden("Name a user_id: a conversation belongs to one user.")
     elif users.all_users:
         rows = list_sessions(runtime.database, limit=limit)
     elif users.tenant is None:

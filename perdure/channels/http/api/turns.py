@@ -59,7 +59,7 @@ async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEvent
     last = EventId.parse(last_event_id) if last_event_id is not None else None
     found = gateway.events(turn_id, last, sse.HEARTBEAT_S)
     try:
-        first = await anext(found)  # an error before the first event has a status of its own
+        first = await anext(found)  # an error before the first event gets its own status
     except StopAsyncIteration:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return sse.response(sse.chunks(first, found))

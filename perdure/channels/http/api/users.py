@@ -42,12 +42,12 @@ async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUse
 
 @_tokens.post("/tokens", status_code=HTTPStatus.CREATED, response_description="The token.")
 async def mint(wanted: NewToken, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> Token:
-    """Mint a token with which a browser or a phone reaches one user's things, and nothing else.
+    """Mint a token with which a browser or a phone reaches one user's data, and nothing else.
 
     It expires after `ttl_s` seconds. A new `PERDURE_SECRET_KEY` revokes all tokens.
     """
     if caller.kind is KeyKind.USER:
-        raise Forbidden("A user token mints no tokens: use a service key.")
+        raise Forbidden("A user token cannot mint tokens: use a service key.")
     user = users.key(wanted.user_id)
     token, expires_at = await gateway.in_thread(partial(gateway.keys.tokens.mint, user, wanted.ttl_s))
     return Token(token=token, expires_at=expires_at.isoformat())

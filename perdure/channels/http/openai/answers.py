@@ -18,7 +18,7 @@ _LONGEST_CALL = 300
 
 
 class Rewound(Exception):
-    """Text that was already sent to the client is not part of the answer."""
+    """Text that was sent to the client was withdrawn from the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A line about a committed tool call, at its place between the texts; each replay has it there."""
+    """A line about a committed tool call, after the text of its step; replays have it at the same place."""
 
     line: str
 
@@ -103,7 +103,7 @@ class _Answer:
                 return []
 
     def _grow(self, step: str) -> list[Part]:
-        """Pass on what the step's text has more. A step of white space is no text."""
+        """Pass on the new part of the step's text. A step of only white space has no text."""
         self._step = step
         if not step.strip() or len(step) == self._passed:
             return []
@@ -127,7 +127,7 @@ class _Answer:
 
 
 def _line(call: Mapping[str, Any]) -> str:
-    """What the agent does with a tool call."""
+    """The line that describes a tool call."""
     arguments = call["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f"{call['name']} {text[:_LONGEST_CALL]}\n"

@@ -28,7 +28,7 @@ _NO_USER = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request's message goes. `user` is the user's key, `user_id` the id within its tenant."""
+    """The destination of a request's message. `user` is the user's key, `user_id` the id within its tenant."""
 
     user: str
     user_id: str
@@ -58,7 +58,7 @@ def _header(headers: Headers, name: str) -> str | None:
     """A header's text; `None` if it is missing or blank.
 
     Raises:
-        BadParameter: it is not UTF-8, or a template that a front end has not filled in: all its users would be one.
+        BadParameter: it is not UTF-8, or an unfilled template of a front end, which all its users would share.
     """
     try:
         text = headers.get(name, "").encode("latin-1").decode().strip()

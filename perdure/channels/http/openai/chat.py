@@ -67,7 +67,7 @@ async def stream(
                 case Idle():
                     yield _HEARTBEAT
                 case Ended(turn):
-                    await on_sent()  # before the end: the client may send the same words at once
+                    await on_sent()  # before the last chunk, after which the client may send the same text again
                     for chunk in _ending(completion, turn, include_usage=include_usage):
                         yield chunk
                     return

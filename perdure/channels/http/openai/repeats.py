@@ -2,9 +2,9 @@
 
 `Idempotency-Key` is the `message_id`. Without one, requests of a user with the same conversation, agent and messages
 have the same fingerprint. The `message_id` of such a request is made of the fingerprint and of the last turn whose
-answer was sent to the end. So a request whose answer was lost finds its turn, also while that is unsettled and after a
-restart, and "ok" sent twice makes two turns. Within ten minutes of its settling, the turn of an answer that was sent is
-found only by a retry of the SDK (`X-Stainless-Retry-Count`). A turn that settled earlier is never found.
+answer was sent to the end. So a request whose answer was lost finds its turn, even an unsettled one and after a
+restart, whereas "ok" sent twice makes two turns. Within ten minutes of its settling, the turn of an answer that was
+sent is found only by a retry of the SDK (`X-Stainless-Retry-Count`). A turn that settled earlier is never found.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _accept(runtime: Runtime, message: Incoming, message_id: str) -> Accepted:
 
 
 def _is_stale(executor: Executor, accepted: Accepted) -> bool:
-    """Whether an earlier request's turn was found that settled too long ago."""
+    """Whether `accepted` is an earlier request's turn that settled more than `FOUND_AGAIN_S` ago."""
     if not accepted.duplicate:
         return False
     found = executor.run(queries.SETTLED_BEFORE, {"turn_id": accepted.turn_id, "within_s": FOUND_AGAIN_S})

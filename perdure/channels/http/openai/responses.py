@@ -27,17 +27,17 @@ PIECE_CHARS = 24
 
 _HEARTBEAT = b": still running\n\n"
 _MARK = "\x1f"
-"""Stands for an event without text of its own in the checked text."""
+"""Represents, in the text of the checksum, an event without text."""
 
 _CRC_BITS, _CHECK_BITS = 32, 24
-"""Of the check of a text, and how many of them a sequence number has. The others are the position."""
+"""Bits of a checksum, and those of them in a sequence number, whose other bits are the position."""
 
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a turn's response says besides its text."""
+    """The members of a turn's response apart from its text."""
 
     agent: str
     conversation: str | None
@@ -112,7 +112,7 @@ async def stream(
 
 
 def pieces(text: str, *, whole: bool) -> Iterator[str]:
-    """Cut a text into the pieces of its deltas; unless it is `whole`, only into those that later text cannot change."""
+    """Cut a text into the pieces of its deltas; unless `whole`, omit a last piece that more text could extend."""
     begin = 0
     while begin < len(text):
         end = begin
@@ -132,13 +132,13 @@ class _Events:
         self._turn = turn
         self._after = -1 if starting_after is None else starting_after
         self._known = starting_after is None
-        """The position of the client has come, so it belongs to this text."""
+        """The client's position has been reached, so its number belongs to this text."""
         self._text = ""
         self._numbered = 0
         """Characters of the text whose events have numbers."""
         self._calls: list[str] = []
         self._position = 0
-        """Characters of the text and of the reasoning that have numbers, and a character for each other event."""
+        """Numbered characters of the text and the reasoning, plus one for each other event."""
         self._crc = 0
         self._last = -1
 
@@ -202,7 +202,7 @@ class _Events:
         yield from self._event(self._advance(_MARK), f"{kind}_part.done", **place, part=part)
 
     def _advance(self, text: str) -> int:
-        """The number of the event that reaches to the end of `text`, which follows the earlier ones."""
+        """Append `text` to the numbered text; returns the sequence number of the event that ends there."""
         self._position += len(text)
         self._crc = zlib.crc32(text.encode(), self._crc)
         return (self._position << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
@@ -214,7 +214,7 @@ class _Events:
             Rewound: the client's position belongs to other text.
         """
         self._turn = turn
-        if status_of(turn) != "completed":  # Responses has no event for a cancelled one; its status says it
+        if status_of(turn) != "completed":  # Responses has no event for a cancelled one, only the status
             kind = "response.failed" if status_of(turn) == "failed" else "response.incomplete"
             yield from self._event(self._last + 1, kind, response=self._response.body(turn))
             return
@@ -231,7 +231,7 @@ class _Events:
         )
         for kind, data in closing:
             yield from self._event(self._last + 1, kind, **data)
-        if not self._known:  # the client's position is behind the end
+        if not self._known:  # the client's position is beyond the end
             raise Rewound
 
     @property

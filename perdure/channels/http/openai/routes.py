@@ -50,7 +50,7 @@ _ERROR: dict[str, Any] = {
     "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "5XX": _ERROR}
-_LATE = "The answer is not there yet. Send the request again: it finds the same turn."
+_LATE = "The answer is not ready yet. Send the request again: it finds the same turn."
 
 
 @router.get("/models", responses={200: _ANY, **_ERRORS}, response_description="The agents.")
@@ -231,7 +231,7 @@ async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]
 
 
 async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
-    """The same parts, with the first one fetched: an error before it has a status of its own."""
+    """The same parts, with the first one fetched, so that an error before it gets its own status."""
     first = await anext(parts, None)
 
     async def all_of_them() -> AsyncIterator[answers.Part]:

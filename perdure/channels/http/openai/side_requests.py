@@ -23,11 +23,11 @@ MOST = 4
 _HEADERS = ("x-openwebui-task", "x-perdure-task")
 _FIRST_LINE = "### Task:"
 _RETRY_AFTER_S = 5.0
-_TOO_MANY = f"This gateway answers {MOST} titles and tags at once. Try again later."
+_TOO_MANY = f"This gateway answers at most {MOST} requests for titles and tags at once. Try again later."
 
 
 def is_side_request(headers: Mapping[str, str], text: str) -> bool:
-    """Whether a request is no turn of the conversation."""
+    """Whether a request is a side request, by its headers or its text."""
     return any(headers.get(name) for name in _HEADERS) or text.lstrip().startswith(_FIRST_LINE)
 
 

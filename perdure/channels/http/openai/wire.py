@@ -160,7 +160,7 @@ def _text(content: object, param: str) -> str:
 
 
 def epoch_s(instant: str) -> int:
-    """An instant of an answer as OpenAI has it."""
+    """An instant of an answer, in epoch seconds."""
     return int(datetime.fromisoformat(instant).timestamp())
 
 

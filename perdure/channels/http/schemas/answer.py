@@ -20,7 +20,7 @@ def _instant(value: str) -> str:
 
 
 Instant = Annotated[str, AfterValidator(_instant), Field(json_schema_extra={"format": "date-time"})]
-"""Text, as PostgreSQL or Python wrote it: pydantic would write it in another form than the routes that bypass it."""
+"""A time as PostgreSQL or Python formats it: pydantic's format would differ from that of the routes that bypass it."""
 
 WITH_KEY = (401, 403, 429, 500, 503)
 """Errors of a route that takes a key."""
@@ -29,7 +29,7 @@ WITH_BODY = (400, 408, 413)
 """Errors of a route that takes a body."""
 
 WITH_EMBEDDING = (502, 504)
-"""Errors of a route that embeds text of the caller's."""
+"""Errors of a route that embeds the caller's text."""
 
 
 TURN_ID, SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"

@@ -78,7 +78,7 @@ class Pruning(Answer):
 
 
 class Pruned(Pruning):
-    """What a run removed, or what a dry run would remove; `phase` is a run's."""
+    """The cases that a run removed, or that a dry run would remove; only a run has a `phase`."""
 
     model_config = examples({**_PLAN, "dry_run": False, "run_id": RUN_ID, "phase": "done"})
 

@@ -31,7 +31,7 @@ def _not_blank(value: str) -> str:
 
 
 class ChangeConversation(BaseModel):
-    """What to change of a conversation; `null` or nothing leaves it as it is."""
+    """Changes of a conversation; a member that is `null` or absent changes nothing."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"title": "Rome in May"}, {"archived": True}]}

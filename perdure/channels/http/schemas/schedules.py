@@ -17,7 +17,7 @@ SCHEDULE_ID = "01980000-0000-7000-8000-0000000000d1"
 
 
 class NewSchedule(BaseModel):
-    """A text that becomes a message of the user: once, `at` a moment, or by a `cron` expression."""
+    """A text that is sent as the user's message: once, `at` a time, or by a `cron` expression."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

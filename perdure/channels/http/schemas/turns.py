@@ -101,10 +101,10 @@ class Approval(Answer):
 
 
 class Awaited(Answer):
-    """The task or the moment that a parked turn waits for: the one that is due first. `name` is the tool's.
+    """The task or the time that a parked turn waits for: the one that is due first. `name` is the tool's.
 
-    `until`: when it is due; a task that has not ended by then is lost. `progress`: what the task last reported, as
-    text; null if nothing.
+    `until`: when it is due; a task that has not ended by then counts as lost. `progress`: what the task last reported,
+    as text; null if nothing.
     """
 
     kind: Literal["task", "timer"]

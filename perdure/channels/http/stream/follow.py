@@ -17,7 +17,7 @@ from perdure.events.writer import Entry
 from perdure.turns.committed import Committed
 
 Read = Callable[[UUID, int], Awaitable[Committed]]
-"""`read_committed` in a thread: the turn's id, and the number of messages that are known."""
+"""`read_committed` in a thread: the turn's id, and the number of messages that the client has."""
 
 
 class Follower:
@@ -62,7 +62,7 @@ class Follower:
         last = self._client.position
         if last.number == 0 and last.epoch <= committed.count:
             return []
-        if committed.settled and last.epoch > committed.count:  # it has the `error`, or all
+        if committed.settled and last.epoch > committed.count:  # the client has the `error`, or all
             return []
         if last.epoch == committed.count and not committed.settled:
             known = await self._hub.entries_until(self._turn_id, last)
@@ -102,7 +102,7 @@ class _Client:
         self._approvals: set[str] = set()
 
     def restore(self, entries: list[Entry]) -> None:
-        """The client has these entries of the current epoch."""
+        """Record that the client has these entries of the current epoch."""
         self._move(entries[0].id.epoch)
         for entry in entries:
             for _ in self.provisional(entry):

@@ -196,7 +196,7 @@ class Hub:
                         self._hear(message["data"])
             except (redis.RedisError, OSError) as error:
                 if self.connected:
-                    log.warning("waiting requests and streams look at PostgreSQL only: %s", loggable(error))
+                    log.warning("streams and waiting requests poll PostgreSQL, without Redis: %s", loggable(error))
             finally:
                 self.connected = False
             await asyncio.sleep(_PAUSE_S)
@@ -241,7 +241,7 @@ class Hub:
         try:
             await pipeline.execute()
         except (redis.RedisError, OSError) as error:
-            log.warning("the listeners of %d turns cannot be announced: %s", len(turn_ids), loggable(error))
+            log.warning("listeners of %d turns cannot be announced to the workers: %s", len(turn_ids), loggable(error))
 
     async def _look_forever(self) -> None:
         while True:
@@ -251,7 +251,7 @@ class Hub:
             try:
                 states = await self._threads.run(partial(states_of, self._database, turn_ids))
             except (SQLAlchemyError, PerdureError) as error:
-                log.warning("streams cannot look at their turns: %s", loggable(error))
+                log.warning("streams cannot read the state of their turns from PostgreSQL: %s", loggable(error))
                 continue
             for turn_id, state in states.items():
                 listeners = self._listeners.get(turn_id, ())
@@ -267,7 +267,7 @@ async def _logged(task: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except Exception:
-        log.exception("streams of this gateway are woken late: a task has ended")
+        log.exception("streams and waiting requests of this gateway are woken late: a task has ended")
 
 
 def _client(url: str | None) -> Any:

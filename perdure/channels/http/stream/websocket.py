@@ -170,13 +170,13 @@ class _Client:
         }
 
     async def _typing(self, frame: _Frame) -> dict[str, Any]:
-        """Note that the user types."""
+        """Record that the user types."""
         user = self._users.key(str(self._user_id(frame)))
         await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, TYPING))
         return {}
 
     async def _note_presence(self) -> None:
-        """Note that the user of a token is present: the connection is opened or closed."""
+        """Record that the user of a token is present: the connection is opened or closed."""
         user = self._caller.user
         if user is not None:
             await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, PRESENCE))
