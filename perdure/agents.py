@@ -180,7 +180,7 @@ class Agents:
         """Import the module at `path` and collect the agents that it defines.
 
         Raises:
-            SettingsError: it cannot be imported (for any exception of its code), or it defines no agent.
+            SettingsError: the module cannot be imported (for any exception of its code), or defines no agent.
         """
         try:
             module = importlib.import_module(path)

@@ -48,13 +48,15 @@ class ScheduledTask(PerdureTask):
     def _run_slot(self, name: str, work: partial[Any]) -> Any:
         entry = self.process.entries.get(name)
         if entry is None or entry.task != self.name:
-            log.warning("fired for the entry %r, which this release does not have for this task: nothing was run", name)
+            log.warning(
+                "fired for the schedule entry %r, which this release does not have for this task: nothing was run", name
+            )
             return None
         runtime = self.process.runtime
         outcome = run_slot(runtime.database, runtime.clock, runtime.settings.turn, entry, work)
         match outcome:
             case Done(slot, result):
-                log.info("%s of %s is done", name, slot)
+                log.info("schedule entry %s, slot %s: done", name, slot)
                 return result
             case NotDue():
                 return None

@@ -72,7 +72,7 @@ def database_address(settings: Settings) -> str:
     """`PERDURE_DATABASE_URL`, or the running embedded PostgreSQL's.
 
     Raises:
-        Unavailable: it is unset and no embedded PostgreSQL runs.
+        Unavailable: the setting is unset, and no embedded PostgreSQL runs.
     """
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
@@ -112,7 +112,7 @@ def redis_address(settings: Settings) -> str:
     """`PERDURE_REDIS_URL`, or the running embedded Redis's.
 
     Raises:
-        Unavailable: it is unset and no embedded Redis runs.
+        Unavailable: the setting is unset, and no embedded Redis runs.
     """
     if settings.redis_url is not None:
         return settings.redis_url.get_secret_value()

@@ -44,7 +44,7 @@ def parse_key(text: str) -> Key:
     """The key in an entry or in a line of a file.
 
     Raises:
-        ValueError: it is invalid; the message says why, without the key.
+        ValueError: the key is invalid; the message says why, without the key.
     """
     before, equals, rest = text.partition("=")
     tenant, key = (before, rest) if equals and is_tenant(before) else (None, text)

@@ -52,8 +52,8 @@ class Tokens:
         """The key of the user that `token` is for.
 
         Raises:
-            ExpiredToken: it has expired.
-            Unauthorized: it is not a token of this installation.
+            ExpiredToken: the token has expired.
+            Unauthorized: `token` is not a token of this installation.
         """
         if len(token) > _MOST_CHARS or not looks_like_token(token):
             raise Unauthorized(_UNKNOWN)

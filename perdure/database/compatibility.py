@@ -78,7 +78,7 @@ class Schema:
         """Check that this release can use the schema.
 
         Raises:
-            IncompatibleDatabase: it cannot.
+            IncompatibleDatabase: this release cannot.
         """
         own = revisions()[-1]
         if self.revision == own:
@@ -105,7 +105,7 @@ def require(database: Database) -> None:
     """Check that this release can use `database`.
 
     Raises:
-        IncompatibleDatabase: it cannot; the message names what was found, what is needed and what to do.
+        IncompatibleDatabase: this release cannot; the message names what was found, what is needed and what to do.
         Unavailable: the database cannot be reached.
     """
 
@@ -141,7 +141,7 @@ def require_server(query: Query) -> None:
     """Check the versions of the server and of pgvector.
 
     Raises:
-        IncompatibleDatabase: one of them is too old or missing.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, or pgvector is missing.
     """
     _require_server(query(SERVER)[0])
 

@@ -95,7 +95,7 @@ def require_free(connection: Connection, schema: str, revisions: tuple[str, ...]
     """Check that `schema` has no table with a name of perdure's.
 
     Raises:
-        IncompatibleDatabase: it has one, which is another application's.
+        IncompatibleDatabase: the schema has such a table, which is another application's.
     """
     found = _columns(connection, schema).keys()
     taken = sorted(tables_at(None, revisions) & found)

@@ -63,7 +63,7 @@ def vector_type(connection: Connection) -> QualifiedVector:
     """The type of a vector's column, wherever the extension is installed.
 
     Raises:
-        LookupError: it is not installed.
+        LookupError: the extension is not installed.
     """
     schema = extension_schema(connection)
     if schema is None:

@@ -121,7 +121,7 @@ class Running:
             Whether the server is stopped now.
 
         Raises:
-            EmbeddedServerError: it outlived `timeout_s` seconds and a kill.
+            EmbeddedServerError: the server outlived `timeout_s` seconds and a kill.
         """
         directory = self._server.directory
         with self._users, explained(self._server.title, directory), _starting(directory):
@@ -152,7 +152,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
         timeout_s: Seconds until it must answer. After a crash, PostgreSQL first replays its log.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message gives the reason and a remedy.
+        EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
     """
     with explained(server.title, server.directory):
         server.directory.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
         A server that accepts connections and has the database `perdure`; `url` is for SQLAlchemy with psycopg2.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message gives the reason and a remedy.
+        EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
     """
     return lifecycle.start(_Postgres(directory.resolve()), timeout_s=timeout_s)
 

@@ -67,7 +67,7 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
         `client_url` converts it for redis-py.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message gives the reason and a remedy.
+        EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
     """
     return lifecycle.start(_Redis(directory.resolve()), timeout_s=timeout_s)
 

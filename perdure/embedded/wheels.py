@@ -17,7 +17,7 @@ def inside(package: str, *parts: str) -> Path:
     """The file or directory `parts` inside the installed `package`.
 
     Raises:
-        EmbeddedServerError: it is not installed.
+        EmbeddedServerError: the package is not installed.
     """
     if (found := find(package, *parts)) is not None:
         return found

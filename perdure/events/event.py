@@ -54,7 +54,7 @@ class EventId:
         """The id that a client sends back.
 
         Raises:
-            InvalidRequest: it is not an id.
+            InvalidRequest: `text` is not an id.
         """
         epoch, _, number = text.partition("-")
         if not (_is_number(epoch, _EPOCH_DIGITS) and _is_number(number, _NUMBER_DIGITS)):

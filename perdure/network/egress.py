@@ -43,7 +43,7 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
     """Parse `url`, and reject it if its text alone shows that it is not allowed.
 
     Raises:
-        Refused: it is not an HTTP URL with a host, or names an address or host of a non-public network.
+        Refused: `url` is not an HTTP URL with a host, or names an address or host of a non-public network.
     """
     parsed = _parsed(url)
     host, port = _host(parsed), port_of(parsed)

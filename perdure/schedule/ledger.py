@@ -123,7 +123,11 @@ def settle(database: Database, claimed: ClaimedSlot) -> bool:
     kept = {"kept_days": KEPT_DAYS, "kept_slots": KEPT_SLOTS}
     held = bool(database.run(queries.SETTLE, {**_identity(claimed), **kept}))
     if not held:
-        log.warning("%s of %s took longer than its lease: another worker claimed it", claimed.entry, claimed.slot)
+        log.warning(
+            "schedule entry %s, slot %s took longer than its lease: another worker claimed it",
+            claimed.entry,
+            claimed.slot,
+        )
     return held
 
 
@@ -137,7 +141,14 @@ def fail(database: Database, claimed: ClaimedSlot, error: Exception) -> None:
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
     rows = database.run(queries.FAIL, {**_identity(claimed), **retries, "error": reason})
     outlook = f"next attempt at {rows[0].retry_at}" if rows else "another worker claimed it"
-    log.warning("%s of %s failed at attempt %d: %s; %s", claimed.entry, claimed.slot, claimed.attempts, reason, outlook)
+    log.warning(
+        "schedule entry %s, slot %s: attempt %d failed: %s; %s",
+        claimed.entry,
+        claimed.slot,
+        claimed.attempts,
+        reason,
+        outlook,
+    )
 
 
 @contextmanager
@@ -153,7 +164,12 @@ def _renewed(
                 if not renew(database, claimed, limits.lease_s):
                     return
             except Unavailable as error:
-                log.warning("could not renew the lease on %s of %s: %s", claimed.entry, claimed.slot, error.message)
+                log.warning(
+                    "schedule entry %s, slot %s: the lease could not be renewed: %s",
+                    claimed.entry,
+                    claimed.slot,
+                    error.message,
+                )
 
     keeper = threading.Thread(target=keep, name=f"perdure-keep-{claimed.entry}", daemon=True)
     keeper.start()

@@ -14,7 +14,7 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """From `begin` until `end`, which may be on the next day."""
+    """The hours from `begin` until `end`, which may be on the next day."""
 
     begin: time
     end: time

@@ -66,7 +66,7 @@ def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | 
     `cron` is given.
 
     Raises:
-        InvalidRequest: one of them is invalid, or in the past.
+        InvalidRequest: an argument is invalid, or the time is in the past.
     """
     zone = _zone(timezone or settings.timezone)
     if (at is None) == (cron is None):

@@ -197,7 +197,7 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
 
     Raises:
         NotFound: there is no such session.
-        Conflict: it has ended.
+        Conflict: the session has ended.
     """
     rows = executor.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
     if rows:

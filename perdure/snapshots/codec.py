@@ -39,7 +39,7 @@ def dump(snapshot: AgentSnapshot, *, indent: int | None = None) -> str:
     """`snapshot` as a JSON document, on one line unless `indent` (spaces) is given.
 
     Raises:
-        InvalidRequest: it holds a value that a snapshot cannot hold; the message names it.
+        InvalidRequest: `snapshot` holds a value that a snapshot cannot hold; the message names it.
         TooLarge: the working variables are over `MAX_VARIABLES_BYTES`.
     """
     text = _json(_record(snapshot), "The snapshot", indent)
@@ -68,8 +68,8 @@ def checked_variables(variables: object) -> dict[str, Any]:
     list, a numeric key becomes text.
 
     Raises:
-        InvalidRequest: they are not a JSON object, or hold a value that cannot be stored; the message names it.
-        TooLarge: they are over `MAX_VARIABLES_BYTES`.
+        InvalidRequest: `variables` are not a JSON object, or hold a value that cannot be stored; the message names it.
+        TooLarge: `variables` are over `MAX_VARIABLES_BYTES`.
     """
     given = dict(variables) if isinstance(variables, Mapping) else variables
     made = _checked({"memory": {"working_variables": given}}, "The working variables")

@@ -206,7 +206,7 @@ class Conversation:
         return hold
 
     def _wait(self) -> bool:
-        """Run the tasks and advance the clock for which a turn waits; returns False if a task has no function."""
+        """Run the tasks, or advance the clock, for which a turn waits; returns False if a task has no function."""
         for effect in self._store.waiting():
             if effect.waits_for == "timer":
                 self._clock.advance(timedelta(seconds=max(0.0, effect.undecided_s)))

@@ -101,7 +101,7 @@ def _counted_number(text: str, start: int) -> tuple[int, int] | None:
 
 
 def _prefixes(text: str, start: int, words: Collection[str]) -> Iterator[str]:
-    """Those of `words` that begin at `start`, then the empty string."""
+    """The `words` that begin at `start`, then the empty string."""
     if text.startswith(tuple(words), start):
         yield from (word for word in words if text.startswith(word, start))
     yield ""

@@ -112,7 +112,7 @@ def identifier(name: str) -> str:
     """`name`, for a pydantic field.
 
     Raises:
-        ValueError: it is not an identifier.
+        ValueError: `name` is not an identifier.
     """
     if not is_identifier(name):
         raise ValueError(f"must be {IDENTIFIER}")

@@ -70,7 +70,7 @@ class _Loop:
         """Run `work` on the loop; returns its result. Blocks.
 
         Raises:
-            Cancelled: it was cancelled.
+            Cancelled: `work` was cancelled.
             BaseException: raised by `work`.
         """
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()

@@ -66,7 +66,7 @@ def http_get_tool(reachable: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -
     `reachable` lists networks (such as `10.1.0.0/16`) that it may reach in addition to public ones.
 
     Raises:
-        ValueError: one of them is not a network.
+        ValueError: an element of `reachable` is not a network.
     """
     allowed = Reachable(tuple(ipaddress.ip_network(each) for each in reachable))
 

@@ -138,7 +138,8 @@ class Tool:
         Returns the arguments by name, converted to the types of the signature, defaults filled in.
 
         Raises:
-            ToolError: they are not a strict JSON object or do not fit; the message names the problem and the schema.
+            ToolError: `arguments` are not a strict JSON object or do not fit; the message names the problem and the
+                schema.
         """
         try:
             model = self._arguments.model_validate(untrusted.load_object(arguments))
@@ -157,7 +158,7 @@ class Tool:
         """Run the function with arguments from `parse`, and render its result for the model.
 
         Raises:
-            ToolError: it failed, or its result has no JSON form; the message is for the model.
+            ToolError: the function failed, or its result has no JSON form; the message is for the model.
             OutcomeUnknown: the function raised it; the call may or may not have taken effect.
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}

@@ -54,7 +54,7 @@ class RunnableTool(Protocol):
         """Parse and check the arguments that a model wrote.
 
         Raises:
-            ToolError: they are invalid; the message is for the model.
+            ToolError: the arguments are invalid; the message is for the model.
         """
         ...
 
@@ -66,8 +66,8 @@ class RunnableTool(Protocol):
         """Run the tool with arguments from `parse`.
 
         Raises:
-            ToolError: it failed; the message is for the model.
-            OutcomeUnknown: it was interrupted, and may or may not have taken effect.
+            ToolError: the tool failed; the message is for the model.
+            OutcomeUnknown: the call was interrupted, and may or may not have taken effect.
         """
         ...
 

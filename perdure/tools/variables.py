@@ -172,7 +172,7 @@ class WorkingVariables(MutableMapping[str, Any]):
         """Check that the call has not timed out.
 
         Raises:
-            ToolError: it has.
+            ToolError: the call has timed out.
         """
         if self.revoked:
             raise ToolError("The call's time is up; it can no longer set working variables.")

@@ -88,7 +88,9 @@ class BrokenKeys:
         queues = dict(_queues(channel, self._app))
         taken = frozenset(queues[key] for key in wrong)
         for queue in sorted(self.taken - taken):
-            log.warning("queue %s: no other program uses its keys at the broker any more; it is consumed again", queue)
+            log.warning(
+                "queue %s: no other program uses its keys at the broker any more; the queue is consumed again", queue
+            )
         self.taken = taken
         now = time.monotonic()
         for key, kind in wrong.items():

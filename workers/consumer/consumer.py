@@ -44,7 +44,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     """
 
     rooms: Rooms | None = None
-    """None if the pool is not `threads`: then Celery's prefetch count is the only limit."""
+    """The room of each queue. None if the pool is not `threads`: then Celery's prefetch count is the only limit."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)

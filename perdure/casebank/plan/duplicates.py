@@ -156,7 +156,7 @@ class _Keepers:
 
     @cached_property
     def units(self) -> NDArray[np.float64]:
-        """Their vectors, scaled to length 1; computed only if sketches do not decide."""
+        """The keepers' vectors, scaled to length 1; computed only if sketches do not decide."""
         return self._ordered.units(self.positions)
 
 

@@ -59,7 +59,7 @@ def notify(
         try:
             post(url, body)
         except NotifyFailed as error:
-            log.warning("run %s: the notice failed at attempt %d: %s", run["run_id"], attempt, error)
+            log.warning("run %s of the CaseBank: the notice failed at attempt %d: %s", run["run_id"], attempt, error)
             if attempt == ATTEMPTS:
                 raise
             pause(RETRY_S * attempt)

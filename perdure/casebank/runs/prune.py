@@ -94,10 +94,10 @@ def _advance(context: RunContext, held: ClaimedRun) -> dict[str, Any]:
         while (execute := _PHASES.get(held.phase)) is not None:
             held = execute(context, held)
     except RunLost:
-        log.warning("run %s was taken over by another process", held.run_id)
+        log.warning("run %s of the CaseBank was claimed by another process: this one stops running it", held.run_id)
     except Interrupted:
         state.release(context.database, held)
-        log.info("run %s was released; another process continues it within a minute", held.run_id)
+        log.info("run %s of the CaseBank was released; another process continues it within a minute", held.run_id)
     except Exception as error:
         state.release(context.database, held, loggable(error))
         raise

@@ -306,7 +306,7 @@ class Slack:
             try:
                 on_update(request.payload)
             except Exception:  # not acknowledged
-                log.exception("handling an update failed; Slack sends it again")
+                log.exception("Slack: handling an update failed; Slack sends it again")
                 return
             socket.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
 

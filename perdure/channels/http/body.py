@@ -101,7 +101,7 @@ async def read_body(request: Request) -> bytes:
     """The request's body.
 
     Raises:
-        TooLarge: it is longer than `MAX_BODY_BYTES`; the rest is discarded.
+        TooLarge: the body is longer than `MAX_BODY_BYTES`; the rest is discarded.
     """
     body = bytearray()
     stream = request.stream()
@@ -132,7 +132,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object that `body` holds.
 
     Raises:
-        InvalidRequest: it is not UTF-8, not JSON, not an object, or holds text that PostgreSQL cannot store.
+        InvalidRequest: `body` is not UTF-8, not JSON, not an object, or holds text that PostgreSQL cannot store.
     """
     try:
         text = body.decode()

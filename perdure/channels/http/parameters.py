@@ -97,7 +97,7 @@ def parse_id(text: str, thing: str) -> UUID:
     """The id in a path.
 
     Raises:
-        NotFound: it is not a UUID, so no `thing` has it.
+        NotFound: `text` is not a UUID, so no `thing` has it.
     """
     try:
         return UUID(text)

@@ -21,7 +21,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
     """A socket that listens on the address.
 
     Raises:
-        Failure: it cannot be bound. The message names `option`, which sets the port.
+        Failure: the address cannot be bound. The message names `option`, which sets the port.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

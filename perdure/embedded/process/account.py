@@ -69,7 +69,7 @@ def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
     `None` if it needs none.
 
     Raises:
-        EmbeddedServerError: it needs one, and this process has none to give.
+        EmbeddedServerError: `account` needs a capability, and this process has none to give.
     """
     blocked = next((found for path in paths if (found := obstacle(path, account)) is not None), None)
     if blocked is None:

@@ -38,7 +38,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
         `installation`, or a copy of it.
 
     Raises:
-        EmbeddedServerError: it needs a copy, and none can be made or the existing one cannot be trusted.
+        EmbeddedServerError: a copy is needed, and none can be made or the existing one cannot be trusted.
     """
     blocked = account.obstacle(installation / "bin", user)
     if blocked is None:

@@ -53,7 +53,7 @@ class Cache:
             if isinstance(error, _UNAVAILABLE):
                 with self._lock:
                     self._pause_until = self._clock.monotonic() + _PAUSE_S
-            log.warning("%s; not done: %s", self._explain(error), action)
+            log.warning("%s Skipped: %s", self._explain(error), action)
             return None
 
     def require(self, work: Callable[[Any], Result]) -> Result:

@@ -23,7 +23,7 @@ from perdure.models.protocol import ModelCall
 from perdure.text.linear import normalized
 
 FEWEST_DIMENSIONS = 64
-"""With fewer, hash collisions make the cosine meaningless."""
+"""The fewest dimensions: with fewer, hash collisions make the cosine meaningless."""
 
 MOST_DIMENSIONS = 2_000
 """The limit of pgvector's indexes."""

@@ -54,7 +54,8 @@ class LearnedDimensions:
         """A provider's vector, checked and scaled to length 1.
 
         Raises:
-            InvalidResponse: it is not a vector, is zero or not finite, or its dimensions differ from earlier ones.
+            InvalidResponse: `values` is not a vector, is zero or not finite, or its dimensions differ from earlier
+                ones.
         """
         if not isinstance(values, list) or not values or not all(isinstance(each, int | float) for each in values):
             raise InvalidResponse("The embedder's server sent a malformed vector.")

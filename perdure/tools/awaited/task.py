@@ -70,7 +70,7 @@ class CeleryTool:
         Returns JSON values by name, without the defaults of the function.
 
         Raises:
-            ToolError: they are not a strict JSON object or do not fit; the message is for the model.
+            ToolError: the arguments are not a strict JSON object or do not fit; the message is for the model.
         """
         try:
             given = untrusted.load_object(arguments)

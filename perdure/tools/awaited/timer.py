@@ -66,7 +66,7 @@ class SleepUntil:
         """Check that the arguments are a strict JSON object with the text `moment` only.
 
         Raises:
-            ToolError: they are not; the message is for the model.
+            ToolError: the arguments are anything else; the message is for the model.
         """
         try:
             given = untrusted.load_object(arguments)
@@ -80,7 +80,7 @@ class SleepUntil:
         """Seconds until the `moment` in `arguments`, which is in `zone` if it has no offset.
 
         Raises:
-            ToolError: it is not a date and time, is past, or is too far ahead; the message is for the model.
+            ToolError: `moment` is not a date and time, is past, or is too far ahead; the message is for the model.
         """
         text = str(arguments["moment"]).strip()
         try:

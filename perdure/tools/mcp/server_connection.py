@@ -109,7 +109,9 @@ class ServerConnection:
         """The tools of the last listing; waits for the first attempt to connect, within its time-out."""
         left_s = self._first_deadline - self._clock.monotonic()
         if not self._first_attempt_over.wait(max(0.0, left_s)) and left_s > 0:
-            log.warning("MCP server %s is not connected yet; agents lack its tools until it is", self._server.name)
+            log.warning(
+                "MCP server %s is not connected yet; its agents have none of its tools until then", self._server.name
+            )
         return self._tools
 
     def call_tool(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:

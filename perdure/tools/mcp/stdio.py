@@ -51,7 +51,7 @@ async def stdio(
     """Start `server`, and end it on exit; its process group is in `process_groups` while it runs.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the server cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *server.command,

@@ -64,7 +64,7 @@ class RemoteTool:
         take days to match.
 
         Raises:
-            ToolError: they are not; the message is for the model.
+            ToolError: the arguments are anything else; the message is for the model.
         """
         try:
             return untrusted.load_object(arguments)

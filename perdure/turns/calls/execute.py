@@ -332,7 +332,7 @@ class Executor:
         """The tool's result, with the agent's hooks before and after.
 
         Raises:
-            ToolError: it failed, or a required hook rejects the call or its result.
+            ToolError: the tool failed, or a required hook rejects the call or its result.
             NotBegun: the lease or the time limit had expired before the function was called.
         """
         turn = self._turn

@@ -151,7 +151,7 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", t
     """Parse another program's message for a user of `tenant`; the result's `user_id` is the stored user key.
 
     Raises:
-        InvalidRequest: it is not a message; the error names the field and the reason.
+        InvalidRequest: `given` is not a message; the error names the field and the reason.
     """
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
@@ -180,7 +180,7 @@ def parse_reason(given: object) -> str:
     """Check the reason for ending a session.
 
     Raises:
-        InvalidRequest: it is not text, too long, or cannot be stored.
+        InvalidRequest: the reason is not text, is too long, or cannot be stored.
     """
     if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or not is_storable(given):
         raise InvalidRequest(f"reason: must be text of at most {MAX_REASON_CHARS} characters, without NUL.")

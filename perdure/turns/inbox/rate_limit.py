@@ -29,7 +29,7 @@ def check(executor: Executor, guard: GuardSettings, user_id: str) -> None:
     """Check that one more message is within the limits.
 
     Raises:
-        RateLimited: it is not. `retry_after_s`: seconds until a message is accepted again.
+        RateLimited: a limit is reached. `retry_after_s`: seconds until a message is accepted again.
     """
     if not is_on(guard):
         return

@@ -35,7 +35,8 @@ _LONGEST_PAUSE_S = 600.0
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     """Seconds until a model that failed with `error` may answer; None if the error is not transient."""
     if isinstance(error, CircuitBreakerOpen):
-        # `retry_after_s` may be a probe's time limit, during which no process reports a failed or lost probe.
+        # During a probe, `retry_after_s` is the probe's time limit. No process reports that a probe failed or was lost,
+        # so wait at most the cooldown.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.TRANSIENT:
         wanted = max(requested_pause_s(error) or 0.0, cooldown_s)

@@ -249,7 +249,7 @@ class Runner:
         try:
             turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
         except (PerdureError, SettingsError) as error:
-            log.exception("turn %s cannot begin", ref.turn_id)
+            log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", ref.turn_id)
             return Failed(error if isinstance(error, PerdureError) else _misconfigured()), ()
         return turn.run(), turn.case_ids
 

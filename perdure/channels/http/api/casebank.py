@@ -22,7 +22,7 @@ from perdure.text.untrusted import IDENTIFIER_PATTERN, identifier
 MAX_K = 100
 
 _ADMINISTRATOR = "an admin key"
-"""Who shared a case, for the case's history."""
+"""The name in a case's history of the administrator who shared it."""
 
 router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WITH_KEY))
 

@@ -22,7 +22,7 @@ from perdure.channels.http.schemas.casebank import NoMembers, Pruned, PruningPro
 router = APIRouter(prefix="/consolidation", tags=["casebank"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _ADMINISTRATOR = "an admin key"
-"""Who decided about a run, for the run's row."""
+"""The name in a run's row of the administrator who decided about it."""
 
 _DEFAULT_WAIT_S = 10.0
 _DEFAULT_LIMIT = 20

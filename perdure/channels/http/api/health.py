@@ -50,7 +50,7 @@ class Lookup(Generic[T]):
         """What `read` returns.
 
         Raises:
-            TimeoutError: it does not return within `_TIMEOUT_S` seconds.
+            TimeoutError: `read` does not return within `_TIMEOUT_S` seconds.
         """
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._read_in_thread())

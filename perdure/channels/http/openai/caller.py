@@ -58,7 +58,7 @@ def _header(headers: Headers, name: str) -> str | None:
     """A header's text; `None` if it is missing or blank.
 
     Raises:
-        BadParameter: it is not UTF-8, or an unfilled template of a front end, which all its users would share.
+        BadParameter: the header is not UTF-8, or an unfilled template of a front end, which all its users would share.
     """
     try:
         text = headers.get(name, "").encode("latin-1").decode().strip()

@@ -213,7 +213,7 @@ async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> Committ
     """The turn once it is settled.
 
     Raises:
-        DeadlineExceeded: it is not settled in time.
+        DeadlineExceeded: the turn is not settled in time.
     """
     committed = await _read(gateway, turn_id)
     if not committed.settled:

@@ -94,7 +94,7 @@ def require_usable(request: ChatRequest | ResponseRequest) -> None:
     """Check that an agent can answer the request.
 
     Raises:
-        BadParameter: it asks for something that an agent does not do.
+        BadParameter: the request asks for something that an agent does not do.
     """
     if request.tools:
         raise BadParameter("tools: an agent has its own tools; a request cannot add any.", "tools")

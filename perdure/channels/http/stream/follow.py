@@ -94,7 +94,7 @@ class _Client:
     def __init__(self, last: EventId) -> None:
         self.position = last
         self.messages = last.epoch
-        """Its committed messages."""
+        """The number of committed messages that the client has."""
         self._token = 0
         self._length = 0
         """Characters that it has of the current step's text, which the worker with `_token` wrote."""

@@ -287,7 +287,7 @@ async def _signed_request(connection: WebSocket) -> Request:
 
     Raises:
         TimeoutError: the frame is late.
-        Unauthorized, InvalidRequest: it is no `auth` frame.
+        Unauthorized, InvalidRequest: the frame is not an `auth` frame.
     """
     async with asyncio.timeout(AUTH_S):
         frame = _parsed(await _received(connection))
