@@ -11,7 +11,7 @@ from celery import Celery
 from celery.beat import PersistentScheduler, Service
 from celery.schedules import crontab, schedule
 from celery.signals import beat_init
-from kombu import Queue
+from kombu import Connection, Queue
 
 import perdure
 from perdure.errors import SettingsError
@@ -22,6 +22,7 @@ from perdure.workers.installed.queues import publisher
 from perdure.workers.installed.schedule import PREFIX, entries
 from perdure.workers.installed.step import InstalledStep
 
+PICKLE = "application/x-python-serialize"
 CONFIGURATION = {
     "broker_url": "redis://127.0.0.1:1/0",
     "broker_transport_options": {"visibility_timeout": 7200, "global_keyprefix": "shop:"},
@@ -107,6 +108,27 @@ def test_a_queue_of_the_same_name_is_refused(app: Celery) -> None:
         len(app.amqp.queues)
 
 
+def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) -> None:
+    """Perdure's own workers refuse pickle, and a worker of the application accepts perdure's messages."""
+    app.conf.accept_content = ["pickle"]
+    assert {app.amqp.router.route({}, name)["serializer"] for name in TASKS} == {"json"}
+    assert "serializer" not in app.amqp.router.route({}, "own")
+    with Connection("memory://") as connection:
+        assert app.amqp.TaskConsumer(connection).accept == {PICKLE}
+        app.amqp.queues.select(["turns"])
+        assert app.amqp.TaskConsumer(connection).accept == {PICKLE, "application/json"}
+
+
+def test_the_applications_highest_priority_is_not_perdures(app: Celery) -> None:
+    """RabbitMQ refuses a queue that two programs declare with different arguments."""
+    app.conf.update(broker_url="amqp://127.0.0.1:1//", task_queue_max_priority=10)
+    for amqp in (app.amqp, publisher(app).amqp):
+        found = {name: amqp.queues[name].queue_arguments for name in QUEUES}
+        assert found.pop("turns") == {"x-max-priority": 9}
+        assert set(map(str, found.values())) <= {"None", "{}"}
+        assert amqp.queues["shop"].queue_arguments == {"x-max-priority": 10}
+
+
 def test_tasks_are_not_run_eagerly(app: Celery) -> None:
     """`task_always_eager` is refused: a turn needs a worker. Tests call `perdure.testing.ask` instead."""
     load_tasks(app)
@@ -156,5 +178,5 @@ def test_beat_has_plain_entries_beside_the_applications(app: Celery, tmp_path: A
 def test_an_entry_names_its_slots_entry() -> None:
     """An entry's header names the schedule slot that the task takes."""
     prune = entries(Settings(_env_file=None))[PREFIX + "prune"]
-    assert prune["options"] == {"queue": "maintenance", "headers": {"perdure_entry": "prune"}}
+    assert prune["options"] == {"queue": "maintenance", "serializer": "json", "headers": {"perdure_entry": "prune"}}
     assert prune["schedule"] == crontab(minute="0")

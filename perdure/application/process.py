@@ -89,7 +89,7 @@ class Parts:
                 self._changed.notify()
         except RuntimeError as error:  # no thread can be started
             self._thread = None
-            log.warning("a wake-up is not published (%s); the sweeper routes the messages", error)
+            log.warning("a wake-up is not published (%s); the sweeper routes the messages", loggable(error))
 
     def _wake_later(self) -> None:
         while True:

@@ -207,6 +207,72 @@ def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
         run(engine, "DROP ROLE plain_migrator")
 
 
+@pytest.mark.parametrize("lacking", ["CREATE on the schema", "the extension"])
+def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> None:
+    """The error names the rights that the migration needs; a traceback would not."""
+    run(engine, "DROP ROLE IF EXISTS poor_migrator")
+    run(engine, "CREATE ROLE poor_migrator LOGIN")
+    try:
+        if lacking == "the extension":
+            run(engine, "CREATE SCHEMA perdure AUTHORIZATION poor_migrator")
+        else:
+            run(engine, "CREATE EXTENSION vector")
+            run(engine, "CREATE SCHEMA perdure")
+            run(engine, "GRANT USAGE ON SCHEMA perdure TO poor_migrator")
+        with pytest.raises(IncompatibleDatabase, match=r"lacks a right: .*permission denied.*CREATE EXTENSION vector"):
+            migrate(url.update_query_dict({"options": "-c role=poor_migrator"}))
+    finally:
+        run(engine, "DROP OWNED BY poor_migrator CASCADE")
+        run(engine, "DROP ROLE poor_migrator")
+
+
+def test_an_installation_in_public_is_not_taken_by_another_schema(url: URL, engine: Engine, opened: Any) -> None:
+    """A second installation is meant, or the first one is to move: the operator says which."""
+    migrate(url, schema="public")
+    with pytest.raises(IncompatibleDatabase, match=r"'staging': `perdure migrate --from public` moves .* --new` makes"):
+        migrate(url, schema="staging")
+    migrate(url, schema="staging", new=True)
+    require(opened(url, schema="staging"))
+    require(opened(url, schema="public"))
+    with pytest.raises(IncompatibleDatabase, match="--from public: the schema 'staging' has an installation"):
+        migrate(url, schema="staging", source="public")
+    migrate(url, schema="third", source="public")
+    require(opened(url, schema="third"))
+
+
+def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
+    """Each listens to its own chat services."""
+    for schema in ("perdure", "staging"):
+        migrate(url, schema=schema)
+    first, second = opened(url), opened(url, schema="staging")
+    with first.lock("channel") as mine, second.lock("channel") as theirs:
+        assert (mine, theirs) == (True, True)
+        with opened(url).lock("channel") as again:
+            assert not again
+
+
+def test_roles_keep_their_rights_in_a_move(url: URL, engine: Engine, opened: Any) -> None:
+    """A role that may use the tables needs `USAGE` on their new schema."""
+    migrate(url, schema="public")
+    run(engine, 'DROP ROLE IF EXISTS "the worker"')
+    run(engine, 'CREATE ROLE "the worker" LOGIN')
+    try:
+        run(engine, 'GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO "the worker"')
+        migrate(url)
+        theirs = opened(url.update_query_dict({"options": "-c role=the\\ worker"}))
+        assert theirs.run(USERS, {}) == []
+    finally:
+        run(engine, 'DROP OWNED BY "the worker" CASCADE')
+        run(engine, 'DROP ROLE "the worker"')
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_search_path_in_the_url_has_no_effect(url: URL, opened: Any, *, prepare: bool) -> None:
+    """The URL is often the application's own."""
+    migrate(url)
+    require(opened(url.update_query_dict({"options": "-c search_path=public"}), prepare=prepare))
+
+
 def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: Engine) -> None:
     """A schema with another application's tables is refused before any table is created, naming table and setting."""
     run(engine, "CREATE TABLE public.users (id int)")

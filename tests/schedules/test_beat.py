@@ -230,7 +230,7 @@ def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None
     fired = beat_schedule(entries({"casebank.prune"}, settings), clock)["prune"]
 
     assert (fired["task"], fired["kwargs"]) == ("casebank.prune", {"dry_run": False})
-    assert fired["options"] == {"queue": "maintenance", "headers": {"perdure_entry": "prune"}}
+    assert fired["options"] == {"queue": "maintenance", "serializer": "json", "headers": {"perdure_entry": "prune"}}
 
 
 def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -> None:

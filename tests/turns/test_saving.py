@@ -210,7 +210,7 @@ def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogC
     with caplog.at_level(logging.ERROR):
         harness.run(sent.session_id)
     assert f"turn {sent.turn_id} is not answered: its snapshot is not saved" in caplog.text
-    assert "Make room. Again in 5 s." in caplog.text
+    assert "Make room. Retry in 5 s." in caplog.text
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
