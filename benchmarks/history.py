@@ -71,7 +71,7 @@ def measure(setup: Setup) -> Section:
             f"each turn; a checkpoint is forced before, then {_SETTLING} turns of each go uncounted, so that full-page "
             "images are out of the way."
         ),
-        columns=["", f"ms at {_EARLY}", f"ms at {late}", "ratio", f"WAL bytes at {_EARLY}", f"at {_LATE}", "ratio"],
+        columns=["", f"ms at {_EARLY}", f"ms at {late}", "ratio", f"WAL bytes at {_EARLY}", f"at {late}", "ratio"],
         rows=[_row("perdure", mine), _row("LangGraph", theirs)],
         figures={**_figures("perdure", mine), **_figures("langgraph", theirs)},
     )

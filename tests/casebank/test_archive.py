@@ -84,7 +84,9 @@ def test_restoring_marks_the_archive_and_the_history(database: Database, clock: 
     prune.run(bank(database, clock))
     archive.restore(database, "c")
     assert statuses(database) == {"c": "active"}
-    assert column(database, "SELECT restored_at = perdure_now() OR restored_at IS NOT NULL FROM case_archive") == [True]
+    assert column(database, "SELECT restored_at <= perdure_now() AND restored_at >= archived_at FROM case_archive") == [
+        True
+    ]
     assert column(database, "SELECT event FROM case_history ORDER BY history_id") == ["archived", "restored"]
     spared = prune.run(bank(database, clock))["details"]["spared"]
     assert [(each["case_id"], each["rule"]) for each in spared] == [("c", "recently_restored")]

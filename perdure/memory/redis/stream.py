@@ -104,7 +104,7 @@ class Stream:
             pipeline.execute()
             return True
 
-        return bool(self._cache.attempt(f"the {event.kind} of the user {user_id!r} on the stream", work))
+        return bool(self._cache.attempt(f"a {event.kind} event on a user's stream", work))
 
     def note(self, user_id: str, event: StreamEvent) -> bool:
         """Append as `append`, unless an event of this kind, channel and author was written within `NOTED_EVERY_S`.
@@ -113,7 +113,7 @@ class Stream:
         """
         given = [event.kind, event.channel, _milliseconds(event.at), event.by, NOTED_EVERY_S * 1000]
         noted = self._cache.attempt(
-            f"the {event.kind} of the user {user_id!r} on the stream",
+            f"a {event.kind} event on a user's stream",
             lambda client: client.eval(_NOTE, 1, self._key(user_id), *given, MAX_ENTRIES, _TTL_MS),
         )
         return bool(noted)
@@ -121,7 +121,7 @@ class Stream:
     def recent(self, user_id: str, n: int) -> list[StreamEvent]:
         """The user's last `n` events, oldest first; empty while Redis is unavailable."""
         newest = self._cache.attempt(
-            f"reading the stream of the user {user_id!r}",
+            "reading a user's stream",
             lambda client: client.xrevrange(self._key(user_id), count=n),
         )
         found = (_event(identifier, fields) for identifier, fields in reversed(newest or []))

@@ -135,7 +135,7 @@ class Discord:
         try:
             given = json.loads(body)
             kind = int(given["type"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise InvalidRequest("The body is not a Discord interaction (a JSON object with a `type`).") from None
         if kind == _PING:
             return Received((), _PONG)
