@@ -38,6 +38,7 @@ from tests.casebank.bank import (
     statuses,
     use,
 )
+from tests.turns.harness import until
 
 URL = "https://hooks.example/casebank"
 LASTING = {"cases", "case_executions", "case_archive", "case_history"}
@@ -250,8 +251,16 @@ def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
     return process.exitcode != 0
 
 
+OPEN_TRANSACTIONS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+"""
+
+
 def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
     """Resume a run whose process was killed, after its lease has expired."""
+    # The server ends a killed client's transaction a moment later, and with it the lock on the run's row.
+    until(lambda: column(parts.database, OPEN_TRANSACTIONS) == [0], "the killed process's transaction ends")
     left = state.list_runs(parts.database)
     if left and left[0]["finished_at"]:  # killed after its last commit
         return state.result(parts.database, UUID(left[0]["run_id"]))
