@@ -31,7 +31,7 @@ from perdure.access.generated_secrets import made_once
 from perdure.errors import SettingsError
 from perdure.network.queues import ReplyTask
 from perdure.network.reply_urls import Reachable
-from perdure.network.webhooks import make_secret, parse_secrets
+from perdure.network.webhook_signatures import make_secret, parse_secrets
 from perdure.text.patterns import compiled
 
 log = logging.getLogger(__name__)

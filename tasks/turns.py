@@ -14,7 +14,7 @@ from perdure.turns.calls import fan_out
 from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.inbox.route import route_user
+from perdure.turns.inbox.route_unrouted import route_user
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone

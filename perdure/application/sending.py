@@ -2,7 +2,7 @@
 
 It inserts one row with the application's own rows: it commits with them, or is rolled back with them. It takes no lock
 that others wait for. After the commit a wake-up is published, and a worker routes the message
-(`perdure.turns.inbox.route`); if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, since the
+(`turns.inbox.route_unrouted`); if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, since the
 connection is the caller's.
 """
 

@@ -1,7 +1,7 @@
 """The CaseBank: stored questions with their answers, which enter the prompts of later turns.
 
 - `cases`, `transfer`, `embedding`, `sharing`, `archive`: store, import, embed, share and restore cases.
-- `search`, `similarity`: find the cases for a prompt.
+- `lookup`, `search`, `vectors`: find the cases for a prompt.
 - `executions`, `reflection`: record the outcome of each turn that used a case, and set the case's rate from it.
 - `plan/`: decide which cases to archive. `runs/`: notify the administrator of a plan, wait for approval, apply it.
 

@@ -19,8 +19,8 @@ _PAGE = 100
 def count(database: Database, should_continue: Callable[[], bool] = lambda: True) -> int:
     """Add uncounted uses to their cases, one page of cases per commit; returns the number of uses added.
 
-    Each use is counted once, also if calls overlap. `should_continue` is called before each page; the next call
-    continues where it returned False, and takes the cases that another transaction had locked.
+    Each use is counted once, also if calls overlap. `should_continue` is called before each page. Cases that another
+    transaction has locked are skipped. The next call counts them, and the pages that this one did not reach.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,7 +1,7 @@
 """Channels: accept messages and deliver replies.
 
 http/           the HTTP gateway; `perdure gateway` serves it
-chat/           chat services: the channel protocol, Discord, Slack
+chat/           chat services: the channel protocol, Telegram, Discord, Slack
 cli.py          conversations in a terminal, for `perdure chat` and `perdure send`
 activity.py     typing and presence of users, for layer 0 of memory
 callback.py     replies and notices POSTed to a URL, for the workers' outbox and the CaseBank

@@ -19,7 +19,7 @@ import httpx2
 from perdure.errors import CircuitBreakerOpen
 from perdure.network import egress
 from perdure.network.reply_urls import Reachable
-from perdure.network.webhooks import signed_headers
+from perdure.network.webhook_signatures import signed_headers
 from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import first_line
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, signature

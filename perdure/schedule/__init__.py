@@ -4,11 +4,12 @@
     entry.py     an entry of the schedule: a cadence and a task
     queries.py   the statements
     ledger.py    claims a slot, renews its lease, settles it
-    sweep.py     fires due slots that no worker has claimed
+    sweep.py     fires the entries' due slots that no worker has claimed
     reading.py   the output of `perdure schedules list`
     cron.py      slots of a cron expression, for users' schedules
     quiet.py     hours in which users' schedules do not fire
     reminders.py users' schedules: add, list, pause, remove; own.py: for one tool call; reminder_queries.py
+                 (`turns.inbox.fire_schedules` makes messages of their due slots)
 
 The task's work settles a slot, not the message that fires it. Messages may be duplicate, late or lost: the ledger runs
 each slot once, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`), the workers' sweeper and

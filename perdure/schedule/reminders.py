@@ -1,7 +1,7 @@
 """Users' schedules: a text that is sent as a message at a given time, or repeatedly.
 
 `POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this; the sweeper of every
-worker fires what is due (`perdure.turns.inbox.remind`). A schedule keeps the channel, conversation and receiver of the
+worker fires what is due (`turns.inbox.fire_schedules`). A schedule keeps the channel, conversation and receiver of the
 place where it was set, to which the answers go.
 """
 

@@ -2,7 +2,7 @@
 
 `ask` runs one turn of an agent against a `Scripted` model; `Conversation` runs several. Both run the engine's own step
 loop (`perdure.turns`) on a store in memory, and docs/testing.md lists what that does not exercise.
-`perdure.testing.suites` holds the behavioural tests for third-party models, embedders and snapshot stores.
+`perdure.testing.suites` holds the behavioural tests for third-party models, embedders, channels and snapshot stores.
 Only `perdure.testing.suites` needs pytest.
 """
 

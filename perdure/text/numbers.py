@@ -1,4 +1,4 @@
-"""Numbers in a text, each in one spelling: digits, dates, English and Korean number words.
+"""Finds the numbers in a text (digits, dates, English and Korean number words), each in one canonical spelling.
 
 Called by `contradiction`.
 """

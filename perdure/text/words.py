@@ -248,6 +248,6 @@ _SHORTEST_NEGATED = 4
 
 
 def without_negative_prefix(word: str) -> str | None:
-    """`word` without a negative prefix such as "dis"; `None` if it has none."""
+    """`word` without a negative prefix such as "dis"; `None` without one, or if the rest is no word."""
     bare = next((word.removeprefix(each) for each in _NEGATIVE_PREFIXES if word.startswith(each)), "")
     return bare if len(bare) >= _SHORTEST_NEGATED and bare.isalnum() else None

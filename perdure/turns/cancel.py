@@ -18,7 +18,7 @@ from perdure.ids import new_id
 from perdure.runtime import Intake, Runtime
 from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import queries as inbox_queries
-from perdure.turns.inbox import route
+from perdure.turns.inbox import route_unrouted
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.reading import find_owner
 from perdure.turns.run.settle import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
@@ -46,7 +46,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
         if found is None:
             raise NotFound("There is no such turn.")
         is_routed = found[1]  # then it is settled
-        if not is_routed and not route.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
+        if not is_routed and not route_unrouted.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
             cancel(runtime, turn_id)  # it was routed in between
         return
     row = rows[0]

@@ -50,7 +50,10 @@ class Undeliverable(DeliveryFailed):
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver's breaker is open: no request was sent; the next attempt is in `retry_s` seconds or later."""
+    """The receiver's breaker is open, or the service asks for a pause: the attempt does not count.
+
+    The next one is in `retry_s` seconds or later.
+    """
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)

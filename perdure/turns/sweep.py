@@ -18,8 +18,8 @@ from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, queries
 from perdure.turns.calls import awaited
-from perdure.turns.inbox.remind import fire_due
-from perdure.turns.inbox.route import route_due
+from perdure.turns.inbox.fire_schedules import fire_due
+from perdure.turns.inbox.route_unrouted import route_due
 from perdure.turns.lease import parking, user_share
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from perdure.channels.callback import UrlCarrier
 from perdure.clock import MovedClock
 from perdure.network.reply_urls import Reachable
-from perdure.network.webhooks import make_secret, parse_secrets, signed_headers
+from perdure.network.webhook_signatures import make_secret, parse_secrets, signed_headers
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable

@@ -140,7 +140,7 @@ def test_leaving_ends_the_conversation(
 
 
 def test_ending_a_conversation_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
-    """`/end` begins another session at once, for a user who stays and changes the subject."""
+    """After `/end`, the user's next message begins a new session, without leaving the chat."""
     assert not conversation.end()
     conversation.say("hello")
     first = conversation.session_id

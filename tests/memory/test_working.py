@@ -41,7 +41,7 @@ def test_turns_are_read_as_they_were_remembered(redis_memory: RedisMemory, remem
 
 
 def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any, remembered: Remembered) -> None:
-    """The last `PERDURE_MEMORY__WORKING_TURNS` turns are kept, whatever their number of messages."""
+    """Only the last `PERDURE_MEMORY__WORKING_TURNS` turns are kept."""
     assert MemorySettings().working_turns == 20
     redis_memory = RedisMemory.at(redis_url, MemorySettings(working_turns=3), clock)
     turns = [remembered() for _ in range(5)]

@@ -33,7 +33,7 @@ class Encoded(list[list[float]]):
 
 
 class Transformer:
-    """The used part of the library's class."""
+    """A stand-in for `sentence_transformers.SentenceTransformer`, with the method that the embedder calls."""
 
     def __init__(self, model: str) -> None:
         if model == "missing":

@@ -17,7 +17,7 @@ import pytest
 
 from perdure.channels.callback import UrlCarrier
 from perdure.network.reply_urls import Reachable
-from perdure.network.webhooks import make_secret, parse_secrets, signed_headers
+from perdure.network.webhook_signatures import make_secret, parse_secrets, signed_headers
 from perdure.turns.outbox import Delivered, DeliveryFailed, NotDue, deliver, resend
 from tests.repository.source import ROOT, read
 from tests.turns.harness import Harness

@@ -14,7 +14,7 @@ from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.schedule import reminders
 from perdure.settings import GuardSettings, ScheduleSettings
 from perdure.tools.reminders import remind_me, schedules, unschedule
-from perdure.turns.inbox.remind import fire_due
+from perdure.turns.inbox.fire_schedules import fire_due
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 

@@ -26,7 +26,7 @@ from perdure.settings import GuardSettings
 from perdure.turns import queries
 from perdure.turns.cancel import cancel
 from perdure.turns.committed import states_of
-from perdure.turns.inbox import route
+from perdure.turns.inbox import route_unrouted
 from perdure.turns.outbox import Delivered, deliver, list_deliveries
 from perdure.turns.reading import find_owner, read_turn
 from perdure.turns.sweep import sweep
@@ -68,7 +68,7 @@ def application(database: Database, woken: list[str]) -> Iterator[Engine]:
 
 def routed(harness: Harness, sent: Sent) -> dict[str, Any]:
     """Route the message, run its session and return the turn."""
-    route.route_due(harness.runtime)
+    route_unrouted.route_due(harness.runtime)
     found = read_turn(harness.database, sent.turn_id)
     if found["session_id"] is not None and found["status"] == "accepted":
         harness.run(UUID(found["session_id"]))
@@ -276,7 +276,7 @@ def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -
     refused = read_turn(harness.database, other.turn_id)
     assert (refused["status"], refused["error"]["code"]) == ("failed", "CONFLICT")
     assert "was used for another text" in refused["reply"]["text"]
-    assert route.resolve(harness.runtime, again.turn_id) == first.turn_id
+    assert route_unrouted.resolve(harness.runtime, again.turn_id) == first.turn_id
 
 
 def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: Engine) -> None:
@@ -286,7 +286,7 @@ def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: 
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(5)]
     for expected in (2, 4, 5):
         for _ in range(2):
-            route.route_due(harness.runtime)
+            route_unrouted.route_due(harness.runtime)
             assert harness.sql("SELECT count(*) AS n FROM turns")[0].n == expected
         harness.move(61)
     ids = [str(row.turn_id) for row in harness.sql("SELECT turn_id FROM turns ORDER BY seq")]
@@ -313,7 +313,7 @@ def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello", agent="nobody", reply_to=reply_to)
         send(connection, user_id="ana", text="hello", agent="nobody")
-    route.route_due(harness.runtime)
+    route_unrouted.route_due(harness.runtime)
     [delivery_id] = harness.waker.deliveries
     [listed] = list_deliveries(harness.database)
     assert (listed["user_id"], listed["turn_id"], listed["status"]) == ("ana", str(sent.turn_id), "pending")
@@ -332,7 +332,7 @@ def test_many_workers_route_in_order_and_once(harness: Harness, application: Eng
     """Eight concurrent workers route the messages of three users."""
     with application.begin() as connection:
         sent = [send(connection, user_id=f"user {n % 3}", text=f"number {n}") for n in range(60)]
-    workers = [Thread(target=route.route_due, args=(harness.runtime,)) for _ in range(8)]
+    workers = [Thread(target=route_unrouted.route_due, args=(harness.runtime,)) for _ in range(8)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -354,7 +354,7 @@ def test_an_erased_users_messages_are_not_routed(harness: Harness, application: 
             erased.append(harness.runtime.eraser.erase("ana"))
 
     with harness.hooked(erase):
-        route.route_due(harness.runtime)
+        route_unrouted.route_due(harness.runtime)
     assert erased
     assert harness.sql("SELECT FROM users") == harness.sql("SELECT FROM turns") == []
 
@@ -369,7 +369,7 @@ def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engin
         def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
             found = harness.database.run(statement, parameters)
             if statement in {queries.READ, queries.OWNER}:
-                route.route_user(harness.runtime, "ana" if statement is queries.READ else "ben")
+                route_unrouted.route_user(harness.runtime, "ana" if statement is queries.READ else "ben")
             return found
 
     assert read_turn(Reader(), next(turns).turn_id)["status"] == "accepted"
@@ -388,7 +388,7 @@ def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, applic
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     with application.begin() as connection:
         first, second = (send(connection, user_id="ana", text=f"number {number}") for number in range(2))
-    route.route_due(harness.runtime)
+    route_unrouted.route_due(harness.runtime)
     before = states_of(harness.database, [second.turn_id])
     cancel(harness.runtime, second.turn_id)
     cancel(harness.runtime, second.turn_id)
@@ -397,7 +397,7 @@ def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, applic
     assert result(second, timeout=5) == shown
     assert states_of(harness.database, [second.turn_id]) != before
     harness.move(61)
-    route.route_due(harness.runtime)
+    route_unrouted.route_due(harness.runtime)
     assert [row.turn_id for row in harness.sql("SELECT turn_id FROM turns")] == [first.turn_id]
     with pytest.raises(NotFound):
         cancel(harness.runtime, UUID("00000000-0000-7000-8000-000000000000"))
@@ -408,7 +408,7 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
     with application.begin() as connection:
         first = send(connection, user_id="ana", text="one")
         second = send(connection, user_id="ana", text="two", on_busy="merge")
-    route.route_due(harness.runtime)
+    route_unrouted.route_due(harness.runtime)
     with pytest.raises(DeadlineExceeded):
         result(second, timeout=0.3)
     assert routed(harness, first)["status"] == "done"
@@ -462,8 +462,8 @@ def test_killed_while_routing(harness: Harness, application: Engine, moment: Any
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(4)]
     with harness.crashing(moment, "turns.accept", nth):
-        route.route_due(harness.runtime)
-    route.route_due(harness.runtime)
+        route_unrouted.route_due(harness.runtime)
+    route_unrouted.route_due(harness.runtime)
     found = harness.sql("SELECT turn_id FROM turns ORDER BY seq")
     assert [row.turn_id for row in found] == [each.turn_id for each in sent]
     assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 0

@@ -30,7 +30,7 @@ from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.awaited.port import TaskEnded
 from perdure.turns.calls.awaited import finish
-from perdure.turns.inbox.route import route_user
+from perdure.turns.inbox.route_unrouted import route_user
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.outbox import Delivered, deliver
 from perdure.turns.run.runner import Ran

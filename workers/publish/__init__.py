@@ -1,1 +1,1 @@
-"""Publishes wake-ups as Celery messages."""
+"""Publishes Celery messages: wake-ups (`wake`, `background`), and the tasks of Celery tools (`calls`)."""

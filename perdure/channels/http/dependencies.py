@@ -20,7 +20,7 @@ from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.errors import Forbidden, NotFound
 from perdure.sessions import reading as sessions
 from perdure.turns import reading as turns
-from perdure.turns.inbox import route
+from perdure.turns.inbox import route_unrouted
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
 
 Tenant = Annotated[
@@ -156,7 +156,7 @@ def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
     if not caller.is_operator and (found is None or not caller.may_see(found[0])):
         raise NotFound("There is no such turn.")
     is_routed = found is None or found[1]
-    return turn_id if is_routed else route.resolve(gateway.runtime, turn_id)
+    return turn_id if is_routed else route_unrouted.resolve(gateway.runtime, turn_id)
 
 
 async def _turn(turn_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:

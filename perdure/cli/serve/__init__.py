@@ -1,1 +1,1 @@
-"""Commands that run processes: `up`, `migrate`, `gateway`, `worker`, `beat`, `flower`, and `drain`."""
+"""Commands that run processes: `up`, `migrate`, `gateway`, `worker`, `beat`, `flower`, `channels`, and `drain`."""

@@ -1,4 +1,5 @@
 """Memory in Redis: the event stream and working memory. Losing it loses no message.
 
-Called when a turn settles, when a session ends and when a worker shuts down.
+Called when a prompt is assembled, a turn settles, a session ends, a channel reports typing, a user is exported or
+erased, and a worker shuts down.
 """

@@ -103,7 +103,7 @@ class SleepUntil:
         return False
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
-        """Refuse: the turn itself waits."""
+        """Raise `ToolError`: the engine parks the turn and never calls this tool."""
         raise ToolError(f"{self.name} makes the turn wait; no process runs it.")
 
 

@@ -1,4 +1,4 @@
-"""The statements of the tool ledger, of approvals and of calls that wait for a task or a time."""
+"""The statements of tool calls, of approvals and of calls that wait for a task or a time."""
 
 from __future__ import annotations
 

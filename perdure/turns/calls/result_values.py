@@ -40,7 +40,7 @@ class Result:
     effect_id: UUID | None = None
 
     def record(self) -> dict[str, Any]:
-        """The effect row's final values. The transcript has the text."""
+        """The values that close the call's effect row. The transcript has the text."""
         return {"effect_id": self.effect_id, "status": self.status, "result": None}
 
 

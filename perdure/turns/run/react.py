@@ -29,8 +29,8 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.awaited import Awaiting
-from perdure.turns.calls.ledger import Interrupted, Ledger
 from perdure.turns.calls.plan import Planned, equip, plan
+from perdure.turns.calls.run_calls import CallRunner, Interrupted
 from perdure.turns.lease import parking
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
@@ -85,7 +85,7 @@ class Turn:
         self._variables = variables or VariableSet()
         self._events = self._open_events()
         self._steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
-        self._ledger = Ledger(
+        self._calls = CallRunner(
             runtime, hold, ref, self._agent, self._variables,
             commit=lambda entries, results: self._commit(Step(entries, results=results)),
         )  # fmt: skip
@@ -303,12 +303,12 @@ class Turn:
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
         at_once = self._commit(Step([*self.transcript.uncommitted, asking], asks=True, intents=intents))
         if not (waits or at_once):
-            self._ledger.extend(planned)
+            self._calls.extend(planned)
         self._planned = None if waits else planned
 
     def _run_calls(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
-        self._ledger.answer(asking, planned, self._steps.sent_at)
+        self._calls.answer(asking, planned, self._steps.sent_at)
 
 
 def out_of_time(limit_s: float) -> DeadlineExceeded:

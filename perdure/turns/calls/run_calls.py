@@ -1,11 +1,11 @@
-"""The tool ledger: runs the calls of a message, resumes them after a crash, and commits their results.
+"""Runs the tool calls of a message, and resumes them after a crash.
 
-The calls' intents are committed with the message, and their results later as one step (`run.commit_step`). If a message
-has several calls, each result is also recorded in its call's row as soon as it is known (`calls.execute`).
+`run.commit_step` commits the calls' intents with the message, and their results later as one step. If a message has
+several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it.
 Calls that wait for approval have not begun and are not in doubt (`approvals`). Neither are those that wait for a task
-or a moment (`awaited`).
+or a time (`awaited`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Interrupted(Exception):
     """A wait ended because the turn must stop; the hold has the reason."""
 
 
-class Ledger:
+class CallRunner:
     """Runs and resumes the tool calls of the turn under `hold`, one message at a time.
 
     `commit` commits the results of a message's calls, with their entries in the transcript.

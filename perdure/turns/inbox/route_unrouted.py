@@ -1,9 +1,10 @@
-"""Routing: turns messages that an application inserted in its own transaction into ordinary turns.
+"""Routing: makes an ordinary turn of each message that an application inserted in its own transaction.
 
 `perdure.send` writes a row of `unrouted` and locks nothing shared. After the application's commit a wake-up brings a
 worker here, or the sweeper does. The message then goes through `accept`, with all its rules, and keeps its turn's id.
-The accepting transaction deletes the row, so a message is routed once, and none is routed of a user who was erased. The
-messages of one user are routed in the order of insertion, by one process at a time.
+The accepting transaction deletes the row, or marks it settled if the message joined another turn, so a message is
+routed once. Messages of an erased user are not routed. The messages of one user are routed in the order of insertion,
+by one process at a time.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: it is shown as the
 failed turn of the message, and delivered to the message's `reply_to`.
