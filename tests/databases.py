@@ -47,7 +47,8 @@ _CATALOGUE = """
         (SELECT (count(*), max(xmin::text::bigint)) FROM pg_constraint),
         (SELECT (count(*), max(xmin::text::bigint)) FROM pg_proc WHERE oid >= 16384),
         (SELECT (count(*), max(xmin::text::bigint)) FROM pg_trigger),
-        (SELECT count(*) FROM pg_db_role_setting),
+        (SELECT count(*) FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
+         WHERE d.datname = current_database()),
         (SELECT count(*) FROM pg_class WHERE oid >= 16384 AND relkind = 'r' AND reltuples >= 0)
 """
 """One row that differs after any change to the tables, their functions or a database's settings.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
@@ -148,3 +150,33 @@ def test_an_eager_application_sends_a_message(redis_url: str, client: Any) -> No
     assert made.send(_call()) is Sent.YES
     assert client.llen("celery") == 1
     made.close()
+
+
+def test_a_broker_that_dies_does_not_hold_up_a_revocation(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an open connection kombu retries a broadcast without a limit; the sweeper must continue."""
+    back = threading.Event()
+    monkeypatch.setattr(application.control, "revoke", lambda _ids: back.wait(30))
+    calls = CeleryCalls(application)
+    began = time.monotonic()
+    assert calls.revoke([TASK]) is False
+    assert calls.revoke([TASK]) is False
+    assert time.monotonic() - began < 10
+    back.set()
+    assert calls.revoke([TASK]) is True
+
+
+def test_an_applications_backend_answers_within_a_limit(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections may have no timeout; concurrent questions are answered, a hanging one is given up."""
+    calls = CeleryCalls(application, owned=False)
+    backend = type(application.backend)  # each thread has a backend of its own
+    monkeypatch.setattr(backend, "get_task_meta", lambda *_, **__: {"status": "SUCCESS", "result": 7})
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(calls.ask, [TASK] * 8))
+    assert found == [TaskEnded(failed=False, value=7)] * 8
+    hanging = threading.Event()
+    monkeypatch.setattr(backend, "get_task_meta", lambda *_, **__: hanging.wait(30))
+    began = time.monotonic()
+    assert calls.ask(TASK) is None
+    assert calls.ask(TASK) is None, "not asked in the pause after a failure"
+    assert time.monotonic() - began < 5
+    hanging.set()

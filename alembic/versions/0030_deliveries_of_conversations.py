@@ -20,6 +20,11 @@ depends_on = None
 readable_from = "0016"
 
 _INDEX = "deliveries_pending_idx"
+_REFUSED = "deliveries_refused_idx"
+_RECEIVER = (
+    "coalesce(target ->> 'url', target ->> 'task', "
+    "(coalesce(target ->> 'channel', '') || ' ') || coalesce(target #>> '{place,chat}', ''))"
+)
 
 
 def upgrade() -> None:
@@ -42,8 +47,16 @@ def upgrade() -> None:
         op.create_index(
             _INDEX,
             "deliveries",
-            ["user_id", "scope", "delivery_id"],
+            ["user_id", "scope", sa.text(f"md5({_RECEIVER})"), "delivery_id"],
             postgresql_where=sa.text("status = 'pending'"),
+            postgresql_concurrently=True,
+        )
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_REFUSED}")
+        op.create_index(
+            _REFUSED,
+            "deliveries",
+            ["user_id"],
+            postgresql_where=sa.text("scope IS NULL AND user_id IS NOT NULL"),
             postgresql_concurrently=True,
         )
 
@@ -51,6 +64,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Go down."""
     with op.get_context().autocommit_block():
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_REFUSED}")
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
     op.execute("DELETE FROM deliveries AS d WHERE NOT EXISTS (SELECT FROM turns AS t WHERE t.turn_id = d.turn_id)")
     op.execute("COMMENT ON COLUMN deliveries.turn_id IS NULL")

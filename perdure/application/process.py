@@ -34,6 +34,7 @@ class Parts:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.clock = SystemClock()
+        self._publishing: BackgroundWaker | None = None
         self._changed = threading.Condition()
         self._later: list[tuple[float, tuple[str, ...]]] = []
         self._thread: threading.Thread | None = None
@@ -52,8 +53,11 @@ class Parts:
         """Waits for settled turns."""
         return SettlementWatch(self.database)
 
-    @cached_property
+    @property
     def _waker(self) -> BackgroundWaker | None:
+        """Publishes wake-ups; `None` if it cannot be made now."""
+        if self._publishing is not None:
+            return self._publishing
         try:
             if (app := installed()) is None:
                 waker = BackgroundWaker(self.settings, addresses(self.settings, database=False))
@@ -64,6 +68,7 @@ class Parts:
             log.warning("%s Messages are routed by the sweeper.", loggable(error))
             return None
         atexit.register(waker.close)
+        self._publishing = waker
         return waker
 
     def wake(self, *users: str) -> None:

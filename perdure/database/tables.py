@@ -486,6 +486,11 @@ tool_effects = Table(
     comment="Tool calls: the intent is written before the call, the result after it.",
 )
 
+_RECEIVER = (
+    "coalesce(target ->> 'url', target ->> 'task', "
+    "(coalesce(target ->> 'channel', '') || ' ') || coalesce(target #>> '{place,chat}', ''))"
+)
+
 deliveries = Table(
     "deliveries",
     metadata,
@@ -508,7 +513,15 @@ deliveries = Table(
     _one_of("status", DELIVERY_STATUSES),
     Index("deliveries_turn_key", "turn_id", "asking_seq", unique=True, postgresql_nulls_not_distinct=True),
     Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
-    Index("deliveries_pending_idx", "user_id", "scope", "delivery_id", postgresql_where=text("status = 'pending'")),
+    Index(
+        "deliveries_pending_idx",
+        "user_id",
+        "scope",
+        text(f"md5({_RECEIVER})"),
+        "delivery_id",
+        postgresql_where=text("status = 'pending'"),
+    ),
+    Index("deliveries_refused_idx", "user_id", postgresql_where=text("scope IS NULL AND user_id IS NOT NULL")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies to deliver.",
 )

@@ -106,13 +106,17 @@ ADVANCE = Statement(
     """,
 )
 
-# Has a schedule that could not be fired taken again later.
+# Has a schedule that could not be fired taken again later, unless its row is locked: then when its lease expires.
 POSTPONE = Statement(
     "reminders.postpone",
     """
-    UPDATE reminders
-    SET error = coalesce(%(error)s, error), taken_until = perdure_now() + make_interval(secs => %(again_s)s)
-    WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz
+    WITH unlocked AS (
+        SELECT schedule_id FROM reminders WHERE schedule_id = %(schedule_id)s AND next_due = %(due)s::timestamptz
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE reminders AS r
+    SET error = coalesce(%(error)s, r.error), taken_until = perdure_now() + make_interval(secs => %(again_s)s)
+    FROM unlocked WHERE r.schedule_id = unlocked.schedule_id
     """,
 )
 

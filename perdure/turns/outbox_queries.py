@@ -10,10 +10,13 @@ _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_inter
 
 
 def _receiver(delivery: str) -> str:
-    """The receiver of a delivery: one receiver gets the deliveries of a conversation in the order of their turns."""
+    """The receiver of a delivery, as in `deliveries_pending_idx`.
+
+    One receiver gets the deliveries of a conversation in the order of their turns.
+    """
     target = f"{delivery}.target"
-    return f"""coalesce({target} ->> 'url', {target} ->> 'task',
-                     concat_ws(' ', {target} ->> 'channel', {target} #>> '{{place,chat}}'))"""
+    return f"""md5(coalesce({target} ->> 'url', {target} ->> 'task',
+                         coalesce({target} ->> 'channel', '') || ' ' || coalesce({target} #>> '{{place,chat}}', '')))"""
 
 
 def _place(delivery: str, turn: str, session: str) -> str:

@@ -45,6 +45,7 @@ CANCEL = Statement(
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
         FROM asked WHERE settled AND reply_to IS NOT NULL
+        ON CONFLICT DO NOTHING  -- as in SETTLE
         RETURNING delivery_id
     )
     SELECT asked.session_id, asked.status, asked.priority, asked.waits, (SELECT delivery_id FROM owed) AS delivery_id,
@@ -82,14 +83,16 @@ _UNLEASED = """
 """.strip()
 
 # Wakes sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up; the
-# pause doubles with each wake-up that no claim followed (`wakes`). Order: priority, fewest wake-ups, longest wait. So #
-# no session is woken twice while another one of the same priority waits for its first wake-up.  `ready` reads sessions
-# whose turn may run; `waiting` reads those whose turn waited for a person or a model until `not_before`, from which
-# their wait is counted. Of those that waited for a model (`paced`), a round wakes only `most_paced`, so that a
-# recovered model is not overloaded. Writing `not_before` here makes the session claimable.  Each pair (priority, level)
-# is one range of `sessions_wake_idx`, read in index order up to the limit. The limit is a subquery: if the planner knew
-# the number, it would expect fewer rows than that in a range, and read and sort the whole range. A timestamp in the
-# future was written while the server's clock was ahead, and counts as past.
+# pause doubles with each wake-up that no claim followed (`wakes`). Order: priority, fewest wake-ups, longest wait. So
+# no session is woken twice while another one of the same priority waits for its first wake-up.
+#
+# `ready` reads sessions whose turn may run; `waiting` reads those whose turn waited for a person or a model until
+# `not_before`, from which their wait is counted. Of those that waited for a model (`paced`), a round wakes only
+# `most_paced`, so that a recovered model is not overloaded. Writing `not_before` here makes the session claimable.
+#
+# Each pair (priority, level) is one range of `sessions_wake_idx`, read in index order up to the limit. The limit is a
+# subquery: if the planner knew the number, it would expect fewer rows than that in a range, and read and sort the
+# whole range. A timestamp in the future was written while the server's clock was ahead, and counts as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""

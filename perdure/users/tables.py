@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 _OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
 _OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
-_REFUSED = "SELECT turn_id FROM unrouted WHERE user_id = %(user_id)s"
+# Of the user's turns, and of refused messages, which have none.
+_OF_DELIVERIES = f"""
+    turn_id IN (
+        SELECT turn_id FROM turns WHERE {_OF_SESSIONS}
+        UNION ALL
+        SELECT turn_id FROM deliveries WHERE user_id = %(user_id)s AND scope IS NULL
+    )
+"""  # noqa: S608 (constants)
 _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(user_id)s)"
 _OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
@@ -54,12 +61,12 @@ USER_TABLES = (
     UserTable("case_history", f"case_id IN ({_OF_CASES})"),
     UserTable("case_archive", _OF_USER, ("query_vector",)),
     UserTable("cases", _OF_USER, ("query_vector",)),
-    UserTable("deliveries", f"{_OF_TURNS} OR turn_id IN ({_REFUSED})", ("last_error",)),
+    UserTable("unrouted", _OF_USER),  # before deliveries: a refusal locks its row, and writes one
+    UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
     UserTable("tool_effects", _OF_TURNS),
     UserTable("messages", _OF_SESSIONS),
     UserTable("snapshots", _OF_SESSIONS),
     UserTable("reminders", _OF_USER),
-    UserTable("unrouted", _OF_USER),
     UserTable("inbox", _OF_USER),
     UserTable("turns", _OF_SESSIONS),
     UserTable("sessions", _OF_USER),

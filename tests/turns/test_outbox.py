@@ -170,6 +170,21 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
     assert _deliver(harness, Recipient(), second) == Delivered()
 
 
+def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
+    """A release before 0030 may route a message that this one has just refused: the turn must not be stuck."""
+    sent = harness.send(reply_to={"url": "https://a.example/hook"})
+    harness.sql(
+        """
+        INSERT INTO deliveries (delivery_id, turn_id, user_id, target, status, due_at, created_at)
+        VALUES (%(id)s, %(turn_id)s, 'ana', '{"url": "https://a.example/hook"}', 'pending', now(), now())
+        """,
+        id=uuid4(),
+        turn_id=sent.turn_id,
+    )
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+
+
 def test_a_dead_letter_makes_room(harness: Harness) -> None:
     """A receiver that never accepts one reply gets the later ones once that one has failed."""
     recipient = Recipient(failures=MAX_ATTEMPTS)

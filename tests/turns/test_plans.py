@@ -62,7 +62,7 @@ _FILL = f"""
     INSERT INTO unrouted (turn_id, user_id, message, error_code, settled_at)
     SELECT gen_random_uuid(), user_id, '{{}}', 'CONFLICT', now() FROM turns;
     INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
-    SELECT gen_random_uuid(), turn_id, user_id, '', '{{"url": "https://a.example"}}',
+    SELECT gen_random_uuid(), turn_id, user_id, '', jsonb_build_object('url', 'https://a.example/' || seq %% 20),
            CASE WHEN seq = 1 THEN 'delivered' ELSE 'pending' END, now(), now()
     FROM turns WHERE session_id = %(long)s OR seq = 1;
 """  # noqa: S608 (constants)

@@ -415,8 +415,9 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
     assert result(second, timeout=5)["turn_id"] == str(first.turn_id)
 
 
-def test_a_locked_session_holds_up_no_other_user(harness: Harness, application: Engine) -> None:
-    """A message whose session somebody locks waits; the sweep continues, and wakes what is due."""
+@pytest.mark.parametrize("table", ["sessions", "unrouted"])
+def test_a_locked_row_holds_up_no_other_user(harness: Harness, application: Engine, table: str) -> None:
+    """A message whose session or row somebody locks, such as an erasure, waits; the sweep routes and wakes others."""
     locked = harness.send("first", user_id="ana")
     harness.run(locked.session_id)
     due = harness.send("hello", user_id="bob")
@@ -424,12 +425,15 @@ def test_a_locked_session_holds_up_no_other_user(harness: Harness, application: 
     harness.move(60)
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="second")
+        other_sent = send(connection, user_id="cleo", text="hello")
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=100)})
-    lock = text("SELECT FROM perdure.sessions WHERE session_id = :id FOR UPDATE")
+    lock = text(f"SELECT FROM perdure.{table} WHERE user_id = 'ana' FOR UPDATE")
     with application.connect() as other:
-        other.execute(lock, {"id": locked.session_id})
+        other.execute(lock)
         assert sweep(harness.runtime) is not None
-    assert harness.waker.sessions == [due.session_id]
+    assert harness.waker.sessions[0] == due.session_id
+    assert read_turn(harness.database, sent.turn_id)["session_id"] is None
+    assert read_turn(harness.database, other_sent.turn_id)["session_id"] is not None
     harness.move(11)
     assert sweep(harness.runtime) is not None
     assert harness.sql("SELECT FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)

@@ -86,7 +86,7 @@ def add_queues(app: Celery) -> None:
         def TaskConsumer(self, channel: Any, queues: Any = None, accept: Any = None, **options: Any) -> Any:  # noqa: N802
             """Return the consumer of a worker, which accepts JSON from perdure's queues, too."""
             accept = self.app.conf.accept_content if accept is None else accept
-            if consumed(self.app):
+            if accept is not None and consumed(self.app):
                 accept = {*accept, "json"}
             return super().TaskConsumer(channel, queues, accept, **options)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from celery import Celery, states
@@ -29,6 +29,8 @@ from perdure.workers.assembly import Addresses
 from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LINK = "turns.tool_result"
 """The task that returns a result to its turn."""
@@ -52,6 +54,7 @@ class CeleryCalls:
         self._owned = owned
         self._lock = threading.Lock()
         self._asking = threading.Semaphore()
+        self._revoking = threading.Semaphore()
         self._unavailable_until = 0.0
         self._no_answer_until = 0.0
 
@@ -104,7 +107,9 @@ class CeleryCalls:
         if isinstance(self._app.backend, DisabledBackend):
             return None
         try:
-            found = self._meta(str(task_id))
+            # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
+            ask = partial(self._app.backend.get_task_meta, str(task_id), cache=False)
+            found = ask() if self._owned else _within(_WAIT_S, self._asking, ask)  # its own connections have timeouts
             status, value = found["status"], found.get("result")
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
             with self._lock:
@@ -113,36 +118,12 @@ class CeleryCalls:
             return None
         return _state(status, value)
 
-    def _meta(self, task_id: str) -> Mapping[str, Any]:
-        """What the backend knows of a task, within `_WAIT_S`.
-
-        Raises:
-            Exception: the backend's error, or TimeoutError.
-        """
-        # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
-        ask = partial(self._app.backend.get_task_meta, task_id, cache=False)
-        if self._owned:  # its connections have short timeouts
-            answer: Mapping[str, Any] = ask()
-            return answer
-        if not self._asking.acquire(blocking=False):
-            raise TimeoutError("an earlier question is not answered yet")
-        found: Future[Mapping[str, Any]] = Future()
-
-        def run() -> None:
-            try:
-                found.set_result(ask())
-            except BaseException as error:  # noqa: BLE001 (raised in the asking thread)
-                found.set_exception(error)
-            finally:
-                self._asking.release()
-
-        threading.Thread(target=run, name="perdure-ask", daemon=True).start()
-        return found.result(_WAIT_S)
-
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
         """Broadcast that the tasks are not to begin; `TaskCalls.revoke`."""
         try:
-            self._app.control.revoke([str(task_id) for task_id in task_ids])
+            # While the broker is away, kombu retries this without a limit.
+            revoke = partial(self._app.control.revoke, [str(task_id) for task_id in task_ids])
+            _within(_WAIT_S, self._revoking, revoke)
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             log.warning("%d tasks could not be revoked yet: %s", len(task_ids), loggable(error))
             return False
@@ -180,6 +161,28 @@ class CeleryCalls:
             arguments["part"] = call.part
         options = {"queue": "ingress", "serializer": "json", "ignore_result": True, **described(("",), arguments)}
         return dict(self._app.signature(LINK, kwargs=arguments, options=options))
+
+
+def _within(seconds: float, place: threading.Semaphore, work: Callable[[], T]) -> T:
+    """The result of `work`, which has `seconds` to return; one call at a time for each `place`.
+
+    Raises:
+        TimeoutError: it, or an earlier call, has not returned. It continues in its thread.
+    """
+    if not place.acquire(timeout=seconds):
+        raise TimeoutError("an earlier call has not returned yet")
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (raised in the calling thread)
+            found.set_exception(error)
+        finally:
+            place.release()
+
+    threading.Thread(target=run, name="perdure-calls", daemon=True).start()
+    return found.result(seconds)
 
 
 def _state(status: object, value: object) -> TaskEnded | TaskRuns | None:

@@ -198,7 +198,8 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
     limits = {"most": MOST_PROBES, "least_s": LEAST_PROBE_S, "most_s": MOST_PROBE_S}
     rows = runtime.database.run(queries.PROBE_DUE, limits)
     unwanted = [row for row in rows if not row.waits]
-    if unwanted and runtime.calls.revoke([task_id for row in unwanted for task_id in _task_ids(row)]):
+    task_ids = [task_id for row in unwanted for task_id in _task_ids(row)]
+    if unwanted and (not task_ids or runtime.calls.revoke(task_ids)):
         runtime.database.run(queries.REVOKED, {"effect_ids": [row.effect_id for row in unwanted]})
     for row in rows:
         if stopped():

@@ -302,9 +302,8 @@ PROBE_DUE = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE tool_effects AS e
-    SET probe_at = perdure_now() + make_interval(secs => CASE WHEN e.status = 'intended'
-            THEN least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s)
-            ELSE %(least_s)s END)
+    SET probe_at = perdure_now() + make_interval(
+            secs => least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s))
     FROM locked WHERE e.effect_id = locked.effect_id
     RETURNING e.effect_id, e.status = 'intended' AS waits, e.progress, e.parts
     """,

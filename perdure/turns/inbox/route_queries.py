@@ -30,8 +30,7 @@ OF_USER = Statement(
 LOCK_USER = Statement(
     "unrouted.lock_user",
     """
-    SELECT pg_try_advisory_xact_lock(
-        hashtextextended(concat_ws(' ', current_schema(), 'perdure routing', %(user_id)s::text), 0)) AS locked
+    SELECT pg_try_advisory_xact_lock(hashtextextended('perdure routing ' || %(user_id)s::text, 0)) AS locked
     """,
 )
 
@@ -64,11 +63,17 @@ REFUSED = Statement(
     """,
 )
 
+# Leaves a locked row as it is.
 POSTPONED = Statement(
     "unrouted.postponed",
     """
-    UPDATE unrouted SET due_at = perdure_now() + make_interval(secs => %(seconds)s), attempts = attempts + %(charged)s
-    WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+    WITH unlocked AS (
+        SELECT turn_id FROM unrouted WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE unrouted AS u
+    SET due_at = perdure_now() + make_interval(secs => %(seconds)s), attempts = attempts + %(charged)s
+    FROM unlocked WHERE u.turn_id = unlocked.turn_id
     """,
 )
 

@@ -13,6 +13,7 @@ failed turn of the message, and delivered to the message's `reply_to`.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _MOST_USERS = 200
 _MOST_OF_USER = 100
+_LONGEST_S = 10.0
 _SHORTEST_WAIT_S = 1.0
 _FIRST_PAUSE_S = 5.0
 _MOST_ATTEMPTS = 8
@@ -41,14 +43,23 @@ _UNKNOWN = "Internal error. The operator's log has the details."
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
-    """Route the due messages of the users who have the `most` oldest ones; returns the number of users.
+    """Route the messages that are due, for at most `_LONGEST_S`; returns the number of users.
+
+    Takes the users with the oldest `most` messages. A user whose rows are locked holds up no other one.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
+    began = time.monotonic()
     users = [row.user_id for row in runtime.database.run(queries.DUE_USERS, {"most": most})]
     for user in users:
-        route_user(runtime, user)
+        if time.monotonic() - began > _LONGEST_S:
+            break
+        try:
+            route_user(runtime, user)
+        except Unavailable as error:
+            log.info("messages of an application's user wait: %s", loggable(error))
+            runtime.database.run(queries.DUE_USERS, {"most": 1})  # raises if the database cannot be reached
     return len(users)
 
 
@@ -181,7 +192,7 @@ def _refuse(runtime: Runtime, row: Row[Any], error: PerdureError) -> None:
 def _reply_to(message: dict[str, Any]) -> str | None:
     """The receiver of an application's message, as JSON; `None` if it has none that this release can read."""
     try:
-        reply_to = ReplyTo.model_validate(message.get("reply_to"))
-    except ValidationError:
+        reply_to = ReplyTo.model_validate(message["reply_to"])
+    except (ValidationError, KeyError, TypeError):  # a role that may insert can write anything
         return None
     return as_json(reply_to.model_dump(exclude_none=True))

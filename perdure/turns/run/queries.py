@@ -129,6 +129,7 @@ SETTLE = Statement(
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
+        ON CONFLICT DO NOTHING  -- a release before 0030 may have routed a message that was refused meanwhile
         RETURNING delivery_id
     )
     SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
