@@ -53,6 +53,7 @@ def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> Non
     for program in PROGRAMS:
         ended = perdure(*program)
         assert (ended.returncode, "run `perdure migrate`" in ended.stderr) == (3, True), ended.stderr
+    assert perdure("migrate").returncode == 0, "a migration that changes no table leaves a copy that is reused"
 
 
 def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, database_url: str) -> None:
