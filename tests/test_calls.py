@@ -152,6 +152,7 @@ def test_an_eager_application_sends_a_message(redis_url: str, client: Any) -> No
     made.close()
 
 
+@pytest.mark.long
 def test_a_broker_that_dies_does_not_hold_up_a_revocation(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an open connection kombu retries a broadcast without a limit; the sweeper must continue."""
     back = threading.Event()
@@ -165,6 +166,7 @@ def test_a_broker_that_dies_does_not_hold_up_a_revocation(application: Celery, m
     assert calls.revoke([TASK]) is True
 
 
+@pytest.mark.long
 def test_an_applications_backend_answers_within_a_limit(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections may have no timeout; concurrent questions are answered, a hanging one is given up."""
     calls = CeleryCalls(application, owned=False)

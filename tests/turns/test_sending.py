@@ -415,6 +415,7 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
     assert result(second, timeout=5)["turn_id"] == str(first.turn_id)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", ["sessions", "unrouted"])
 def test_a_locked_row_holds_up_no_other_user(harness: Harness, application: Engine, table: str) -> None:
     """A message whose session or row somebody locks, such as an erasure, waits; the sweep routes and wakes others."""
