@@ -34,7 +34,7 @@ from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from tests.databases import Copy, Databases
 
-_FIRST = ("processes", "commands", "embedded")
+_FIRST = ("processes", "cli", "embedded")
 
 _shared = pytest.StashKey[Path]()
 

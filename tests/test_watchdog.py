@@ -82,6 +82,7 @@ def test_the_first_process_of_a_container_is_ended_too() -> None:
     assert 'File "<string>", line 9 in <lambda>' in ended.stderr
 
 
+@pytest.mark.long
 def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) -> None:
     """If a worker recovers during the report, the watchdog withdraws the report and kills it at the next silence."""
     gate = tmp_path / "gate"

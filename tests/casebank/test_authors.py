@@ -71,8 +71,16 @@ def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
     return {"ana": np.r_[0:120], "bob": np.r_[0:100, 120:1_020], "nobody": np.r_[0:100], "vectors": vectors}
 
 
-@pytest.mark.parametrize("indexed", [False, True])
-@pytest.mark.parametrize("few", [search.INDEX_FROM, 500])
+@pytest.mark.parametrize(
+    ("few", "indexed"),
+    [
+        (500, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in [(500, False), (search.INDEX_FROM, False), (search.INDEX_FROM, True)]
+        ),
+    ],
+)
 def test_a_user_among_many_finds_the_nearest(
     database: Database, crowded: dict[str, Any], few: int, *, indexed: bool
 ) -> None:

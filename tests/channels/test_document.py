@@ -123,6 +123,7 @@ def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -
     assert longest == [10_000, 77]
 
 
+@pytest.mark.long
 def test_the_patterns_mean_what_the_gateway_checks() -> None:
     """The patterns agree with the gateway's checks for every character: JSON Schema and Python differ on blanks."""
     not_blank, storable = re.compile(NOT_BLANK_PATTERN), re.compile(STORABLE_PATTERN)

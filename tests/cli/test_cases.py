@@ -143,6 +143,7 @@ def test_the_command_runs_as_a_process(perdure: Perdure) -> None:
     assert "UUID" in wrong.stderr
 
 
+@pytest.mark.long
 def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, database: Database, tmp_path: Path) -> None:
     """A terminal's stderr shows a progress bar while a plan is applied."""
     for number in range(40):

@@ -47,6 +47,7 @@ def test_a_message_is_answered_by_the_processes(
             process.join()
 
 
+@pytest.mark.long
 def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: Environment) -> None:
     """Over long polling with the real library: a message, the typing indicator and the reply."""
     telegram = TelegramServer()

@@ -137,6 +137,7 @@ main()
 """A gateway that gets SIGTERM after its socket accepts connections, but before its server runs."""
 
 
+@pytest.mark.long
 def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment) -> None:
     """A supervisor may stop a gateway as soon as its port is open; losing that signal would require a SIGKILL."""
     with socket.create_server(("127.0.0.1", 0)) as free:

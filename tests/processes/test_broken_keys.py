@@ -98,6 +98,7 @@ def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, cli
     assert turn["status"] == "done"
 
 
+@pytest.mark.long
 def test_keys_of_another_program_stay_as_they_are(installation: Installation, client: Any) -> None:
     """If another program uses a queue's name as a key, the other queues work, and the log tells the operator."""
     _break(client, *TAKEN)

@@ -37,8 +37,8 @@ BOUNDARIES = [
     Place("before", "turns.step", 2),
     Place("after", "turns.step", 2),
 ]
-ALWAYS = {"before-turns.note_sent-1", "before-turns.finish_task-1"}
-"""The boundaries at which `make test` also kills."""
+ALWAYS = ("charge", "before-turns.note_sent-1")
+"""The kind of task and the boundary at which `make test` also kills."""
 
 
 @pytest.fixture
@@ -109,6 +109,7 @@ def test_a_list_of_arguments_is_one_task_each(installation: Installation, applic
     installation.check()
 
 
+@pytest.mark.long
 def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Installation, application: Worker) -> None:
     """No worker runs when the task ends, and its callback is lost: the result is found in the result backend."""
     worker = installation.worker()
@@ -130,6 +131,7 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
     installation.check()
 
 
+@pytest.mark.long
 def test_a_cancelled_turns_task_is_not_begun(installation: Installation) -> None:
     """The turn is cancelled before the application's only process gets to the task, which must not run."""
     _application(installation, "--concurrency", "1")
@@ -174,10 +176,13 @@ def _status(installation: Installation, turn_id: UUID) -> str:
     return status
 
 
-@pytest.mark.parametrize("kind", ["report", "charge"])
 @pytest.mark.parametrize(
-    "place",
-    [each if str(each) in ALWAYS else pytest.param(each, marks=pytest.mark.long) for each in BOUNDARIES],
+    ("kind", "place"),
+    [
+        pytest.param(kind, place, marks=[] if (kind, str(place)) == ALWAYS else pytest.mark.long)
+        for kind in ("report", "charge")
+        for place in BOUNDARIES
+    ],
     ids=str,
 )
 def test_killed_there_the_task_is_done_once(

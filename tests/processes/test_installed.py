@@ -101,6 +101,7 @@ def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation,
     installation.check()
 
 
+@pytest.mark.long
 def test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks(installation: Installation, shop: Shop) -> None:
     """Another worker continues the turn at once; the application's task may take its time, as in Celery."""
     leaving = shop.perdures()

@@ -174,6 +174,7 @@ LEVELS = {0: "maintenance", 4: "maintenance\x06\x163", 5: "maintenance\x06\x163"
 """Redis list that a publisher with kombu's defaults uses, by the task's priority."""
 
 
+@pytest.mark.long
 def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
     wait_until(lambda: neighbour.runs() == {"quick": len(LEVELS)}, "the application runs all of them")
 
 
+@pytest.mark.long
 def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
@@ -226,6 +228,7 @@ def returns(url: str, queue: str, count: int) -> list[float]:
     raise AssertionError("Redis closed the connection")
 
 
+@pytest.mark.long
 def test_a_worker_that_stops_returns_what_it_held(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
@@ -263,6 +266,7 @@ def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     assert neighbour.runs() == {"quick": 1}
 
 
+@pytest.mark.long
 def test_messages_left_by_the_previous_release_are_restored(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:

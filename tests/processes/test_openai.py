@@ -112,6 +112,7 @@ def test_only_the_newest_message_is_sent_and_the_rest_is_known(
     assert tuple(row) == ("names", "my name is Ana")
 
 
+@pytest.mark.long
 def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_response_resumes_after_the_gateway_was_killed(
     assert again == texts
 
 
+@pytest.mark.long
 def test_tool_calls_are_reasoning_at_any_gateway(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:

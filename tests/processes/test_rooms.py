@@ -100,6 +100,7 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
     assert all(not gate.opened.is_set() for gate in gates)
 
 
+@pytest.mark.long
 def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation) -> None:
     """What a worker cannot begin stays in the broker: another worker runs it while the first one is busy."""
     gates = [installation.model_server.gate(f"slow {number}") for number in range(4)]

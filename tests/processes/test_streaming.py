@@ -149,6 +149,7 @@ def cut_and_kill(installation: Installation, gateway: GatewayProcess, *, turns: 
     return sum(reader.cut for reader in readers)
 
 
+@pytest.mark.long
 def test_cut_streams_resume_while_processes_are_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:

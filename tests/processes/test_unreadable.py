@@ -43,6 +43,7 @@ def test_a_session_with_unreadable_rows_continues(installation: Installation) ->
     installation.check()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
     """If another transaction locks the row for longer than a statement waits, the model is not asked again."""

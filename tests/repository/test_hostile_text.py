@@ -305,6 +305,7 @@ def own_words(pattern: Pattern) -> dict[str, Callable[[int], str]]:
     }
 
 
+@pytest.mark.long
 def test_the_measure_detects_quadratic_growth() -> None:
     """The measure itself fails a quadratic function and passes a linear one of the same duration."""
 

@@ -115,6 +115,7 @@ def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp
     store.close()
 
 
+@pytest.mark.long
 def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
     """A process that was stopped during a save keeps the lock; reads still work."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
@@ -151,6 +152,7 @@ def test_a_deleted_snapshot_leaves_no_bytes_in_its_files(kind: str, tmp_path: Pa
     store.close()
 
 
+@pytest.mark.long
 def test_a_load_does_not_wait_for_a_save(tmp_path: Path) -> None:
     """While one thread waits for the file's lock to save, another thread can load."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")

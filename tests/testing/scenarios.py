@@ -147,7 +147,7 @@ def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
     @tool(effect=effect, probe=probe, timeout_s=0.3, name="transfer")
     def transfer(cents: int, context: ToolContext) -> str:
         """Transfer money."""
-        for _ in left:
+        if next(left, None) is not None:
             threading.Event().wait(1.0)
         return f"{cents} transferred"
 

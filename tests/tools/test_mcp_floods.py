@@ -94,6 +94,7 @@ async def _answer(url: str) -> Any:
             return await read.receive()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [200, 400])
 @pytest.mark.parametrize(
     ("body", "kind", "encoding"),

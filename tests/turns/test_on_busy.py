@@ -143,6 +143,7 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
     assert harness.sql("SELECT status FROM tool_effects")[0].status == "unknown"
 
 
+@pytest.mark.long
 def test_merging_stops_at_the_characters_of_one_message(harness: Harness) -> None:
     """Without this limit, 250 merged messages of 10,000 characters were one prompt of 622,000 tokens."""
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]

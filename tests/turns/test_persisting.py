@@ -56,7 +56,14 @@ def _answered_once(harness: Harness, bench: Bench) -> None:
     assert tuple(row) == (None, 0, "active", 0, 0, 1)
 
 
-@pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [
+        ("turns.step", 1),
+        pytest.param("turns.step", 2, marks=pytest.mark.long),
+        pytest.param("turns.settle", 1, marks=pytest.mark.long),
+    ],
+)
 def test_a_row_that_another_transaction_holds_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
     """The lock timeout refuses the commit; the same step is committed when the row is free."""
     bench, seen = Bench(), []

@@ -216,6 +216,7 @@ def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness)
     assert len(seen) < 40, "it does back off"
 
 
+@pytest.mark.long
 def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
     """A gateway that cannot publish accepts a message every four seconds: each must not reset the back-off."""
     harness.waker.away = True
