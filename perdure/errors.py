@@ -35,6 +35,9 @@ from copy import copy
 from datetime import datetime
 from typing import ClassVar
 
+INTERNAL_ERROR = "Internal error. The operator's log has the details."
+"""The message for an unexpected exception, whose own text may hold a query or a secret."""
+
 
 class PerdureError(Exception):
     """Any failure with a code. The caller may see `message`.

@@ -17,7 +17,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, TaskPredicate
 
-from perdure.errors import PerdureError, SettingsError, Unavailable, loggable
+from perdure.errors import INTERNAL_ERROR, PerdureError, SettingsError, Unavailable, loggable
 from perdure.tasks import current_task
 from perdure.tasks.arguments import described
 from perdure.tasks.process import Process
@@ -117,7 +117,7 @@ class PerdureTask(Task):  # type: ignore[misc]
             raise self.refused(error) from None
         except Exception:
             log.exception("the task failed")
-            raise self.refused(PerdureError("Internal error. The operator's log has the details.")) from None
+            raise self.refused(PerdureError(INTERNAL_ERROR)) from None
         else:
             return result
         finally:

@@ -20,7 +20,16 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.errors import InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, Unauthorized, Unavailable
+from perdure.errors import (
+    INTERNAL_ERROR,
+    InvalidRequest,
+    NotFound,
+    PerdureError,
+    RateLimited,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
 from perdure.text.untrusted import first_line, what_is_wrong
 
 log = logging.getLogger(__name__)
@@ -29,7 +38,6 @@ MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
 _LONGEST_NAME = 200
-_UNEXPECTED = "Internal error. The operator's log has the details."
 
 
 def _codes() -> dict[int, tuple[str, ...]]:
@@ -175,5 +183,5 @@ class _LastResort:
             if began:
                 raise  # too late for an answer: the server closes the connection, and logs the error
             log.exception("%s %s failed", scope["method"], scope["path"])
-            response = _shaped(Request(scope), PerdureError(_UNEXPECTED))
+            response = _shaped(Request(scope), PerdureError(INTERNAL_ERROR))
             await response(scope, receive, send)

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import Row
 
 from perdure.database.engine import Transaction
-from perdure.errors import PerdureError, RateLimited, Unavailable, loggable
+from perdure.errors import INTERNAL_ERROR, PerdureError, RateLimited, Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.schedule import reminder_queries as queries
 from perdure.schedule import reminders
@@ -37,7 +37,6 @@ LONGEST_S = 5.0
 _LONGEST_ERROR = 500
 _SHORT_S = 5.0
 _AGAIN_S = 300.0
-_UNEXPECTED = "Something went wrong here; the operator's log says what."
 
 
 def fire_due(runtime: Runtime, most: int = MOST_AT_ONCE) -> int:
@@ -67,7 +66,7 @@ def _fire_one(runtime: Runtime, row: Row[Any]) -> None:
         _postpone(runtime, row, getattr(refused, "retry_after_s", None) or _SHORT_S)  # raises without the database
     except Exception:  # one schedule must not hold up the others
         log.exception("schedule %s cannot be fired; again in %d s", row.schedule_id, _AGAIN_S)
-        _postpone(runtime, row, _AGAIN_S, _UNEXPECTED)
+        _postpone(runtime, row, _AGAIN_S, INTERNAL_ERROR)
 
 
 def _postpone(runtime: Runtime, row: Row[Any], seconds: float, error: str | None = None) -> None:

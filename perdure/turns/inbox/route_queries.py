@@ -27,6 +27,7 @@ OF_USER = Statement(
     writes=False,
 )
 
+# The key does not name the schema, because workers of the previous release lock it without the name.
 LOCK_USER = Statement(
     "unrouted.lock_user",
     """

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor, Transaction, as_json
-from perdure.errors import PerdureError, RateLimited, Unavailable, loggable
+from perdure.errors import INTERNAL_ERROR, PerdureError, RateLimited, Unavailable, loggable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns.inbox import route_queries as queries
@@ -38,8 +38,6 @@ _SHORTEST_WAIT_S = 1.0
 _FIRST_PAUSE_S = 5.0
 _MOST_ATTEMPTS = 8
 """Unexpected errors after which a message is refused, so that it does not block its user's later messages forever."""
-
-_UNKNOWN = "Internal error. The operator's log has the details."
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
@@ -170,7 +168,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
 
 def _postpone(runtime: Runtime, row: Row[Any]) -> bool:
     if row.attempts + 1 >= _MOST_ATTEMPTS:
-        _refuse(runtime, row, PerdureError(_UNKNOWN))
+        _refuse(runtime, row, PerdureError(INTERNAL_ERROR))
         return True
     seconds = _FIRST_PAUSE_S * 2**row.attempts
     runtime.database.run(queries.POSTPONED, {"turn_id": row.turn_id, "seconds": seconds, "charged": 1})
