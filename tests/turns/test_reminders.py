@@ -243,7 +243,7 @@ def test_an_unexpected_error_holds_up_no_other_schedule(harness: Harness) -> Non
     assert fire_due(harness.runtime) == 2
     assert len(fired(harness)) == 1
     [shown] = reminders.list_reminders(harness.database, "bob")
-    assert "Something went wrong" in shown["error"]
+    assert "Internal error" in shown["error"]
     harness.sql("UPDATE reminders SET timezone = 'UTC'")
     harness.move(301)
     assert fire_due(harness.runtime) == 1
