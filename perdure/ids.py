@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from secrets import randbits
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from perdure.clock import Clock
 
@@ -17,3 +17,8 @@ def new_id(clock: Clock) -> UUID:
     milliseconds, microseconds = divmod(round(clock.now().timestamp() * 1_000_000), 1000)
     fraction = microseconds * 4096 // 1000
     return UUID(int=(milliseconds & _MILLISECONDS) << 80 | _VERSION_7 | fraction << 64 | _VARIANT_RFC | randbits(62))
+
+
+def part_task_id(effect_id: UUID, part: int) -> UUID:
+    """The id of the Celery task for element `part` of a tool call with a list of arguments."""
+    return uuid5(effect_id, str(part))

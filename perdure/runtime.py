@@ -148,4 +148,5 @@ class Runtime:
             redis_memory=self.redis_memory,
             lease_s=self.settings.turn.lease_s,
             file=self.redis_file,
+            revoke=None if self.calls is None else self.calls.revoke,
         )

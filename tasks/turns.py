@@ -8,9 +8,9 @@ from uuid import UUID
 
 from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
+from perdure.ids import part_task_id
 from perdure.tasks.task import PerdureTask, declare
 from perdure.tools.awaited.port import TaskEnded
-from perdure.turns.calls import fan_out
 from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
@@ -68,7 +68,7 @@ def tool_result(
         raise InvalidRequest("part: must be an integer.")
     ended = TaskEnded(failed=False, value=value)
     if failed:
-        task_id = wanted if part is None else fan_out.task_id(wanted, part)
+        task_id = wanted if part is None else part_task_id(wanted, part)
         found = None if runtime.calls is None else runtime.calls.ask(task_id)
         ended = found if isinstance(found, TaskEnded) and found.failed else TaskEnded(failed=True, value=_FAILED)
     finish(runtime, wanted, ended, part)

@@ -603,6 +603,14 @@ erasures = Table(
     Column("session_ids", ARRAY(Uuid), nullable=False, comment="the user's sessions"),
     Column("erased_at", _timestamp, nullable=False),
     Column("due_at", _timestamp, nullable=False, comment="when every worker that was paused has lost its lease"),
+    Column(
+        "task_ids",
+        ARRAY(Uuid),
+        nullable=False,
+        server_default=text("'{}'"),
+        comment="tasks of Celery tools that may be queued",
+    ),
+    Column("revoked_at", _timestamp, comment="when they were first revoked; they are again at due_at"),
     comment="Users who were erased less than a lease ago: what paused workers still write is deleted at `due_at`.",
 )
 

@@ -10,16 +10,18 @@ planner's statistics and from the file of an embedded Redis.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
+
+from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
-from perdure.ids import new_id
+from perdure.ids import new_id, part_task_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.snapshots.store import SnapshotStore
 from perdure.users import queries
@@ -62,7 +64,8 @@ class RedisFile(Protocol):
 class Eraser:
     """Erases users. `redis_memory` is `None` in a process without Redis: then a worker cleans it.
 
-    `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md).
+    `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md). `revoke` has Celery's
+    workers discard tasks, and returns whether the broker was reached; `None`: a worker's sweeper does it.
     """
 
     database: Database
@@ -71,6 +74,7 @@ class Eraser:
     redis_memory: RedisMemory | None
     lease_s: float
     file: RedisFile | None = None
+    revoke: Callable[[Sequence[UUID]], bool] | None = None
 
     def erase(self, user_id: str) -> ErasureResult:
         """Erase all data of a user. An unknown user is not an error.
@@ -85,8 +89,15 @@ class Eraser:
             # Again: a session may have opened before the user was locked.
             sessions = [row.session_id for row in transaction.run(queries.RAISE_TOKENS, user)]
             transaction.run(queries.LOCK_CASES, user)
+            task_ids = _task_ids(transaction.run(queries.QUEUED_CALLS, user))
             rows = {table: transaction.run(delete, user)[0].gone for table, delete in queries.ERASE.items()}
-            second_pass = {"erasure_id": new_id(self.clock), "session_ids": sessions, "lease_s": self.lease_s, **user}
+            second_pass = {
+                "erasure_id": new_id(self.clock),
+                "session_ids": sessions,
+                "task_ids": task_ids,
+                "lease_s": self.lease_s,
+                **user,
+            }
             erasure = transaction.run(queries.NOTE, second_pass)[0]
         log.info("a user was erased: %d rows, %d sessions", sum(rows.values()), len(sessions))
         return ErasureResult(rows, self._clean(user_id, sessions, erasure.erased_at))
@@ -97,17 +108,30 @@ class Eraser:
         Raises:
             Unavailable: the database cannot be reached.
         """
+        self._revoke_tasks()
         due = self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s})
         clean = {
             row.erasure_id
             for row in due
-            if self.redis_memory is not None and self._clean(row.user_id, row.session_ids, row.erased_at)
+            if self.redis_memory is not None
+            and self._clean(row.user_id, row.session_ids, row.erased_at)
+            and self._revoke(row.task_ids)
         }
         finished = self._purge_copies(clean) if clean else clean
         for row in due:
             statement = queries.FINISH if row.erasure_id in finished else queries.POSTPONE
             self.database.run(statement, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
         return len(finished)
+
+    def _revoke_tasks(self) -> None:
+        """Revoke the tasks of recent erasures, which the second pass repeats: a paused worker may still send one."""
+        due = self.database.run(queries.TO_REVOKE, {"most": _MOST_A_ROUND})
+        revoked = [row.erasure_id for row in due if self._revoke(row.task_ids)]
+        if revoked:
+            self.database.run(queries.REVOKED, {"erasure_ids": revoked})
+
+    def _revoke(self, task_ids: Sequence[UUID]) -> bool:
+        return not task_ids or (self.revoke is not None and self.revoke(task_ids))
 
     def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:
         """The erasures in `clean` whose texts are in neither the planner's statistics nor Redis's file."""
@@ -137,3 +161,11 @@ class Eraser:
             log.warning("an erased user's copies outside PostgreSQL remain; the next pass retries: %s", error.message)
             return False
         return True
+
+
+def _task_ids(calls: Sequence[Row[Any]]) -> list[UUID]:
+    """The ids of the tasks of these calls that may be queued."""
+    ids: list[UUID] = []
+    for call in calls:
+        ids += [part_task_id(call.effect_id, part) for part in call.parts] if call.is_list else [call.effect_id]
+    return ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.database.tables import metadata
-from perdure.users.tables import USER_TABLES, UserTable
+from perdure.users.tables import OF_TURNS, USER_TABLES, UserTable
 
 # Fences the processes that run these sessions: they can no longer write. Locks the sessions until the commit.
 RAISE_TOKENS = Statement(
@@ -24,21 +24,48 @@ LOCK_CASES = Statement(
     "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
 )
 
+# Calls of Celery tools whose tasks may be queued. `parts`: the elements of a list of arguments whose tasks may be.
+QUEUED_CALLS = Statement(
+    "erasure.queued_calls",
+    f"""
+    SELECT effect_id, parts IS NOT NULL AS is_list,
+           ARRAY(SELECT part.number - 1 FROM json_array_elements(parts) WITH ORDINALITY AS part (stored, number)
+                 WHERE part.stored ->> 0 IN ('taken', 'sent')) AS parts
+    FROM tool_effects
+    WHERE waits_for = 'task' AND (status = 'intended' OR probe_at IS NOT NULL) AND {OF_TURNS}
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
 # Schedules the second pass outside PostgreSQL, for after one lease, when every paused process has lost its session.
 NOTE = Statement(
     "erasure.note",
     """
-    INSERT INTO erasures (erasure_id, user_id, session_ids, erased_at, due_at)
-    VALUES (%(erasure_id)s, %(user_id)s, %(session_ids)s::uuid[], perdure_now(),
+    INSERT INTO erasures (erasure_id, user_id, session_ids, task_ids, erased_at, due_at)
+    VALUES (%(erasure_id)s, %(user_id)s, %(session_ids)s::uuid[], %(task_ids)s::uuid[], perdure_now(),
             perdure_now() + make_interval(secs => %(lease_s)s))
-    RETURNING user_id, session_ids, erased_at
+    RETURNING erased_at
     """,
+)
+
+TO_REVOKE = Statement(
+    "erasure.to_revoke",
+    """
+    SELECT erasure_id, task_ids FROM erasures WHERE revoked_at IS NULL AND task_ids <> '{}'
+    ORDER BY due_at LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+REVOKED = Statement(
+    "erasure.revoked",
+    "UPDATE erasures SET revoked_at = perdure_now() WHERE erasure_id = ANY (%(erasure_ids)s::uuid[])",
 )
 
 DUE = Statement(
     "erasure.due",
     """
-    SELECT erasure_id, user_id, session_ids, erased_at FROM erasures
+    SELECT erasure_id, user_id, session_ids, task_ids, erased_at FROM erasures
     WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s)
     ORDER BY due_at LIMIT %(most)s
     """,

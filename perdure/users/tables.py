@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
-_OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
+OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
 # Of the user's turns, and of refused messages, which have none.
 _OF_DELIVERIES = f"""
     turn_id IN (
@@ -57,13 +57,13 @@ USER_TABLES = (
     UserTable("message_words", _OF_USER, ("words",)),
     # A plan's item quotes the words in which a case differs from a similar case.
     UserTable("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
-    UserTable("case_executions", f"case_id IN ({_OF_CASES}) OR {_OF_TURNS}"),
+    UserTable("case_executions", f"case_id IN ({_OF_CASES}) OR {OF_TURNS}"),
     UserTable("case_history", f"case_id IN ({_OF_CASES})"),
     UserTable("case_archive", _OF_USER, ("query_vector",)),
     UserTable("cases", _OF_USER, ("query_vector",)),
     UserTable("unrouted", _OF_USER),  # before deliveries: a refusal locks its row, and writes one
     UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
-    UserTable("tool_effects", _OF_TURNS),
+    UserTable("tool_effects", OF_TURNS),
     UserTable("messages", _OF_SESSIONS),
     UserTable("snapshots", _OF_SESSIONS),
     UserTable("reminders", _OF_USER),

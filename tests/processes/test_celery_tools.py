@@ -132,17 +132,22 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
 
 
 @pytest.mark.long
-def test_a_cancelled_turns_task_is_not_begun(installation: Installation) -> None:
-    """The turn is cancelled before the application's only process gets to the task, which must not run."""
+@pytest.mark.parametrize("end", ["cancel", "erase"])
+def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installation, end: str) -> None:
+    """The turn is cancelled, or its user erased, before the application's only process gets to the task."""
     _application(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id
     wait_until(lambda: installation.faults.effects("slowly: busy"), "the application is busy", PATIENCE_S)
     unwanted = installation.accept("report: unwanted", user="cid").turn_id
     wait_until(lambda: _status(installation, unwanted) == "parked", "it waits", PATIENCE_S)
-    cancel(installation.runtime, unwanted)
-    assert _status(installation, unwanted) == "cancelled"
-    revoked = "SELECT FROM tool_effects WHERE turn_id = %(id)s AND status = 'unknown' AND probe_at IS NULL"
+    if end == "cancel":
+        cancel(installation.runtime, unwanted)
+        assert _status(installation, unwanted) == "cancelled"
+        revoked = "SELECT FROM tool_effects WHERE turn_id = %(id)s AND status = 'unknown' AND probe_at IS NULL"
+    else:
+        installation.runtime.eraser.erase("cid")
+        revoked = "SELECT FROM erasures WHERE revoked_at IS NOT NULL AND %(id)s IS NOT NULL"
     wait_until(lambda: installation.query(revoked, id=unwanted), "a sweep revokes its task", PATIENCE_S)
     wanted = installation.accept("report: wanted", user="dee").turn_id
     wait_until(lambda: _status(installation, wanted) == "parked", "it waits", PATIENCE_S)

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from perdure import GuardRejected, ToolCalled, ToolCalling, celery_tool, required, sleep_until, tool
+from perdure.memory.redis.memory import RedisMemory
 from perdure.sessions.ending import request_end
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 from perdure.turns.calls.approvals import decide, parse_decision
@@ -210,6 +211,34 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
     assert harness.waker.sessions[-1] == UUID(turn["session_id"])
     _resume(harness, turn)
     assert _results(harness, turn) == ["found"]
+
+
+def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, redis_url: str) -> None:
+    """The sweeper revokes them twice: a worker that was paused during the erasure may send one after the first time."""
+    export_all = celery_tool("reports.export", effect="idempotent", max_parallel=2, timeout_s=TIMEOUT_S, name="all")
+    harness.equip(export, export_all, sleep_until)
+    lists = {"calls": [{"year": year} for year in (2023, 2024, 2025)]}
+    _asked(
+        harness, ("reports_export", {"year": 2022}), ("all", lists), ("sleep_until", {"moment": _moment(harness, 60)})
+    )
+    queued = {each.task_id for each in broker.sent}
+    assert len(queued) == 3
+    harness.redis_memory = RedisMemory.at(
+        redis_url, harness.settings.memory, harness.clock, harness.settings.redis_prefix
+    )
+    harness.runtime.eraser.erase("ana")
+    broker.outcome = Sent.NO
+    sweep_again(harness)
+    assert broker.revoked == []
+    broker.outcome = Sent.YES
+    sweep_again(harness)
+    assert {*broker.revoked} == queued
+    sweep_again(harness)
+    assert len(broker.revoked) == 3
+    harness.move(harness.settings.turn.lease_s + 1)
+    sweep_again(harness)
+    assert (len(broker.revoked), {*broker.revoked}) == (6, queued)
+    assert harness.sql("SELECT FROM erasures") == []
 
 
 @pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])

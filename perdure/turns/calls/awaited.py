@@ -24,6 +24,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Executor, as_json
 from perdure.errors import Unavailable
+from perdure.ids import part_task_id
 from perdure.runtime import Runtime
 from perdure.text import untrusted
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
@@ -219,12 +220,12 @@ def _task_ids(row: Row[Any]) -> list[UUID]:
     """The tasks of a call that may be queued or running."""
     if row.parts is None:
         return [row.effect_id]
-    return [fan_out.task_id(row.effect_id, number) for number in fan_out.running(fan_out.load(row.parts))]
+    return [part_task_id(row.effect_id, number) for number in fan_out.running(fan_out.load(row.parts))]
 
 
 def _probe_parts(runtime: Runtime, row: Row[Any]) -> None:
     for number in fan_out.running(fan_out.load(row.parts)):
-        found = None if runtime.calls is None else runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+        found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
         if isinstance(found, TaskEnded):
             finish(runtime, row.effect_id, found, number)
     fan_out.advance(runtime, row.effect_id, again=True)
@@ -263,7 +264,7 @@ def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
     """The result of a call with a list of arguments whose time is over. The next sweep revokes unfinished tasks."""
     parts = fan_out.load(row.parts)
     for number in fan_out.running(parts):
-        found = None if runtime.calls is None else runtime.calls.ask(fan_out.task_id(row.effect_id, number))
+        found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
         if isinstance(found, TaskEnded):
             parts[number] = fan_out.Part(*_rendered(found, fan_out.most_chars(limit, len(parts))))
     return fan_out.rendered(parts)

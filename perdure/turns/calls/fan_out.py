@@ -12,11 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor, as_json
+from perdure.ids import part_task_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object
 from perdure.tools.awaited.port import Sent, TaskCall
@@ -42,11 +43,6 @@ class Part:
     def ended(self) -> bool:
         """Whether the part has a result."""
         return self.status in {"done", "failed"}
-
-
-def task_id(effect_id: UUID, part: int) -> UUID:
-    """The id of the task of a part."""
-    return uuid5(effect_id, str(part))
 
 
 def load(stored: Sequence[Sequence[Any]]) -> list[Part]:
@@ -111,7 +107,7 @@ def _choose(parts: Sequence[Part], tool: CeleryTool, *, again: bool) -> list[int
 
 def _send(runtime: Runtime, tool: CeleryTool, row: Row[Any], number: int, arguments: Mapping[str, Any]) -> str:
     """Send the task of a part; returns the part's new status."""
-    own_id = task_id(row.effect_id, number)
+    own_id = part_task_id(row.effect_id, number)
     call = TaskCall(own_id, tool.task, arguments, tool.queue, row.left_s, row.effect_id, number)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
     match sent:
