@@ -20,7 +20,7 @@ def count(database: Database, should_continue: Callable[[], bool] = lambda: True
     """Add uncounted uses to their cases, one page of cases per commit; returns the number of uses added.
 
     Each use is counted once, also if calls overlap. `should_continue` is called before each page. Cases that another
-    transaction has locked are skipped. The next call counts them, and the pages that this one did not reach.
+    transaction has locked are skipped. The next call counts their uses, and those of the remaining pages.
 
     Raises:
         Unavailable: the database cannot be reached.
