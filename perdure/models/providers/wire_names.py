@@ -1,8 +1,8 @@
 """Tool names and call ids in the forms that providers accept.
 
 In perdure a tool may be named `weather:forecast`, and a call keeps the model's id. Providers accept letters, digits,
-`_` and `-` only, and refuse a prompt with an invalid name or a repeated id. So requests are translated, always in the
-same way (providers cache prompts by their prefix), and names in replies are translated back.
+`_` and `-` only, and refuse a prompt with an invalid name or a repeated id. So requests are translated, and names in
+replies are translated back. The translation is deterministic, because providers cache prompts by their prefix.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WireIds:
         self._assigned: Mapping[str, str] = {}
 
     def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """The provider's ids of the calls of one message, by our ids."""
+        """The provider's ids of the calls of one message, by perdure's ids."""
         self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
         return self._assigned
 
