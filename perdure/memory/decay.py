@@ -1,8 +1,8 @@
-"""Decay: the present value of each memory, and the archiving of old, unread ones of little value.
+"""Decay: the current value of each memory, and the archiving of old, unread memories of little value.
 
-The value is always computed from the original importance and the age, never from the previous value, so runs do not
+The value is always computed from the importance and the age, never from the previous value, so repeated runs do not
 compound. The formula exists twice: as functions, and in the SQL that updates the rows in place. A test checks that
-both agree. Called every six hours, by `memory.decay` and `perdure memory decay`.
+both agree. Called by the task `memory.decay`, every six hours, and by `perdure memory decay`.
 """
 
 from __future__ import annotations

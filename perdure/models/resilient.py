@@ -60,7 +60,7 @@ class GuardedModel:
 
     @property
     def name(self) -> str:
-        """As the wrapped model."""
+        """The wrapped model's name."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -121,7 +121,7 @@ class ResilientModel:
 
     @property
     def name(self) -> str:
-        """As the wrapped model."""
+        """The wrapped model's name."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

@@ -185,7 +185,7 @@ class CircuitBreaker:
             self._circuits.settle(self._name, admission, outcome, fleet=decision.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
-        """The error for a refused call. Its `until` is by this process's clock, from which Redis's may differ."""
+        """The error for a refused call. Its `until` uses this process's clock, which may differ from Redis's."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)
         return CircuitBreakerOpen(until=until, retry_after_s=left_s)

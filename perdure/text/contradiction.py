@@ -175,7 +175,7 @@ def _opposites(left: Features, right: Features) -> Difference | None:
 
 
 def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[str, str] | None:
-    """A word such as "distrust" in `these` where `others` has "trust" instead."""
+    """A word of `these` such as "distrust", and the word "trust" that `others` has instead."""
     for word in sorted(these - others):
         bare = without_negative_prefix(word)
         if bare is not None and bare in others and bare not in these:

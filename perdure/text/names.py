@@ -1,4 +1,4 @@
-"""Names in a text: words that are spelled like names, or follow words such as "called". English and Korean.
+"""Names in a text: words that are spelled like names, or stand next to words such as "called". English and Korean.
 
 Called by `contradiction`.
 """

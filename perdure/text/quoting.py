@@ -1,4 +1,4 @@
-"""Quotations: untrusted texts in a prompt or a tool's result, between marks that they cannot contain.
+"""Quotations: untrusted texts in a prompt or a tool's result, between marks with a code that they cannot contain.
 
     <recalled_memory 5f0c1f6b9d3e2a47>
     …

@@ -41,7 +41,7 @@ STORABLE_PATTERN = r"^[^\u0000]*$"
 """`is_storable` as a pattern of JSON Schema, which has no lone surrogates."""
 
 USER_PATTERN = r"^[^\u0000\u001f]*$"
-"""As `STORABLE_PATTERN`, for a user's id, which may not contain U+001F: it separates the tenant from the id."""
+"""Like `STORABLE_PATTERN`, for a user's id, which may not contain U+001F, the separator of tenant and id."""
 
 _BLANKS = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """The characters that `str.strip` removes, which differ from the `\\s` of JSON Schema's patterns."""
@@ -51,7 +51,7 @@ NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
 
 
 def whole(value: object) -> object:
-    """`value`; a float without a fraction, which is an integer in JSON Schema, as an `int`."""
+    """`value`, converted to `int` if it is a float without a fraction, which is an integer in JSON Schema."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

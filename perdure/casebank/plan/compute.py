@@ -1,7 +1,7 @@
 """Computes the plan, for dry runs and for runs.
 
 The plan depends on the cases and the settings only, not on the order of the cases or the sizes of pages and batches.
-In memory are about fifty bytes and the id of each case, a few blocks, and the plan. Vectors and texts are in temporary
+Memory use is about fifty bytes plus the id per case, a few blocks, and the plan. Vectors and texts are in temporary
 files.
 """
 
@@ -68,7 +68,7 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
-    """The key of the users who see a case: its author, or with the scope `all` the author's tenant."""
+    """The key of the users who see a case: its author or, with the scope `all`, the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 
 

@@ -1,4 +1,4 @@
-"""The stored state of runs: claiming, progress, approval, and the views that routes return.
+"""The stored state of runs: claims, progress, approval, and the objects that routes return.
 
 At most one run is unfinished. The process that executes it holds a lease and a fencing token, which increases with each
 claim; writes under an old token are refused. Another process resumes a run whose lease expired. A run that waits for

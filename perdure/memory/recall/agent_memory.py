@@ -91,7 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Messages of sessions that share a beginning with this one (forks) are omitted.
+        Omits messages of other sessions that are related to this one by forks.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -1,4 +1,4 @@
-"""Restores turns that PostgreSQL lost from working memory.
+"""Restores, from working memory, turns that PostgreSQL lost.
 
 PostgreSQL is always written first, so it lacks a turn only if it lost commits, as in a failover or after restoring a
 backup. One statement appends such turns to the session, once, under its current fencing token. A stale process writes

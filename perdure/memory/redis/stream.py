@@ -22,7 +22,7 @@ MAX_ENTRIES = 1_000
 """Entries per user. Redis drops whole nodes of a stream, so a few more may stay."""
 
 _TTL_MS = 86_400_000
-"""Milliseconds after its last entry until a stream expires (a day)."""
+"""Milliseconds (one day) after its last entry until a stream expires."""
 
 NOTED_EVERY_S = 10
 """Seconds in which `note` writes at most one event per kind, channel and author."""

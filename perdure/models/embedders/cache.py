@@ -39,7 +39,7 @@ class CachedEmbedder:
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text; only texts that are not cached go to the embedder. See `Embedder.embed`."""
+        """One vector for each text. Only texts that are not cached are embedded; see `Embedder.embed`."""
         keys = [_key(each) for each in texts]
         found = self._lookup(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}

@@ -21,7 +21,7 @@ from perdure.settings import Settings
 
 
 class GuardedEmbedder:
-    """An embedder behind a breaker, retried after transient failures."""
+    """An embedder behind a breaker; calls are retried after transient failures."""
 
     def __init__(self, embedder: Embedder, breaker: Breaker, settings: Settings, clock: Clock) -> None:
         self._embedder = embedder

@@ -1,9 +1,9 @@
 """`hash:384`: the built-in embedder, without network and model. Deterministic on every machine.
 
-Feature hashing (Weinberger et al., 2009): each word and each n-gram of its characters adds 1 to or subtracts 1 from one
-element of the vector, which a hash chooses. Texts that share words are near; texts that share parts of words
-("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays similar with any
-particle; scripts without spaces are split into single characters and pairs.
+Feature hashing (Weinberger et al., 2009): a hash maps each word and each n-gram of its characters to a sign and to one
+element of the vector, to which its signed weight is added. Texts that share words are near; texts that share parts of
+words ("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays similar
+with any particle; scripts without spaces are split into single characters and pairs.
 
 Its quality is that of a search by words and stems: synonyms are not similar, and negation is ignored. Unrelated texts
 have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.

@@ -122,8 +122,8 @@ class ReplyAssembler:
         """The call that a fragment continues, or a new one.
 
         A fragment begins a new call if its index is new, or if it has both a name and another id: some servers give
-        every call the index 0. Without an index, a new id begins a call. Without index and id, another name does, or
-        any name after complete arguments.
+        every call the index 0. Without an index, a new id begins a call. Without index and id, a new name begins a
+        call, and so does any name after complete arguments.
         """
         if isinstance(index, int):
             call = self._by_index.get(index)

@@ -18,7 +18,7 @@ _ROOM_FOR_A_NUMBER = 8
 
 
 class WireNames:
-    """The provider's names of the tools of one request."""
+    """Maps the names of a request's tools to names that the provider accepts, and back."""
 
     def __init__(self, tools: Iterable[str] = ()) -> None:
         # Names that need no translation come first, so that they stay unchanged.
