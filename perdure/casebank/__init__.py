@@ -5,8 +5,8 @@
 - `executions`, `reflection`: record the outcome of each turn that used a case, and set the case's rate from it.
 - `plan/`: decide which cases to archive. `runs/`: notify the administrator of a plan, wait for approval, apply it.
 
-Archiving deletes nothing; a restored case is bit for bit what it was. `turns` searches and records executions; the
-tasks in `tasks/casebank.py`, the HTTP routes and `perdure cases` call the rest.
+Archiving deletes nothing, and an archived case can be restored bit for bit. `turns` searches and records executions;
+the tasks in `tasks/casebank.py`, the HTTP routes and `perdure cases` call the rest.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Restoring archived cases, bit for bit.
+"""Restores archived cases, bit for bit.
 
 An archived case keeps its row in `cases` with another status, and has a copy in `case_archive`. Restoring writes the
-copy back and marks it as restored, which protects the case from pruning for `recent_access_days`. A case that absorbed
-it as a duplicate keeps the absorbed counts.
+copy back and marks it as restored, which protects the case from pruning for `recent_access_days`. If the case was
+merged into a keeper as a duplicate, the keeper retains its counts.
 """
 
 from __future__ import annotations

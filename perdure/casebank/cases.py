@@ -28,12 +28,12 @@ LONGEST_EMBEDDER = 255
 LONGEST_CATEGORY = 255
 LONGEST_USER = 200
 MOST_USES = 2**53
-"""The largest count that a float64 represents exactly, as JSON readers may use."""
+"""The largest count that JSON readers with float64 numbers represent exactly."""
 
 _WHOLE = 100
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = timedelta(minutes=1)
-"""The most by which a supplied time may be in the future, since clocks differ."""
+"""A supplied time may be in the future by this much, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class NewCase:
     """A case to be added. `embedder` names the embedder that made `query_vector`; both are given or neither.
 
     `user_id` is the key of its author. `None`: the case belongs to all users without a tenant. A key of
-    `tenants.everybodys`: to all users of that tenant. Empty: the author is unknown, and no user sees it. `shared_at`:
-    when an administrator shared the author's case with all users of the author's tenant.
+    `tenants.everybodys`: the case belongs to all users of that tenant. Empty: the author is unknown, and no user sees
+    the case. `shared_at`: when an administrator shared the author's case with all users of the author's tenant.
     """
 
     case_id: str
@@ -65,7 +65,7 @@ class NewCase:
 def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
     """Add a case; False if a case with that id, or learnt from that turn, exists.
 
-    `dimensions`: the size of the embedder's vectors, if it is known.
+    `dimensions`: the dimensions of the embedder's vectors, if known.
 
     Raises:
         InvalidRequest: a field is invalid; the message names it.
@@ -109,7 +109,7 @@ def learn(
 ) -> str | None:
     """Store the answer of a turn that was rated positively; returns the case's id, None if it was stored before.
 
-    A case without a vector is found by no search until `embedding` adds one.
+    No search finds a case without a vector until `embedding` computes the vector.
 
     Raises:
         InvalidRequest: the question or the answer is empty, or the vector is invalid.
@@ -239,7 +239,7 @@ def _check_time(name: str, at: datetime | None, now: datetime) -> None:
         return
     if at.tzinfo is None:
         raise InvalidRequest(f"{name} has no time zone.")
-    if at < _EARLIEST:  # the driver cannot read every early time back that PostgreSQL stores
+    if at < _EARLIEST:  # PostgreSQL stores earlier times than the driver can read
         raise InvalidRequest(f"{name} is before 1970: {at.isoformat()}.")
     if at > now + _SKEW:
         raise InvalidRequest(f"{name} is in the future: {at.isoformat()}.")

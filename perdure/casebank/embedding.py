@@ -1,7 +1,7 @@
 """Computes the vectors of cases that have none: cases learnt from turns, and imported ones.
 
-An existing vector is kept, whichever embedder made it, unless the caller passes `reembed`: the search for duplicates
-compares it.
+A vector that another embedder made is kept unless the caller passes `reembed`, because the search for duplicates still
+uses it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def embed_case(executor: Executor, embedder: Embedder, case_id: str, query: str,
     """Compute and store the vector of one case's question.
 
     Raises:
-        CallAborted: `call` was ended.
+        CallAborted: `call` was aborted.
         PerdureError: the embedder or the database cannot be reached, or the embedder rejects the question.
     """
     _store(executor, embedder.name, case_id, query, embedder.embed([query], call)[0])
@@ -72,6 +72,6 @@ def _embed_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any
 
 
 def _store(executor: Executor, embedder: str, case_id: str, query: str, vector: Sequence[float]) -> None:
-    """Store a vector, unless the case was archived or erased while it was computed."""
+    """Store a vector, unless the case was archived, erased or changed while the vector was computed."""
     given = {"case_id": case_id, "query": query, "query_vector": vectors.literal(vector), "embedder": embedder}
     executor.run(queries.GIVE_VECTOR, given)

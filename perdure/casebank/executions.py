@@ -1,8 +1,8 @@
 """Executions: which turns had a case in their prompt, and how those turns ended.
 
 The statement that settles a turn inserts them (`queries.WITH_USES`) and locks no case, so turns of different users
-do not wait for each other. `count` adds them to the cases later: in the task `casebank.count`, and before reflection.
-Feedback, if a user gives it, overrides how the turn ended.
+do not wait for each other. Later, `count` adds them to the cases' use counts: in the task `casebank.count`, and before
+reflection. A user's feedback overrides how the turn ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def count(database: Database, should_continue: Callable[[], bool] = lambda: True
     """Add uncounted uses to their cases, one page of cases per commit; returns the number of uses added.
 
     Each use is counted once, also if calls overlap. `should_continue` is called before each page. Cases that another
-    transaction has locked are skipped. The next call counts them, and the pages that this one did not reach.
+    transaction has locked are skipped. The next call counts their uses, and those of the remaining pages.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,8 +1,8 @@
-"""Looking up cases: for a prompt, for the cases that a user's prompts could contain, and for an administrator.
+"""Finds cases: for a prompt, for a user (the cases that their prompts may contain), and for an administrator.
 
-A prompt has only cases above the similarity floor. The scale of the cosine depends on the embedder: unrelated texts
-have about 0 with one and 0.8 with another. The floors for `hash` and all-MiniLM-L6-v2 were measured with
-`tests/casebank/questions.py`: no question reaches them with a case of another topic. The other floors are
+A prompt contains only cases above the similarity floor. The floor depends on the embedder: the cosine of unrelated
+texts is about 0 with some embedders and 0.8 with others. The floors for `hash` and all-MiniLM-L6-v2 were measured with
+`tests/casebank/questions.py`: for each question, all cases of other topics are below the floor. The other floors are
 unmeasured and strict; docs/casebank.md has the figures.
 """
 
@@ -31,7 +31,7 @@ _UNKNOWN = 0.85
 
 
 def least_similarity(embedder: str, setting: float | None) -> float:
-    """The cosine that a case needs to enter a prompt: the setting, else the default of the embedder of that name."""
+    """The cosine that a case needs to enter a prompt: the setting, or the default for the embedder of that name."""
     if setting is not None:
         return setting
     return next((least for pattern, least in _DEFAULTS if pattern.match(embedder)), _UNKNOWN)
@@ -39,7 +39,7 @@ def least_similarity(embedder: str, setting: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CaseLookup:
-    """The search for cases of one installation. `banks` are those of its agents. Threads may share it."""
+    """The search for cases of one installation. `banks` returns the banks of its agents. Threads may share it."""
 
     database: Database
     embedder: Embedder
@@ -49,10 +49,10 @@ class CaseLookup:
     def for_prompt(
         self, user: str, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
     ) -> list[Found]:
-        """The at most `k` cases in `bank` for the prompt of `user` (a user's key), nearest first.
+        """At most `k` cases in `bank` for the prompt of `user` (a user's key), nearest first.
 
-        Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows; returns those with at least the
-        similarity `PERDURE_CASEBANK__MIN_SIMILARITY`.
+        Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows, and returns those above the floor
+        (`PERDURE_CASEBANK__MIN_SIMILARITY`).
 
         Raises:
             PerdureError: the question could not be embedded.
@@ -63,9 +63,9 @@ class CaseLookup:
         return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
 
     def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
-        """The `k` nearest active cases that prompts of `user` (a user's key) could contain, without the floor.
+        """The `k` nearest active cases that prompts of `user` (a user's key) may contain, without the floor.
 
-        Searches the banks of the installation's agents, or only `bank` if it is one of these.
+        Searches the banks of the installation's agents, or only `bank` if it is one of them.
 
         Raises:
             PerdureError: the question could not be embedded.
@@ -77,7 +77,7 @@ class CaseLookup:
     def nearest(
         self, question: str, k: int, within: Within, *, bank: str | None = None, include_archived: bool = False
     ) -> list[Found]:
-        """The `k` nearest cases of the users `within`, without the floor: for administrators.
+        """The `k` nearest cases of the users `within`, without the floor. For administrators.
 
         Raises:
             PerdureError: the question could not be embedded.

@@ -94,7 +94,7 @@ HISTORY = Statement(
     writes=False,
 )
 
-# Active cases without a vector; given an embedder, also those whose vector another embedder made.
+# Active cases without a vector; if `embedder` is not NULL, also cases whose vector another embedder made.
 WITHOUT_VECTOR = Statement(
     "casebank.without_vector",
     """
@@ -152,7 +152,7 @@ INDEX_IS_BROKEN = Statement(
 
 
 def drop_index_of_all(size: int) -> str:
-    """The SQL that drops the index over all cases, which releases before revision 0018 used."""
+    """The SQL that drops the index over all cases, which releases before database revision 0018 used."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.cases_nearest_{size}_idx"
 
 
@@ -190,9 +190,10 @@ _COUNTED = """
     )
 """
 
-# Adds uses to a page of active cases; returns the page's last case, NULL after the last page. A use is counted by the
-# transaction that marks it, so exactly once. Rows that another transaction has locked (a run locks cases, feedback
-# locks uses) are left to the next call; the uses of an archived case are left until it is restored.
+# Adds uses to a page of active cases; returns the page's last case, NULL after the last page. The transaction that
+# counts a use also marks it as counted, so each use counts exactly once. Rows that another transaction has locked (a
+# run locks cases, feedback locks uses) are left to the next call; the uses of an archived case are left until it is
+# restored.
 COUNT_USES = Statement(
     "casebank.count_uses",
     f"""
@@ -232,7 +233,7 @@ FEEDBACK = Statement(
     "UPDATE case_executions SET feedback = %(score)s WHERE turn_id = %(turn_id)s::uuid RETURNING case_id",
 )
 
-# Sets the rate of a page of cases from their newest executions, and flags those below `flag_below` percent with their
+# Sets the rate of a page of cases from their newest executions, and flags cases below `flag_below` percent, with their
 # most frequent errors. A suggestion stays while the case is flagged.
 REFLECT = Statement(
     "casebank.reflect",

@@ -39,14 +39,14 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Reflected:
-    """How many cases were rated, and which of them are flagged."""
+    """The number of rated cases, and the ids of those that are flagged."""
 
     rated: int
     flagged: list[str]
 
 
 def reflect(database: Database) -> Reflected:
-    """Add the uses that are not yet counted to the cases, then rate each active case that was used, page by page."""
+    """Add uncounted uses to their cases, then rate each active case that was used, page by page."""
     executions.count(database)
     rated, flagged, after = 0, list[str](), ""
     parameters = {
@@ -66,8 +66,8 @@ def reflect(database: Database) -> Reflected:
 def suggest(database: Database, clock: Clock, model: Model, timeout_s: float) -> int | None:
     """Ask the model how to improve flagged cases, at most `SUGGESTIONS_A_MINUTE` in all processes.
 
-    Returns the number of answers; None if another process asked within this minute. A case is asked about
-    once a day until there is an answer, and again when it is flagged again.
+    Returns the number of suggestions; None if a process already called the model within this minute. A case without a
+    suggestion is retried once a day. A case that is flagged again gets a new suggestion.
     """
     if not database.run(queries.TAKE_MINUTE, {}):
         return None

@@ -1,9 +1,9 @@
 """Search: the cases nearest to a question, by their vectors.
 
-Vectors are compared within one embedder and size only. Up to `INDEX_FROM` cases are compared one by one, which is
-exact; above that, `build_indexes` makes two indexes for each size of vector: over the cases without an author, and over
-those with one, so that a search for one user does not read other users' cases. Up to `FEW_OF_BANK` cases of a bank, and
-all cases that an administrator shared, are compared one by one.
+Only vectors of one embedder with equal dimensions are compared. Up to `INDEX_FROM` cases are compared one by one, which
+is exact. Above that, `build_indexes` builds two indexes for each number of dimensions: over the cases without an
+author, and over those with one, so that a search for one user does not read other users' cases. Up to `FEW_OF_BANK`
+cases of a bank, and all cases that an administrator shared, are compared one by one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ INDEX_FROM = 10_000
 """The number of active cases from which a vector index is built: a scan of them takes about 5 ms."""
 
 FEW_OF_BANK = 2_000
-"""The number of a bank's cases up to which they are compared one by one. With more of them, the vector index over all
-banks finds some of this bank among the 20,000 rows that it reads."""
+"""The number of a bank's cases up to which they are compared one by one. For a larger bank, the vector index over all
+banks finds some of its cases among the 20,000 rows that an index scan reads."""
 
 MOST_INDEXED_DIMENSIONS = 2_000
 
@@ -49,7 +49,7 @@ class Found:
     """The key of the author; `None`: the case belongs to all users without a tenant."""
     bank: str = COMMON
     shared_at: str | None = None
-    """When an administrator shared it with all users of the author's tenant (ISO 8601)."""
+    """When an administrator shared the case with all users of the author's tenant (ISO 8601)."""
 
     def record(self) -> dict[str, Any]:
         """The case as the routes return it, with the author's id and tenant instead of the key."""
@@ -60,7 +60,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Whose cases a search covers: users of `tenant`, or users without a tenant; `everybody`: all users."""
+    """Whose cases a search covers: users of `tenant`, users without a tenant if it is `None`, or `everybody`."""
 
     tenant: str | None
     everybody: bool = False
@@ -120,9 +120,10 @@ def search_for_user(
     banks: Sequence[str],
     least: float | None = None,
 ) -> list[Found]:
-    """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first; as `search`.
+    """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first.
 
-    These are the user's own cases, those without an author, and those that an administrator shared, in the tenant.
+    These are, within the user's tenant, the user's own cases, cases without an author, and shared cases. `least` is
+    the lowest similarity.
 
     Raises:
         InvalidRequest: the vector is invalid.
@@ -148,10 +149,10 @@ def authors(user: str) -> list[str]:
 
 
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]:
-    """Build the indexes for each size of vector with at least `index_from` cases; returns their names.
+    """Build the indexes for each number of dimensions with at least `index_from` cases; returns their names.
 
     Does not block readers or writers. Rebuilds an index whose build was interrupted. Returns `[]` at once while another
-    process builds.
+    process builds indexes.
     """
     wanted = [
         (row.size, part)
@@ -161,7 +162,7 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
     ]
     if not wanted:
         return []
-    # One process at a time builds: PostgreSQL shows an index under construction and an interrupted one alike.
+    # Only one process builds at a time: PostgreSQL reports indexes under construction and interrupted builds alike.
     with database.lock(_BUILDING) as alone:
         if not alone:
             return []

@@ -1,10 +1,10 @@
 """The statements that find the cases nearest to a vector: of all users, of a tenant, in some banks, or for one user.
 
-A search is a union of arms, each of which finds the nearest cases of one condition. Up to `few` rows of a condition
-are compared exactly: a btree index finds them. More are searched by a vector index, of which there are two for each
-size of vector: over the cases without an author (`shared`) and over the others (`learnt`). An index returns rows in
-approximate order, so the outer query sorts again. Each connection has `hnsw.iterative_scan` on; without it an index
-scan stops after its first candidates, even if the condition excludes them.
+A search is a union of arms, each of which finds the nearest cases that match one condition. If at most `few` rows
+match, a btree index finds them and they are compared exactly. Otherwise a vector index is searched. Each number of
+dimensions has two: over the cases without an author (`shared`) and over the others (`learnt`). A vector index returns
+rows in approximate order, so the outer query sorts again. Each connection has `hnsw.iterative_scan` on; without it an
+index scan stops after its first candidates, even if the condition excludes them.
 
 Parameters: `vector`, `embedder`, `k`, `least`; `tenant`, `banks` and `authors` where a condition names them.
 """
@@ -91,7 +91,7 @@ _WITHIN = {
 def nearest(
     size: int, few: int, few_of_bank: int, scope: Scope, *, in_banks: bool, include_archived: bool
 ) -> Statement:
-    """The active cases, or all cases, nearest to a vector of `size` dimensions, of the users in `scope`.
+    """Find the active cases, or all cases, of the users in `scope` that are nearest to a vector of `size` dimensions.
 
     Up to `few` cases of a tenant, or up to `few_of_bank` cases in the banks, are searched exactly.
     """
@@ -119,12 +119,12 @@ def nearest(
 
 
 def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool = False) -> Statement:
-    """The active cases in some banks nearest to a vector of `size` dimensions that a user may see.
+    """Find the active cases in some banks that a user may see and that are nearest to a vector of `size` dimensions.
 
-    These are the cases of the `authors` (the user and, in a tenant, the tenant's shared key); for users without a
-    tenant, those without an author; and those that an administrator shared with all users of the tenant, or with all
-    users without one. Up to `few` cases of the authors, up to `few_of_bank` without an author in these banks, and all
-    that an administrator shared are searched exactly.
+    A user may see the cases of the `authors` (the user and, in a tenant, the tenant's shared key), the cases that an
+    administrator shared in the user's tenant, or among users without a tenant, and, without a tenant, cases without an
+    author. Up to `few` cases of the authors, up to `few_of_bank` cases without an author in these banks, and all shared
+    cases are compared exactly.
     """
     mine = f"c.status = 'active' AND {_OF_AUTHORS}"
     neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
@@ -153,7 +153,7 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
-    """An arm over a vector index, for `many` rows; CASE makes the planner estimate that half of them match."""
+    """An arm over a vector index, used if `{many}_many` is true; CASE makes the planner estimate that half match."""
     condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
     return _arm(name, size, condition)
 
@@ -163,7 +163,7 @@ def _few(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _few_or_many(name: str, size: int, few: int, *, counted: str, condition: str) -> dict[str, str]:
-    """Whether more than `few` rows match `counted`, and the nearest rows of `condition` if not."""
+    """CTEs: whether more than `few` rows match `counted`, and, if not, the nearest rows that match `condition`."""
     many = _MANY.format(name=name, condition=counted, few=int(few))
     return {
         f"{name}_many": many,

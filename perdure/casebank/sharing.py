@@ -1,4 +1,4 @@
-"""Sharing: an administrator makes a case learnt from one user available to all users of its bank, or revokes that.
+"""Sharing: an administrator makes a case learnt from one user available to all users of its bank, or revokes this.
 
 The case's history records who did it and when. A case without an author is always available to all users.
 """

@@ -63,7 +63,7 @@ def import_lines(
     dimensions: Callable[[str], int | None] = lambda _embedder: None,
     tenant: str | None = None,
 ) -> Imported:
-    """Add the cases of a file, one by one. `dimensions` returns the size of an embedder's vectors, if it is known.
+    """Add the cases of a file, one by one. `dimensions` returns the dimensions of an embedder's vectors, if known.
 
     A line without a tenant belongs to `tenant`.
     """
@@ -84,7 +84,7 @@ def import_lines(
 
 
 def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
-    """All cases, or those of a tenant or a bank, archived ones included, in the order of their ids."""
+    """Lines for `import_lines`: all cases, or those of a tenant or a bank, including archived ones, by case id."""
     after = ""
     while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):
         yield from map(_line, rows)

@@ -1,8 +1,8 @@
 """Memory: users' earlier messages and the memories extracted from them.
 
-`recall` searches it, `consolidation` extracts memories from ended sessions, `redis` holds the two short-lived layers,
-`sections` fills the memory sections of a prompt. At the top level: vectors (`embedding`), decay, hot memories, and
-conversations from and to files (`import_export`). Called by turns, tools, tasks, routes and commands.
+`recall` searches memory, `consolidation` extracts memories from ended sessions, `redis` holds the two short-lived
+layers, `sections` fills the memory sections of a prompt. At the top level: vectors (`embedding`), decay, hot memories,
+and the import and export of conversations (`import_export`). Called by turns, tools, tasks, routes and commands.
 
 The durable state of a turn is in `turns` and `snapshots`.
 """

@@ -1,8 +1,8 @@
-"""Decay: the present value of each memory, and the archiving of old, unread ones of little value.
+"""Decay: the current value of each memory, and the archiving of old, unread memories of little value.
 
-The value is always computed from the original importance and the age, never from the previous value, so runs do not
+The value is always computed from the importance and the age, never from the previous value, so repeated runs do not
 compound. The formula exists twice: as functions, and in the SQL that updates the rows in place. A test checks that
-both agree. Called every six hours, by `memory.decay` and `perdure memory decay`.
+both agree. Called by the task `memory.decay`, every six hours, and by `perdure memory decay`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from perdure.database.engine import Database
 from perdure.memory import queries
 
 BASE_RATE = 0.001
-"""Exponential decay per hour of a memory that is never read."""
+"""Exponential decay per hour, before the factors in `decay_rate`."""
 
 KIND_RATES = {"fact": 0.3, "preference": 0.5, "insight": 0.7, "conversation": 1.0}
 FLOOR = 0.3
-"""The share of its importance below which a memory's value never falls."""
+"""A memory's value never falls below this fraction of its importance."""
 
 ARCHIVE_BELOW = 0.03
 ARCHIVE_AFTER_DAYS = 30
@@ -30,7 +30,7 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DecayResult:
-    """Memories examined, those whose value changed, and those archived."""
+    """Counts of memories examined, changed in value, and archived."""
 
     looked_at: int = 0
     changed: int = 0
@@ -38,7 +38,7 @@ class DecayResult:
 
 
 def decay_rate(kind: str, channels: int, accesses: int, connections: int) -> float:
-    """Exponential decay per hour.
+    """The rate of a memory's exponential decay, per hour.
 
     More channels, accesses and relations (`connections`) slow it down; with ten relations it is 0.
     """
@@ -53,7 +53,7 @@ def decayed(importance: float, rate: float, hours: float) -> float:
 
 
 def is_faded(value: float, age_days: float, unread_days: float) -> bool:
-    """Whether a memory is archived: of little value, old, and long unread."""
+    """Whether a memory is to be archived: of little value, old, and long unread."""
     return value < ARCHIVE_BELOW and age_days > ARCHIVE_AFTER_DAYS and unread_days > ARCHIVE_AFTER_DAYS
 
 

@@ -1,13 +1,14 @@
 """Vectors of messages and memories, made in the background.
 
 The commit that stores a message or memory also adds it to `unembedded`. `embed_missing`, called by each sweep, claims
-some of these rows by a lease, embeds their texts without an open transaction, and writes the vectors in one statement.
-While the embedder is unavailable the rows are postponed, and search uses words.
+some of these rows with a lease, embeds their texts without an open transaction, and writes the vectors in one
+statement. While the embedder is unavailable, the rows are postponed, and search uses keywords only.
 
-Vectors are stored by embedder and size. For a new `PERDURE_EMBEDDER`, a walk over all messages and memories adds a
-page at a time to `unembedded`; older vectors stay. The walk is repeated daily, so that missed rows are found.
+Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a walk over all messages and
+memories adds those without a vector of the new embedder to `unembedded`, page by page; older vectors stay. The walk is
+repeated daily, so that missed rows are found.
 
-`build_index` builds an HNSW index per embedder and size once there are enough vectors.
+`build_index` builds the HNSW indexes of an embedder once it has enough vectors.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from perdure.models.protocol import ModelCall
 log = logging.getLogger(__name__)
 
 MAX_CHARS = 8_000
-"""Characters of a text that are embedded."""
+"""Maximum characters of a text that are embedded."""
 
 BATCH = 64
-"""Texts that one round claims."""
+"""Maximum texts that one round claims."""
 
 _LEASE_S = 300
 _PAUSE_S = 10
@@ -56,7 +57,7 @@ class RegisteredEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRound:
-    """The texts embedded and refused in one round, and the embedder's error.
+    """The number of texts embedded and refused in one round, and the embedder's error, if it failed.
 
     `more`: the round was full, or the walk over older texts is not finished.
     """
@@ -68,7 +69,7 @@ class EmbeddingRound:
 
 
 def vector_literal(vector: Vector) -> str:
-    """`vector` as a literal of pgvector, exact for its four-byte floats."""
+    """`vector` as a pgvector literal with nine digits, which represent a four-byte float exactly."""
     numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # twice as fast as formatting one by one
     return f"[{numbers}]"
 
@@ -76,7 +77,7 @@ def vector_literal(vector: Vector) -> str:
 def text_to_embed(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
     """The text that is embedded: the author and the day, if known, then the content.
 
-    A chat line says little by itself, and questions often name its author or its day.
+    A chat message alone has little context, and questions often name its author or its day.
     """
     if author is None or occurred_at is None:
         return content
@@ -86,7 +87,7 @@ def text_to_embed(content: str, author: str | None = None, occurred_at: datetime
 def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedder:
     """The row of the embedder `name` with `dimensions`, inserted if it is new."""
     parameters = {"name": name, "dimensions": dimensions}
-    # If another process inserts it concurrently, the first run returns no row.
+    # If another process inserts the row concurrently, the first run returns none.
     rows = executor.run(queries.REGISTER, parameters) or executor.run(queries.REGISTER, parameters)
     return RegisteredEmbedder(rows[0].embedder_id, dimensions, rows[0].indexed)
 
@@ -120,7 +121,7 @@ def embed_missing(
 def embed_sessions(
     database: Database, embedder: Embedder, session_ids: Sequence[UUID], call: ModelCall | None = None
 ) -> EmbeddingRound:
-    """Embed all messages of these sessions, up to the first failure of the embedder.
+    """Embed all messages of these sessions; stops at the first failure of the embedder.
 
     Raises:
         CallAborted: `call` was aborted.
@@ -137,10 +138,10 @@ def embed_sessions(
 
 
 def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
-    """Build the indexes of an embedder that has none and at least `rows` vectors; returns whether it did.
+    """Build an embedder's indexes if they are missing and it has at least `rows` vectors; returns whether it did.
 
     Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call it. An
-    invalid index of an interrupted build is dropped and built again.
+    invalid index, which an interrupted build leaves, is dropped and built again.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -50,7 +50,7 @@ CLAIM = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# The texts of some sessions without a vector, claimed or not: embedding a text twice does no harm.
+# The messages without a vector in the given sessions, claimed or not: embedding a text twice does no harm.
 MISSING_OF_SESSIONS = Statement(
     "embedding.lacking",
     f"""
@@ -64,7 +64,7 @@ MISSING_OF_SESSIONS = Statement(
     writes=False,
 )
 
-# Locks the rows before it writes their vectors, so that a concurrent erasure waits and deletes the vectors as well.
+# Locks the rows before writing their vectors, so that a concurrent erasure waits and deletes the vectors as well.
 STORE = Statement(
     "embedding.store",
     """
@@ -96,7 +96,7 @@ STORE = Statement(
     """,
 )
 
-# The embedder failed: the pause doubles with each attempt.
+# Postpones rows after a failure of the embedder; the pause doubles with each attempt.
 POSTPONE = Statement(
     "embedding.postpone",
     """
@@ -120,8 +120,8 @@ PLACE = Statement(
     writes=False,
 )
 
-# Adds those of the next rows that lack a vector of this embedder to `unembedded`, and moves the position behind them.
-# Of two concurrent walks one proceeds. An empty page ends the walk.
+# Adds the rows of the next page that have no vector of this embedder to `unembedded`, and moves the position past the
+# page. If two processes walk concurrently, only one proceeds. An empty page ends the walk.
 _WALK = """
     WITH place AS (
         SELECT e.embedder_id FROM embedders AS e

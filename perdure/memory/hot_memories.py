@@ -1,7 +1,7 @@
-"""Layer 5: the memories that a user's conversations recall most.
+"""Layer 5: the memories that are recalled most often for a user.
 
-Each recall records the memories that it returned. Every six hours the most recalled ones of the last days are ranked
-anew, so that a prompt can include them without a search. Refreshing is idempotent.
+Each recall records the memories that it returned. Every six hours the memories recalled most often in the last
+`PATTERN_DAYS` days are ranked again, so that a prompt can include them without a search. Refreshing is idempotent.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from perdure.database.engine import Database
 from perdure.memory import queries
 
 PATTERN_DAYS = 7
-"""Days for which a recall counts."""
+"""Number of days for which a recall counts."""
 
 MOST_HOT = 100
-"""Hot memories per user, at most."""
+"""Maximum hot memories per user."""
 
 _USERS_PER_COMMIT = 100
 _ACCESSES_PER_COMMIT = 10_000

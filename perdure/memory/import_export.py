@@ -1,10 +1,10 @@
-"""Conversations from and to files, one JSON object a line.
+"""Imports and exports conversations as files with one JSON object per line.
 
     {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
 
 `session` groups a user's lines into sessions, which are imported as ended and not yet consolidated. `session` and
 `message_id` identify a line: importing a file twice changes nothing, and a longer file adds its new lines. Invalid
-lines are reported with number and reason; valid ones are imported. An export can be imported, here or elsewhere.
+lines are reported with number and reason; valid ones are imported. An exported file can be imported into any database.
 
 Called by `perdure messages import` and `perdure messages export`.
 """
@@ -32,7 +32,7 @@ from perdure.text.untrusted import first_line, identifier, load_object, storable
 
 MAX_LINE_CHARS = 16_777_216
 MAX_BAD_LINES = 1_000
-"""Invalid lines that are reported one by one; all are counted."""
+"""Maximum invalid lines that are reported individually; all are counted."""
 
 _LINES_PER_PORTION = 1_000
 _ROWS_PER_PAGE = 500
@@ -43,7 +43,7 @@ _CHANNEL = "import"
 
 def _require_storable(value: str) -> str:
     if storable(value) != value:
-        raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+        raise ValueError("contains NUL or a character that is not valid Unicode (a lone surrogate)")
     return value
 
 
@@ -55,7 +55,7 @@ def _require_text(value: str) -> str:
 
 def _aware(value: datetime) -> datetime:
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    if not _EARLIEST < aware < _LATEST:  # in another time zone Python could not represent it
+    if not _EARLIEST < aware < _LATEST:  # Python could not represent the time in every time zone
         raise ValueError("is too close to the year 1 or 9999")
     return aware
 
@@ -91,7 +91,10 @@ class BadLine:
 
 @dataclass(slots=True)
 class ImportResult:
-    """Counts of a file's lines. `sessions` are the sessions with new messages."""
+    """Counts of a file's lines: `added`, already stored (`known`), and invalid (`refused`).
+
+    `sessions` are the sessions with new messages.
+    """
 
     added: int = 0
     known: int = 0
@@ -159,7 +162,7 @@ def _all_messages(database: Database) -> Iterator[Row[Any]]:
 
 
 def _messages_of(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
-    """Messages of a user or a tenant, some sessions at a time: no index has these messages in this order."""
+    """Messages of a user or a tenant, read a few sessions at a time because no index has them in this order."""
     statement = queries.SESSIONS_OF_TENANT if user is None else queries.SESSIONS_OF_USER
     sessions = [row.session_id for row in database.run(statement, {"user_id": user, "tenant": tenant})]
     for start in range(0, len(sessions), _SESSIONS_PER_PAGE):
@@ -219,7 +222,7 @@ def _import_session(
         return
     if not session_row.imported:
         for number, _ in new:
-            result.refuse(number, f"session {name} was not imported: an import cannot add to it")
+            result.refuse(number, f"session {name} exists and is not an imported one, so an import cannot add to it")
         return
     turns, messages = _turns(clock, [line for _, line in new])
     transaction.run(
@@ -244,7 +247,7 @@ def _import_session(
 def _new(
     transaction: Transaction, session_id: UUID, numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult
 ) -> list[tuple[int, ImportLine]]:
-    """The lines that are not stored yet. A line that is stored with another text is refused."""
+    """The lines that are not stored yet. A line whose `message_id` is stored with another text is refused."""
     parameters = {"session_id": session_id, "message_ids": [line.message_id for _, line in numbered_lines]}
     rows = transaction.run(queries.FIND_MESSAGES, parameters)
     existing = {name: row.content for row in rows for name in (row.message_id, row.place) if name is not None}

@@ -10,7 +10,8 @@ ENSURE_USER = Statement(
     "INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING",
 )
 
-# Creates an ended session that is not routable, so that it receives no messages and is no user's previous session.
+# Creates an ended session that is not routable, so that it receives no messages and is never used as the user's
+# previous session.
 OPEN = Statement(
     "exchange.open",
     """
@@ -23,7 +24,8 @@ OPEN = Statement(
     """,
 )
 
-# The session that a file's name refers to: an imported one, or an own one that was exported from this database.
+# The session that a line's `session` names: an imported session, or the session with that id if the file was exported
+# from this database.
 LOCK = Statement(
     "exchange.lock",
     """

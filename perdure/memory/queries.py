@@ -66,7 +66,7 @@ HOT_USERS = Statement(
 
 FORGET_HOT = Statement("meta.forget_hot", "DELETE FROM hot_memories WHERE user_id = ANY (%(user_ids)s::text[])")
 
-# The most recalled memories of each user; among equals, the most recently recalled first.
+# Ranks each user's memories by the number of recalls, then by the time of the latest recall.
 WRITE_HOT = Statement(
     "meta.write_hot",
     """
@@ -89,7 +89,7 @@ WRITE_HOT = Statement(
     """,
 )
 
-# Accesses too old for the ranking.
+# Deletes accesses that are too old for the ranking.
 FORGET_ACCESSES = Statement(
     "meta.forget_accesses",
     """

@@ -1,8 +1,8 @@
 """The protocol of a model, which the step loop calls.
 
-A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. The request is data. Through the call
-the model reports streamed text, and the engine can end it from another thread (the turn is cancelled, the worker shuts
-down, the deadline has passed), even while the model's thread is blocked on a socket. Providers raise the errors of
+A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. Through the call the model reports
+streamed text, and the engine can end the call from another thread (the turn is cancelled, the worker shuts down, the
+deadline has passed), even while the model's thread is blocked on a socket. Providers raise the errors of
 `perdure.errors` only.
 """
 
@@ -63,7 +63,7 @@ class ToolCall:
 class Message:
     """One entry of a prompt. `tool_call_id` is set on tool results only.
 
-    `extra` holds the members of a stored message that this release does not know; no model is sent them.
+    `extra` holds the members of a stored message that this release does not know; they are not sent to models.
     """
 
     role: Role
@@ -84,7 +84,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the provider counted them. `cached_tokens` are those of `input_tokens` that it read from its cache.
+    """Tokens, as the provider counted them. `cached_tokens`: the input tokens that it read from its cache.
 
     `extra` holds the stored members that this release does not know.
     """
@@ -105,7 +105,7 @@ class Usage:
         )
 
     def record(self) -> dict[str, Any]:
-        """Usage in its stored and displayed form."""
+        """The usage in its stored and displayed form."""
         cached = {"cached_tokens": self.cached_tokens} if self.cached_tokens else {}
         return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens, **cached}
 
@@ -129,7 +129,7 @@ class ModelRequest:
 class ModelReply:
     """A model's reply: text, tool calls, or both. `model` is the name that the provider reported.
 
-    `fallback`: a fallback gave the reply, not the requested model.
+    `fallback`: the reply is a fallback's, because the requested model failed.
     """
 
     content: str

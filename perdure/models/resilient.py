@@ -1,8 +1,8 @@
 """Models with a breaker, retries and fallbacks: `breaker(retry(call))`, then other models.
 
-Both classes implement `Model`. All attempts of one call share `PERDURE_MODEL_TIMEOUT_S`, and each fallback model has
-the same time again, within the deadline of the whole call. `ModelCall.rewind` withdraws the text that a failed attempt
-streamed.
+`GuardedModel` and `ResilientModel` implement `Model`. All attempts of one call share `PERDURE_MODEL_TIMEOUT_S`. Each
+fallback model has as much time again, within the deadline of the whole call. `ModelCall.rewind` withdraws the text that
+a failed attempt streamed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def wait_within(call: ModelCall, seconds: float) -> None:
 
 
 class GuardedModel:
-    """A model behind a breaker, retried after transient failures."""
+    """A model behind a breaker; calls are retried after transient failures."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GuardedModel:
         wait: Callable[[ModelCall, float], None] = wait_within,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`timeout_s` is shared by all attempts of one call; tests pass `wait` and `draw`."""
+        """All attempts of one call share `timeout_s`. Tests pass `wait` and `draw`, which draws the jitter."""
         self._model = model
         self._breaker = breaker
         self._retry = retry
@@ -60,7 +60,7 @@ class GuardedModel:
 
     @property
     def name(self) -> str:
-        """As the wrapped model."""
+        """The wrapped model's name."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -121,21 +121,21 @@ class ResilientModel:
 
     @property
     def name(self) -> str:
-        """As the wrapped model."""
+        """The wrapped model's name."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Reply to one prompt, by the fallback if the model fails: then `ModelReply.fallback` is set.
+        """Reply to one prompt. If the model fails, the reply is the fallback's, and `ModelReply.fallback` is set.
 
         Raises:
-            Exception: the model's error if the fallback gives no reply; see `GuardedModel.respond`.
+            Exception: the model's error if the fallback has no reply; see `GuardedModel.respond`.
         """
         asked = FallbackRequest(request, call)
         return with_fallback(self.name, lambda: self._model.respond(request, call), self._strategy, asked)
 
 
 class _CheckedStrategy:
-    """Checks and marks the replies of a strategy, and withdraws the text that it streamed without a reply."""
+    """Checks and marks the replies of a strategy. Withdraws streamed text if the strategy has no reply."""
 
     def __init__(self, strategy: ModelFallback) -> None:
         self._strategy = strategy
@@ -191,7 +191,7 @@ def _named(model: Model, reply: ModelReply) -> ModelReply:
 
 
 def _final(reply: ModelReply) -> ModelReply:
-    """The reply as a fallback's final reply, without tool calls: no tool was offered.
+    """The reply marked as a fallback's, without tool calls, because the request had no tools.
 
     Raises:
         InvalidResponse: the reply has no text.

@@ -1,9 +1,9 @@
 """Makes models from their names, as in `PERDURE_MODEL`, with breaker, retries and fallback.
 
-A third party adds a provider by an entry point of the group `perdure.models`: its name is the scheme, and its object is
-called with the text after the colon, the settings and the clock. `PERDURE_FALLBACK` is `models` or an entry point of
-the group `perdure.fallbacks`, which is called with the settings, the clock and a function that returns a guarded model
-by its name.
+Other packages add providers through entry points of the group `perdure.models`: the entry point's name is the scheme,
+and its object is called with the text after the colon, the settings and the clock. `PERDURE_FALLBACK` is `models` or
+the name of an entry point of the group `perdure.fallbacks`, whose object is called with the settings, the clock and a
+function that returns a guarded model by its name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
     """
     scheme, _, rest = name.partition(":")
     if name == _OFFLINE:
-        from perdure.models.offline import OfflineModel  # noqa: PLC0415 (a process that only accepts asks no model)
+        from perdure.models.offline import OfflineModel  # noqa: PLC0415 (a process that only accepts messages calls no model)
 
         return OfflineModel()
     if scheme == "openai" and rest:
@@ -94,8 +94,8 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 class Models:
     """The models of one process, each made once. Threads may share it.
 
-    Each model has a breaker, named `llm:` and the model's name (`llm:openai:gpt-5`), and is retried. After a failure
-    `fallback` replies, by default the one of `PERDURE_FALLBACK`. The built-in `offline` cannot fail and has neither.
+    Each model has retries, a breaker named `llm:` plus the model's name, such as `llm:openai:gpt-5`, and the fallback
+    `fallback`, by default that of `PERDURE_FALLBACK`. The built-in `offline` cannot fail and has none of these.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Models:
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
     def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
-        """The model `name`, by default that of `PERDURE_MODEL`. `variable` is the setting with the name.
+        """The model `name`, by default that of `PERDURE_MODEL`. `variable` is the setting that names it, for errors.
 
         Raises:
             SettingsError: there is no such model, or it or one of its fallbacks cannot be set up.

@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an admitted call ended. `RELEASED` counts neither way: the call was cancelled or refused."""
+    """How an admitted call ended. `RELEASED`: the call was cancelled, or its request was invalid; it is not counted."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -62,8 +62,8 @@ class Policy:
 class Circuit:
     """The state of one breaker.
 
-    `failures` are consecutive ones, `successes` the total. `probes` maps the id of each probe under way to the end of
-    its lease.
+    `failures` counts consecutive failures, `successes` all successes. `probes` maps the id of each running probe to the
+    end of its lease.
     """
 
     epoch: int
@@ -77,7 +77,7 @@ class Circuit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Permission for one call. `id` names its slot if it is a probe."""
+    """Permission for one call. If the call is a probe, `id` identifies its slot."""
 
     id: str
     epoch: int
@@ -106,7 +106,10 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
 
 
 def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: Outcome) -> Circuit:
-    """The circuit after the outcome of an admitted call. An outcome of an earlier epoch changes the counters only."""
+    """The circuit after the outcome of an admitted call.
+
+    An outcome of an earlier epoch changes only `successes` or `last_failure_ms`.
+    """
     present = admission.epoch == circuit.epoch
     match outcome:
         case Outcome.SUCCEEDED:
@@ -128,7 +131,7 @@ def reset(circuit: Circuit, now: int) -> Circuit:
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """The latest time at which a circuit that refuses calls admits one; `None` if it is closed."""
+    """The time from which a circuit that refuses calls admits one at the latest; `None` if it refuses none."""
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms
     return min(circuit.probes.values(), default=None)

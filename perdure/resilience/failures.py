@@ -1,8 +1,8 @@
 """Classifies a failure: whether it is transient, and whether the breaker counts it.
 
-The first error in the chain of causes with a known class decides: an error of `perdure.errors` by `transient`, any
-other by its HTTP status, or as one of Python's connection and timeout errors. Retries and breakers share this
-classification.
+The first error in the chain of causes that can be classified decides. An error of `perdure.errors` is classified by its
+attribute `transient`, any other error by its HTTP status; Python's connection and timeout errors are transient. Retries
+and breakers share this classification.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Verdict(Enum):
     REFUSED = auto()
     """The request is invalid: it is not repeated, and the callee is healthy."""
     ABANDONED = auto()
-    """The caller cancelled the call, which says nothing of the callee."""
+    """The caller cancelled the call, which says nothing about the callee."""
 
 
 def verdict(error: BaseException) -> Verdict:
-    """The class of `error`, by the first error in its chain of causes that has one."""
+    """The verdict on the first error in the chain of causes of `error` that can be classified."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
             return Verdict.ABANDONED
@@ -66,7 +66,7 @@ def _is_transient(error: BaseException) -> bool | None:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """`error` and its causes, each once, even if the chain is a cycle.
 
-    Without `__context__`: an error raised while another is handled need not be caused by it.
+    Ignores `__context__`, because an error that is raised while another is handled need not be caused by it.
     """
     seen: set[int] = set()
     at: BaseException | None = error

@@ -1,6 +1,6 @@
-"""Fallbacks: another reply after a call has finally failed, or the original error.
+"""Fallbacks: another reply for a call that failed after all retries.
 
-A failure of the fallback never hides the original error.
+If the fallback fails as well, the original error is raised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
     """Finds another reply to a request."""
 
     def execute(self, asked: Asked_contra, error: Exception) -> Reply_co | None:
-        """Another reply to `asked`, which failed with `error`; `None` if there is none.
+        """Another reply to the request `asked`, which failed with `error`; `None` if there is none.
 
         Raises:
             Exception: treated as `None`, except a cancellation, which propagates.

@@ -1,7 +1,7 @@
-"""Recent kills of workers by their watchdogs, in Redis: a notice for the operator, lost with Redis.
+"""Recent kills of workers by their watchdogs, in Redis: information for the operator, lost with Redis's data.
 
-A sorted set by the time of the kill, in Redis's clock. `perdure.workers.watchdog.kill_report` writes it, `/readyz`
-reads it.
+A sorted set, ordered by the time of the kill on Redis's clock. `perdure.workers.watchdog.kill_report` writes it,
+`/readyz` reads it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LATELY_S = 3_600
 _MOST = 100
 
 _WITHDRAW_S = 30.0
-"""Seconds within which a report can be withdrawn; an earlier one with the same name and process id is another worker's.
-"""
+"""Seconds within which a report can be withdrawn. An earlier report with the same worker name and process id belongs to
+another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Kill:
 
 
 class Kills:
-    """The kills of an installation, in the Redis at `url`, under keys that begin with `prefix`. Thread-safe."""
+    """The kills of an installation, in the Redis at `url`, under a key that begins with `prefix`. Thread-safe."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._client: Any = connect(url)

@@ -1,10 +1,10 @@
 """The fleet's circuits in Redis: each transition is one script, in Redis's own time.
 
 The scripts implement the machine of `circuit.py` in Lua: change both together; a property test compares them. A circuit
-is a hash, its probes a sorted set by the ends of their leases; both expire after a week without a call. All keys share
-one hash slot.
+is a hash, and its probes are a sorted set ordered by the ends of their leases; both expire after a week without a call.
+All keys share one hash slot.
 
-Every wait is bounded: an unresponsive Redis costs the call that detects it half a second.
+Every wait is bounded: an unresponsive Redis delays the call that detects it by half a second.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TIMEOUT_S = 0.25
 _CONNECTIONS = 10_000  # one per thread at most, for the duration of one script
 
 _NAMES = "{breakers}"
-"""Follows the prefix: the key of the set of names, and the start of each circuit's keys. The braces are a hash tag."""
+"""The key of the set of names, without the prefix; each circuit's keys begin with it. The braces are a hash tag."""
 
 _FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
 
 # All scripts: KEYS are the circuit, its probes, and the set of names. ARGV are the name, milliseconds to add to Redis's
 # time (0 outside tests), the policy's three numbers, and two arguments of the script. They return the time, the states
-# before and after, the consecutive failures, the latest time at which a call is admitted, and the epoch if this call
-# is.
+# before and after, the consecutive failures, the time from which a call is admitted at the latest, and, if this call is
+# admitted, the epoch.
 _BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
@@ -158,7 +158,7 @@ class FleetCircuits:
             socket_connect_timeout=timeout_s,
             max_connections=_CONNECTIONS,
             decode_responses=True,
-            # Retry once, at once: after a restart of Redis every pooled connection is dead.
+            # Retry once, without a delay: after a restart of Redis every pooled connection is broken.
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         self._admit = self._client.register_script(_ADMIT)
@@ -248,7 +248,7 @@ def _moment(text: str) -> int | None:
 
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Raise Redis's errors as `Unavailable`, also a key of the wrong type or with malformed content."""
+    """Raise Redis's errors as `Unavailable`, including those for a key with the wrong type or malformed content."""
     try:
         yield
     except (redis.RedisError, ValueError) as error:

@@ -1,10 +1,10 @@
 """Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
-One circuit per name for the whole fleet while Redis is reachable, one per process otherwise. A breaker fails a call
-only if its circuit is open.
+Each name has one circuit for the whole fleet while Redis is reachable, and one per process otherwise. Only the state of
+the circuit makes a breaker refuse a call, never a failure of Redis.
 
-`Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry. A process takes its registry from a
-`Switchboard` (`resolve.py`).
+`Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry. A process's registry is a
+`Switchboard`, which `resolve.py` creates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Breaker(Protocol):
     """Admits or refuses calls to one callee."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """Run `work` if the breaker admits it. After `lease_s` seconds the call counts as over.
+        """Run `work` if the breaker admits it. After `lease_s` seconds the breaker treats the call as ended.
 
         Raises:
             CircuitBreakerOpen: the breaker refuses the call.
@@ -81,7 +81,7 @@ class Switchboard(BreakerRegistry, Protocol):
 
 
 Listener = Callable[[Transition], None]
-"""Called for each change of state by an event in this process, in that event's thread."""
+"""Called for each change of a breaker's state that this process caused, in the thread that caused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class Metrics:
 class Breakers:
     """perdure's own breakers; see `Switchboard`. Thread-safe.
 
-    Without `redis_url` (in kombu's or redis-py's form) the circuits belong to this process. `listen` is called in the
-    process that made the change of state only.
+    Without `redis_url` (in kombu's or redis-py's form) the circuits belong to this process. `listen` is called only in
+    the process that caused the change of state.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class CircuitBreaker:
             self._circuits.settle(self._name, admission, outcome, fleet=decision.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
-        """The error for a refused call, in the caller's time: Redis's clock may differ."""
+        """The error for a refused call. Its `until` uses this process's clock, which may differ from Redis's."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)
         return CircuitBreakerOpen(until=until, retry_after_s=left_s)

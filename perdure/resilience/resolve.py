@@ -1,8 +1,8 @@
 """Creates the breakers that `PERDURE_BREAKER__REGISTRY` names.
 
-A third party adds a registry by an entry point of the group `perdure.breakers`: its name is the setting's value, and
-its object is called with the settings, the clock and a callback for changes of a breaker's state (a model's breaker
-that closes resumes parked turns).
+Other packages add registries through entry points of the group `perdure.breakers`: the entry point's name is the
+setting's value, and its object is called with the settings, the clock and a callback for changes of a breaker's state
+(when a model's breaker closes, parked turns resume).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VARIABLE = "PERDURE_BREAKER__REGISTRY"
 
 
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
-    """The breakers that the settings name. If breakers are disabled, perdure's own, which then admit every call.
+    """The breakers that the settings name; if breakers are disabled, perdure's own, which then admit every call.
 
     Raises:
         SettingsError: no registry has that name, or it cannot be loaded.

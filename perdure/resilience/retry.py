@@ -1,6 +1,6 @@
 """Retries of transient failures, with exponential backoff, within the call's time limit.
 
-The breaker wraps the retries, so all attempts of a call count as one call for it.
+The breaker wraps the retries, so it counts all attempts of a call as one call.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
     """Call `work` until it succeeds, fails permanently, or the attempts or the call's time are used up.
 
     Args:
-        what: Names the work in the log.
-        work: One attempt.
+        what: The name of the work in the log.
+        work: Makes one attempt.
         policy: The number of attempts, and the backoff.
         window: The call's time limit.
-        draw: A number from [0, 1), for the jitter.
+        draw: Returns a number in [0, 1) for the jitter.
 
     Raises:
-        Exception: the last attempt's error, also if the pause before the next one exceeds the call's time.
+        Exception: the last attempt's error, also if the pause before another attempt exceeds the call's time.
     """
     tried = 1
     while True:

@@ -1,7 +1,7 @@
 """The fleet's circuits while Redis is reachable, this process's own otherwise.
 
-Once Redis answers again, its state applies. An unavailable Redis costs one call of the process half a second; the
-others do not wait for it.
+Once Redis answers again, its state applies. While Redis is unavailable, one call per second retries it, which takes at
+most half a second; the other calls do not wait.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds for which a Redis that did not answer is not called."""
+"""Seconds for which Redis is not called after it did not answer."""
 
 _MAX_UNRELEASED = 100
-"""Probe slots that are kept for release while Redis is unavailable; others are freed by their leases."""
+"""Maximum probe slots to free once Redis is available again; others are freed when their leases expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A breaker's change of state by an event in this process. `fleet`: the change applies to all workers."""
+    """A change of a breaker's state that this process caused. `fleet`: the change applies to all workers."""
 
     name: str
     before: State
@@ -40,7 +40,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to an admission and its store: the outcome must be reported to the same store."""
+    """The answer of `admit`. `fleet`: Redis gave it. The outcome must be reported to the same store."""
 
     answer: Answer
     fleet: bool
@@ -110,7 +110,7 @@ class SharedCircuits:
             self._fleet.close()
 
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer. A lost answer may have granted a probe's slot, which is then freed."""
+        """The fleet's answer. If the answer is lost, it may have granted a probe's slot, which is freed later."""
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:
@@ -144,7 +144,7 @@ class SharedCircuits:
             fleet.free(name, call_id)  # if that fails, the lease frees the slot
 
     def _may_call(self) -> bool:
-        """Whether to call Redis. After a pause one caller does; the others do not wait for the result."""
+        """Whether to call Redis. After a pause only one caller does; the others do not wait for the result."""
         if not self._is_unavailable:
             return True
         with self._lock:

@@ -18,8 +18,8 @@ from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, Stat
 class Answer:
     """The result of an event. Times are in milliseconds of the store's own clock.
 
-    `until`: the latest time at which a circuit that is not closed admits a call, if known. `admission`: set if the call
-    was admitted.
+    `until`: the time from which a circuit that refuses calls admits one at the latest, if known. `admission`: set if
+    the call was admitted.
     """
 
     now: int

@@ -1,10 +1,10 @@
 """Whether two texts that are close in meaning contradict each other.
 
-Cosine similarity cannot distinguish a contradiction from a paraphrase: "not" hardly moves a vector, and neither does 30
-instead of 90. This module compares numbers, negations, names, and words that exclude each other, in English and Korean.
-It errs on one side: texts wrongly classified as different are both kept, which costs a merge and never a fact.
+Cosine similarity cannot distinguish a contradiction from a paraphrase: "not", or 30 instead of 90, hardly changes a
+vector. This module compares numbers, negations, names, and words that exclude each other, in English and Korean. In
+doubt it classifies texts as different: then both are kept, so that a merge may be missed but no fact is lost.
 
-A caller that compares many texts compares `Features.fingerprint` and the name and word bits first: these integers
+A caller that compares many texts should compare `Features.fingerprint` and the name and word bits first: these integers
 decide most pairs.
 
 Called by consolidation, by the tool `remember` and by the CaseBank's duplicate search.
@@ -33,7 +33,7 @@ from perdure.text.words import (
 )
 
 MAX_CHARS = 10_000
-"""Characters of a text, in its normal form, that are analysed. The rest is compared by hash."""
+"""Maximum characters of a text, in its normal form, that are analysed. The rest is compared by hash."""
 
 _BITS = 63
 _SHOWN_CHARS = 200
@@ -52,7 +52,7 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one text has and the other lacks. Either side may be empty."""
+    """What each of two texts has and the other lacks. One side may be empty."""
 
     kind: DifferenceKind
     left: str
@@ -105,7 +105,7 @@ def difference(left: str, right: str) -> Difference | None:
 
 
 def compare(left: Features, right: Features) -> Difference | None:
-    """`difference` of two texts by their features. Swapping the arguments swaps the sides and nothing else."""
+    """`difference` of two texts by their features. Swapping the arguments only swaps the sides of the result."""
     if left.rest != right.rest:
         return Difference(
             DifferenceKind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right))
@@ -175,7 +175,7 @@ def _opposites(left: Features, right: Features) -> Difference | None:
 
 
 def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[str, str] | None:
-    """A word such as "distrust" in `these` where `others` has "trust" instead."""
+    """A word of `these` such as "distrust", and the word "trust" that `others` has instead."""
     for word in sorted(these - others):
         bare = without_negative_prefix(word)
         if bare is not None and bare in others and bare not in these:
@@ -184,6 +184,6 @@ def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[s
 
 
 def _word_of(features: Features, group: int) -> str:
-    """The longest word of the group: a word rather than its stem."""
+    """The longest of the text's words in the group, so that a word is preferred to its stem."""
     words = [word for word in features.words if (found := opposite_group(word)) and found[0] == group]
     return max(words, key=lambda word: (len(word), word))

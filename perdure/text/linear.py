@@ -15,10 +15,10 @@ def words(text: str) -> list[str]:
 
 
 def normalized(form: Literal["NFKC", "NFKD"], text: str) -> str:
-    """`text` in a Unicode normal form. One character may become 18.
+    """`text` in a Unicode normal form. One character may become 18 characters.
 
     `unicodedata.normalize` sorts the marks of a letter, in time quadratic in their number. A grapheme joiner after
-    every 30 marks bounds it, as in Unicode's Stream-Safe Text Format (UAX #15).
+    every 30 marks bounds this time, as in Unicode's Stream-Safe Text Format (UAX #15).
     """
     if text.isascii():
         return text

@@ -1,4 +1,4 @@
-"""Names in a text: words spelled as names, or in a position of names. English and Korean.
+"""Names in a text: words that are spelled like names, or stand next to words such as "called". English and Korean.
 
 Called by `contradiction`.
 """
@@ -22,7 +22,7 @@ from perdure.text.words import (
     word_list,
 )
 
-# At the beginning of a sentence these words have a capital letter and are not names.
+# These words are not names although they have a capital letter at the beginning of a sentence.
 _OPENERS = frozenset(
     word_list("""
     a about after all also an and any are as ask at be because before both but by can change check cancel connect
@@ -49,7 +49,7 @@ _KOREAN_NO_NAMES = frozenset(
 
 
 def names_of(token: Token) -> Iterator[str]:
-    """The name that a word looks like, if any, in the form that `words.forms` gives it."""
+    """The word, if it is spelled like a name, in a form that `words.forms` also returns."""
     text = token.text
     if has_hangul(text):
         if (name := _korean_name(text)) is not None:
@@ -69,7 +69,7 @@ def _opens_sentences(word: str) -> bool:
 
 
 def missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
-    """The names of which no inflection is among the words."""
+    """The names that are not among the words, not even in another inflection."""
     return sorted(name for name in names if name not in words and stem(name) not in words)
 
 
@@ -90,7 +90,7 @@ _NO_NAMES_BY_POSITION = _OPENERS | frozenset(
 
 
 def names_by_position(text: str) -> Iterator[str]:
-    """Words in the positions of names, in the form that `words.forms` gives them."""
+    """Words in positions where a name is expected, in a form that `words.forms` also returns."""
     for found in _NAME_POSITIONS.finditer(text):
         word = base_form(next(each for each in found.groups() if each is not None))
         if word not in _NO_NAMES_BY_POSITION:

@@ -69,7 +69,7 @@ def numbers_in(text: str) -> Iterator[str]:
 def _canonical(number: str, scale: int = 0) -> str:
     """A decimal number times 10 to the power of `scale`, without separators and superfluous zeros.
 
-    Works on the digits: as floats, numbers of more than 15 digits would compare equal.
+    Works on the digits, because different numbers of more than 15 digits may be equal as floats.
     """
     if not number.isascii():
         number = "".join(str(unicodedata.decimal(each, each)) for each in number)
@@ -108,7 +108,7 @@ def _prefixes(text: str, start: int, words: Collection[str]) -> Iterator[str]:
 
 
 def _counter_end(text: str, start: int) -> int | None:
-    """The end of the counter at `start`; `None` if there is none, or a longer word begins with the same syllables."""
+    """The end of the counter at `start`; `None` if there is none, or if its syllables begin a longer word."""
     if not text.startswith(_KOREAN_COUNTERS, start):
         return None
     for counter in _KOREAN_COUNTERS:

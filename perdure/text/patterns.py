@@ -4,8 +4,8 @@ Python's `re` backtracks: a sender who knows a pattern can write a text that tak
 interpreter's lock. A repository test checks that no module imports `re` for untrusted text. `compiled` registers each
 pattern, and a test runs all of them over hostile texts.
 
-Differences from `re`: no lookaround, no backreferences; `\b`, `\d`, `\s` and `\w` know ASCII only. `WORD`, `SPACE`,
-`STARTS` and `ENDS` are their Unicode forms. `$` matches at the end of the text only, not before a last newline.
+Differences from `re`: no lookaround, no backreferences; `\b`, `\d`, `\s` and `\w` are limited to ASCII. `WORD`,
+`SPACE`, `STARTS` and `ENDS` are Unicode forms. `$` matches at the end of the text only, not before a last newline.
 
 One search is linear. `finditer`, `findall` and `sub` search again after each match, so a pattern must not need to read
 far beyond the end of a match.
@@ -25,13 +25,13 @@ SPACE = r"\s\x0b\x1c-\x1f\x85\p{Z}"
 r"""The characters of `\s`, for use in brackets."""
 
 STARTS = rf"(?:^|[^{WORD}])"
-r"""Before a word's first character. Unlike `\b` it is part of the match: put the rest into a group."""
+r"""Matches before a word's first character. Unlike `\b` it is part of the match: put the rest into a group."""
 
 ENDS = rf"(?:$|[^{WORD}])"
-"""After a word's last character. Unlike `\b` it is part of the match."""
+r"""Matches after a word's last character. Unlike `\b` it is part of the match."""
 
 _MAX_MEMORY = 2**21
-"""Bytes of memory for one pattern and its caches; beyond them RE2 is slower, but still linear."""
+"""Bytes of memory for one pattern and its caches. A pattern that needs more is slower, but still linear."""
 
 _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 

@@ -1,4 +1,4 @@
-"""Quotations: untrusted texts in a prompt or a tool's result, between marks that they cannot contain.
+"""Quotations: untrusted texts in a prompt or a tool's result, between marks with a code that they cannot contain.
 
     <recalled_memory 5f0c1f6b9d3e2a47>
     …
@@ -48,8 +48,8 @@ _MARK = compiled(
 class Quoter:
     """Quotes the texts of one prompt, or of one tool's result.
 
-    `key` keys the codes: processes with the same key give a text the same code. The default is a random key of this
-    process.
+    `key` is the HMAC key of the codes: processes with the same key give a text the same code. The default is a random
+    key of this process.
     """
 
     def __init__(self, key: bytes = b"") -> None:

@@ -19,10 +19,10 @@ from pydantic_core import ErrorDetails, PydanticSerializationError, to_jsonable_
 from perdure.text.patterns import compiled
 
 MAX_DEPTH = 64
-"""Levels of nesting in JSON, far below the interpreter's recursion limit."""
+"""Maximum levels of nesting in JSON, far below the interpreter's recursion limit."""
 
 MAX_DIGITS = 4_300
-"""Digits of an integer: Python's own limit for conversions."""
+"""Maximum digits of an integer: Python's own limit for conversions."""
 
 _READ_CHARS = 10_000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -41,7 +41,7 @@ STORABLE_PATTERN = r"^[^\u0000]*$"
 """`is_storable` as a pattern of JSON Schema, which has no lone surrogates."""
 
 USER_PATTERN = r"^[^\u0000\u001f]*$"
-"""As `STORABLE_PATTERN`, for a user's id, which may not contain U+001F: it separates the tenant from the id."""
+"""Like `STORABLE_PATTERN`, for a user's id, which may not contain U+001F, the separator of tenant and id."""
 
 _BLANKS = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """The characters that `str.strip` removes, which differ from the `\\s` of JSON Schema's patterns."""
@@ -51,12 +51,12 @@ NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
 
 
 def whole(value: object) -> object:
-    """`value`, as an `int` if it is a float without a fraction, which JSON Schema counts as an integer."""
+    """`value`, converted to `int` if it is a float without a fraction, which is an integer in JSON Schema."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def storable(text: str) -> str:
-    """`text` in a form that PostgreSQL can store: surrogate pairs are joined, NUL and lone surrogates become U+FFFD."""
+    """`text` so that PostgreSQL can store it: surrogate pairs are joined, NUL and lone surrogates become U+FFFD."""
     if is_storable(text):
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -104,12 +104,12 @@ def dump(value: Any, limit: int) -> str:
 
 
 def is_identifier(name: str) -> bool:
-    """Whether `name` is a valid name of a channel or a bank of cases: `IDENTIFIER`, in ASCII."""
+    """Whether `name` is a valid name of a channel or a bank of cases; see `IDENTIFIER`. Letters are ASCII."""
     return _IDENTIFIER.fullmatch(name) is not None
 
 
 def identifier(name: str) -> str:
-    """`name`, for a pydantic field.
+    """Validator of a pydantic field: returns `name` unchanged.
 
     Raises:
         ValueError: `name` is not an identifier.

@@ -1,7 +1,7 @@
 """Words of English and Korean: tokens, stems, negations, and words that exclude each other.
 
-Rules and short lists, called by `contradiction` and `names`. Both texts of a comparison go through the same rules, so
-a crude stem is good enough.
+Consists of rules and short lists. The same rules apply to both texts of a comparison, so a crude stem is good enough.
+Called by `contradiction` and `names`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from perdure.text.linear import has_hangul
 from perdure.text.patterns import compiled
 
 _CACHED_WORDS = 20_000
-"""Words whose forms are cached: most texts share their words."""
+"""Maximum words whose forms are cached; most texts share their words."""
 
 _LONGEST_CACHED = 64
-"""Longer words are not cached, so that a text of one word does not stay in memory."""
+"""Longer words are not cached, so that a long text without spaces does not stay in memory."""
 
 
 def word_list(text: str) -> list[str]:
@@ -248,6 +248,6 @@ _SHORTEST_NEGATED = 4
 
 
 def without_negative_prefix(word: str) -> str | None:
-    """`word` without a negative prefix such as "dis"; `None` without one, or if the rest is no word."""
+    """`word` without a negative prefix such as "dis"; `None` if it has no such prefix or the rest is too short."""
     bare = next((word.removeprefix(each) for each in _NEGATIVE_PREFIXES if word.startswith(each)), "")
     return bare if len(bare) >= _SHORTEST_NEGATED and bare.isalnum() else None

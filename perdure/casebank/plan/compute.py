@@ -1,7 +1,7 @@
 """Computes the plan, for dry runs and for runs.
 
 The plan depends on the cases and the settings only, not on the order of the cases or the sizes of pages and batches.
-Memory holds about fifty bytes and the id of each case, a few blocks, and the plan; vectors and texts are in temporary
+Memory use is about fifty bytes plus the id per case, a few blocks, and the plan. Vectors and texts are in temporary
 files.
 """
 
@@ -27,7 +27,7 @@ from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
 
 _Key = tuple[str, int]
-"""Embedder and size: vectors with the same key can be compared."""
+"""Embedder and dimensions: vectors with the same key can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One decision of the plan. `facts` are those that it was based on, merges of this plan included.
+    """One decision of the plan. `facts` are the facts that it is based on, including merges of this plan.
 
-    `keeper_weight` is the number of uses behind the keeper's own rate.
+    `keeper_weight` is the number of uses from which the keeper's rate before the merge was computed.
     """
 
     action: Action
@@ -68,7 +68,7 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
-    """The key of the users who see a case: its author, or with the scope `all` the author's tenant."""
+    """The key of the users who see a case: its author or, with the scope `all`, the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 
 
@@ -114,7 +114,7 @@ class _Planner:
         return policy.protection(case, self._limits, self._now)
 
     def consider(self, candidate: Candidate, groups: dict[_Key, Group], files: ExitStack) -> None:
-        """Decide on a low performer; add any other case to the group that it can be compared with."""
+        """Plan to remove a low performer; add any other case to its group, or judge it at once if it has no vector."""
         case, vector = candidate.facts, candidate.vector
         verdict = policy.low_performance(case, self._limits)
         if verdict is not None:
@@ -132,7 +132,7 @@ class _Planner:
         groups[key].add(case, candidate.query, vector, self._readers(candidate))
 
     def _readers(self, candidate: Candidate) -> str:
-        """Identifies the users and agents whose prompts the case may enter; cases are compared within these."""
+        """A key for the users and agents whose prompts the case may enter; only cases with equal keys are compared."""
         readers = seen_by(candidate.user_id, self._limits.scope)
         shared = self._limits.scope is CaseScope.USER and candidate.shared
         return json.dumps([candidate.bank, readers, shared])
@@ -168,7 +168,7 @@ class _Planner:
                 self.judge_activity(cases[number])
 
     def judge_activity(self, case: Facts) -> None:
-        """Archive an inactive case, unless it is protected or exempt."""
+        """Plan to archive an inactive case, unless it is protected or exempt."""
         verdict = policy.inactivity(case, self._limits, self._now)
         if verdict is None:
             return

@@ -1,6 +1,6 @@
 """The cosine that decides whether two cases are duplicates.
 
-Each sum is exactly rounded, so the result does not depend on the order of the two vectors or on the size of blocks.
+Each sum is correctly rounded, so the result does not depend on the order of the two vectors or on the size of blocks.
 Vectors are stored as float32; products of two float32 numbers are exact in float64.
 """
 
@@ -28,7 +28,7 @@ def has_direction(vector: Vector) -> bool:
 
 
 def cosine(left: Vector, right: Vector) -> float:
-    """The cosine of the angle between two vectors of one size that have a direction, from -1 to 1."""
+    """The cosine of two vectors of equal dimensions for which `has_direction` is true, from -1 to 1."""
     a, b = left.astype(np.float64), right.astype(np.float64)
     squares = math.fsum((a * a).tolist()) * math.fsum((b * b).tolist())
     return max(-1.0, min(1.0, math.fsum((a * b).tolist()) / math.sqrt(squares)))

@@ -1,14 +1,16 @@
 """Finds duplicates: which case absorbs which. Exact; memory does not grow with the number of pairs.
 
-Greedy, in keeper order: each remaining case absorbs the remaining cases whose cosine with it exceeds the threshold. A
-batch of cases is compared with all later cases block by block: first by sketches, then the candidates by their vectors.
+The search is greedy. In keeper order, each remaining case absorbs the remaining cases whose cosine with it exceeds the
+threshold. A batch of cases is compared with all later cases block by block: first by sketches, then the candidates by
+their vectors.
 
 A sketch is the projection of a vector on a few directions, and the length of the rest. By the Cauchy-Schwarz inequality
-the inner product of two sketches is at least that of the vectors, so a pair that sketches exclude is certainly apart,
-for a sixth of the work or less. The directions are the principal ones of a sample; the choice affects speed only.
-`cosines.cosine` decides the remaining pairs, so the result depends on the cases only, not on batches or blocks.
+the inner product of two sketches is at least that of the vectors. So a pair whose sketches are below the threshold is
+certainly no duplicate, and comparing sketches takes at most a sixth of the work. The directions are the principal
+components of a sample; their choice affects speed only. `cosines.cosine` decides the remaining pairs, so the result
+depends on the cases only, not on batches or blocks.
 
-Only cases with the same readers are compared: a merge would hide a case from users who may see it.
+Only cases with the same readers are compared: another merge would hide a case from users who may see it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _VERIFIED = 512
 _SAMPLE = 512
 _FEWEST_DIRECTIONS = 64
 _DIRECTIONS_IN = 6
-"""Dimensions of the vector for each direction of its sketch."""
+"""The number of a vector's dimensions divided by this is the number of directions of its sketch."""
 
 _SKETCH_ERROR = 1e-4
 """A generous bound on the rounding error of a product of two sketches in float32."""
@@ -67,7 +69,7 @@ class Duplicates:
 
 
 class Group:
-    """Cases whose vectors can be compared: of one embedder and size. Holds open files; use it in a `with`."""
+    """Cases whose vectors have the same embedder and dimensions. Holds open files; use it in a `with`."""
 
     def __init__(self, dimensions: int) -> None:
         self.cases = PackedCases()
@@ -136,7 +138,7 @@ class _OrderedGroup:
         return contradiction.features(self._texts[int(self.numbers[position])])
 
     def units(self, positions: NDArray[np.intp]) -> NDArray[np.float64]:
-        """`(k, d)` vectors of length 1."""
+        """The vectors at the positions, scaled to length 1: `(k, d)`."""
         return _unit(self.vectors.take(positions))
 
     def _copy(self, vectors: VectorFile, start: int) -> None:
@@ -156,12 +158,12 @@ class _Keepers:
 
     @cached_property
     def units(self) -> NDArray[np.float64]:
-        """The keepers' vectors, scaled to length 1; computed only if sketches do not decide."""
+        """The keepers' vectors, scaled to length 1; computed only if the sketches leave candidates."""
         return self._ordered.units(self.positions)
 
 
 class _Search:
-    """One pass over a group."""
+    """The search for duplicates in one group."""
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ class _Search:
     ) -> NDArray[np.bool_]:
         """Drop near `(keepers, losers)` pairs that differ for certain, unless the loser has no recorded difference yet.
 
-        Vectorised: a thousand questions that differ in a number only are half a million pairs.
+        Vectorised, because a thousand questions that differ only in a number make half a million pairs.
         """
         if not self._limits.duplicate_guard or not near.any():
             return near
@@ -257,7 +259,7 @@ class _Search:
                 return
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
-        """Whether this keeper decides about the loser: the loser is absorbed, or spared because it is protected."""
+        """Absorb the loser, or spare it if it is protected; False if it is no duplicate of this keeper."""
         if self._refused[loser] and self._difference(keeper, loser) is not None:
             return False  # a difference from an earlier keeper is already recorded
         similarity = cosine(self._vector(keeper), self._vector(loser))
@@ -288,7 +290,7 @@ class _Search:
 
 
 class _Signatures:
-    """A few numbers for each question that show some differences without its text; computed on first use."""
+    """Three integers for each question, which show some differences without the texts; computed on first use."""
 
     def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
         self._reading = reading
@@ -320,12 +322,12 @@ def _sketch_width(dimensions: int) -> int:
 
 
 def _directions(vectors: VectorFile) -> NDArray[np.float64] | None:
-    """Orthonormal directions, `(d, m)`; None if the vectors are as short as sketches."""
+    """Orthonormal directions, `(d, m)`; None if the vectors have as few dimensions as sketches."""
     width = _sketch_width(vectors.width)
     if width == vectors.width:
         return None
     sample = np.unique(np.linspace(0, len(vectors) - 1, _SAMPLE).astype(np.intp))
-    # The axes complete a sample that spans too few dimensions.
+    # The tiny unit vectors supply the missing directions if the sample spans too few dimensions.
     spanned = np.concatenate([_unit(vectors.take(sample)), np.eye(width - 1, vectors.width) * 1e-6])
     _, _, directions = np.linalg.svd(spanned, full_matrices=False)
     chosen: NDArray[np.float64] = np.ascontiguousarray(directions[: width - 1].T)

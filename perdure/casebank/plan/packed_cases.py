@@ -1,4 +1,4 @@
-"""The facts of many cases, packed into about fifty bytes and the id for each."""
+"""The facts of many cases, packed into about fifty bytes per case, plus its id."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class PackedCases:
 
 
 def _mark(readers: str | None) -> int:
-    """A hash of the readers: 8 bytes for a case.
+    """A hash of the readers, which takes 8 bytes per case.
 
-    Two different readers collide with a probability of about 10^-19; applying the plan compares the authors themselves.
+    The probability of a collision is about 10^-19 per pair; `runs.apply` compares the readers themselves.
     """
     if readers is None:
         return 0

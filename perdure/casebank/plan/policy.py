@@ -1,8 +1,8 @@
 """The pruning policy: which cases are removed or archived, which are spared, and why. Pure functions.
 
-Three rules in this order, each over the cases that the earlier ones left: low performance, duplicates, inactivity. The
-safety rules (`protection`) override all three. `compute` calls these functions to make the plan, and `runs.apply` calls
-them again for each row under its lock.
+Three rules apply in this order, each to the cases that the earlier rules left: low performance, duplicates, inactivity.
+The safety rules (`protection`) override all three. `compute` calls these functions to make the plan, and `runs.apply`
+calls them again for each row under its lock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """The verdict if the rate is below the limit after more than the minimum of uses. An unknown rate is not low."""
+    """The verdict if the rate is known and below the limit after more than `low_success_min_usage` uses."""
     if case.success_rate is None or case.usage_count <= limits.low_success_min_usage:
         return None
     if case.success_rate >= limits.low_success_percent:
@@ -116,14 +116,14 @@ def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
 
 
 def weight(case: Facts) -> int:
-    """The number of uses behind the rate: 0 while the rate is unknown."""
+    """The number of uses that the rate is computed from; 0 while the rate is unknown."""
     return case.usage_count if case.success_rate is not None else 0
 
 
 def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = None) -> Facts:
     """The keeper after the merge: summed usage, the latest access, and the mean of the known rates, weighted by usage.
 
-    `keeper_weight`: the number of uses behind the keeper's rate, if that is not its present usage.
+    `keeper_weight`: the number of uses that the keeper's rate is computed from, if it is not the current use count.
     """
     absorbed = sorted(losers, key=keeper_order)
     rated = [(each.success_rate, weight(each)) for each in absorbed if each.success_rate is not None]
@@ -151,7 +151,7 @@ def _mean(rated: list[tuple[float, int]]) -> float | None:
 
 
 def unchanged(planned: Facts, current: Facts) -> bool:
-    """Whether the facts behind the plan still hold, up to rounding of a merged rate."""
+    """Whether the current facts equal those that the plan is based on, up to rounding of a merged rate."""
     if (planned.success_rate is None) != (current.success_rate is None):
         return False
     return (

@@ -9,7 +9,7 @@ from perdure.database.engine import Statement
 
 
 class CaseRow(Protocol):
-    """The columns that `compute.facts_of` reads; also of `runs.queries.LOCKED_CASES`."""
+    """The columns that `compute.facts_of` reads, from `CANDIDATES` or `runs.queries.LOCKED_CASES`."""
 
     case_id: str
     usage_count: int

@@ -1,6 +1,6 @@
 """Unlinked temporary files that hold the planner's vectors and texts.
 
-Reads and writes are blocks by offset, so memory does not grow with the number of cases.
+Data is read and written in blocks at an offset, so memory does not grow with the number of cases.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class VectorFile(_TemporaryFile):
 
 
 class TextFile(_TemporaryFile):
-    """Texts by number, in a file; eight bytes per text are in memory."""
+    """Texts by number, stored in a file; each text takes eight bytes of memory."""
 
     def __init__(self) -> None:
         super().__init__()

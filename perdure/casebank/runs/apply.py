@@ -1,8 +1,8 @@
 """Applies a plan batch by batch, checking each row again under its lock.
 
-A batch is one transaction: archive rows, the cases' status, the keepers' counts, the history, and the outcome of the
-plan's items. A run that is killed continues after the last committed batch, and applies nothing twice or in part. A
-case that changed since the plan was made is spared.
+Each batch is one transaction, which writes archive rows, the cases' status, the keepers' counts, the history, and the
+outcome of the plan's items. After a crash, a run continues after the last committed batch, so no item is applied twice
+or in part. A case that changed since the plan was made is spared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def apply(
     Calls `on_progress` after each transaction with the items done and their total.
 
     Raises:
-        RunLost: another process has the run.
+        RunLost: another process claimed the run.
     """
     total, done = state.count_planned(database, run.run_id)
     after = -1
@@ -71,9 +71,10 @@ def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, 
 
 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
-    """Lock the cases of these items and count their uses; returns their rows, those of merges with vectors.
+    """Lock the cases of these items and count their uses; returns their rows, with vectors for merges.
 
-    Three statements: a statement sees the uses counted by others only if it begins after the locks are held.
+    Runs three statements, because a statement sees what other transactions counted only if it begins after the locks
+    are held.
     """
     merges = [item for item in pending if item.action == Action.MERGE]
     compared = {item.case_id for item in merges} | {item.keeper_id for item in merges}
@@ -106,7 +107,7 @@ class _Batch:
         self._merges: dict[str, list[_Merge]] = defaultdict(list)
 
     def judge(self) -> None:
-        """Decide on each item by the locked rows."""
+        """Decide from the locked rows whether each item is applied or spared."""
         for item in self._items:
             spared = self._objection(item)
             if spared is not None:
@@ -194,9 +195,9 @@ class _Batch:
     def _merged_keeper(self, keeper_id: str, uses: int, rated: int) -> dict[str, Any]:
         """The keeper's new counts. This run has added `uses` to it so far, `rated` of them with a known rate."""
         keeper, merges = facts_of(self._rows[keeper_id]), self._merges[keeper_id]
-        own_weight = policy.weight(keeper) - uses  # current: it may have been used or rated since the plan was made
+        own_weight = policy.weight(keeper) - uses  # from the locked row: the keeper may have changed since the plan
         if rated and not merges[0].item.keeper_weight:
-            own_weight = 0  # it had no rate; the present one comes from the cases that it absorbed
+            own_weight = 0  # the keeper had no rate; its current rate comes from the cases that it absorbed
         merged = policy.merged(keeper, [merge.loser for merge in merges], max(own_weight, 0) + rated)
         return {
             "case_id": keeper_id,

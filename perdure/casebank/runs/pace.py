@@ -1,4 +1,4 @@
-"""Limits the load of a run: it works a share of the time and pauses for the rest."""
+"""Limits the load of a run, which works `load_percent` of the time and pauses for the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHORTEST_REST_S = 0.001
 
 
 class Pace:
-    """Keeps the work at `load_percent` of the time. `pause` waits the given seconds, or raises to stop the work."""
+    """Limits work to `load_percent` of the time. `pause` waits the given seconds, or raises to stop the work."""
 
     def __init__(
         self,

@@ -38,12 +38,12 @@ class Interrupted(Exception):
 
 
 def _silent(_phase: Phase, _done: int, _total: int) -> None:
-    """Report nothing."""
+    """The default of `on_progress`: reports nothing."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """The parts that a run uses.
+    """The dependencies of a run.
 
     `post` sends a notice. `pause` waits the given seconds, or raises `Interrupted`. `on_progress` is called after each
     piece of work with the phase, the work done and the total.
@@ -72,7 +72,7 @@ def dry_run(context: RunContext) -> dict[str, Any]:
 
 
 def run(context: RunContext) -> dict[str, Any]:
-    """Begin a run, or continue an interrupted one, until it finishes or waits; returns the body of the run route.
+    """Begin a run, or continue an interrupted one, until it finishes or waits; returns `state.result`.
 
     With approval `manual` the run stops after its plan: `phase` is then `waiting_approval`.
 
@@ -174,7 +174,7 @@ _PHASES: dict[Phase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {
 
 
 class _ProgressWriter:
-    """Stores the progress of planning, once a second, and keeps the pace."""
+    """Stores the progress of planning once a second, and limits the load."""
 
     def __init__(self, context: RunContext, held: ClaimedRun) -> None:
         self._context = context

@@ -9,7 +9,7 @@ COUNT_ACTIVE = Statement(
     "casebank.count_active", "SELECT count(*) AS cases FROM cases WHERE status = 'active'", writes=False
 )
 
-# At most one run and one dry run are unfinished (two unique indexes). Without `lease_s` no process holds the new run.
+# At most one run and one dry run are unfinished (two unique indexes). If `lease_s` is NULL, the new run is unclaimed.
 BEGIN = Statement(
     "casebank.begin",
     """
@@ -35,8 +35,8 @@ LIST_RUNS = Statement(
     "casebank.list_runs", _RUN + " ORDER BY started_at DESC, run_id DESC LIMIT %(most)s", writes=False
 )
 
-# Claims an unfinished run without a valid lease, runs before dry runs; with `dry_runs` false, no dry run. A run that
-# waits for approval is not claimed.
+# Claims an unfinished run without a valid lease. Runs take precedence over dry runs, which are excluded if `dry_runs`
+# is false. A run that waits for approval is not claimed.
 TAKE_OVER = Statement(
     "casebank.take_over",
     """
@@ -210,7 +210,7 @@ LOCKED_CASES = Statement(
     writes=False,
 )
 
-# The uses that each keeper has absorbed in this run so far, and how many of them have a known rate.
+# The uses that each keeper has absorbed in this run so far, and the number of these that have a known rate.
 TAKEN_OVER = Statement(
     "casebank.taken_over",
     """

@@ -1,9 +1,9 @@
-"""The stored state of runs: claiming, progress, approval, and the views that routes return.
+"""The stored state of runs: claims, progress, approval, and the objects that routes return.
 
-At most one run is unfinished. The process that executes it holds a lease under a token that grows with each claim, and
-writes only under that token. Another process resumes a run whose lease expired. A run that waits for approval continues
-once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP is a row, too; it may overlap
-with a run.
+At most one run is unfinished. The process that executes it holds a lease and a fencing token, which increases with each
+claim; writes under an old token are refused. Another process resumes a run whose lease expired. A run that waits for
+approval continues once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP is stored
+as a run as well, and may overlap with one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
 def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
     """Store a request for a run, which a worker claims (`prune.advance`); returns the run's id.
 
-    If a run was interrupted, or a dry run is unfinished, returns the id of that one, which continues.
+    If an interrupted run, or an unfinished dry run, exists, returns its id instead: a worker continues it.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.
@@ -134,7 +134,7 @@ def progress(database: Database, run: ClaimedRun, done: int, total: int) -> None
     """Store the progress of the phase, and renew the lease.
 
     Raises:
-        RunLost: another process has the run.
+        RunLost: another process claimed the run.
     """
     if not database.run(queries.PROGRESS, {**run.fence, "done": done, "total": total}):
         raise RunLost
@@ -155,10 +155,10 @@ def enter(
     notified: bool = False,
     expires_s: float = 0,
 ) -> ClaimedRun:
-    """Enter a phase.
+    """Enter a phase, and renew the lease unless the phase is final or waits for approval.
 
     Raises:
-        RunLost: another process has the run.
+        RunLost: another process claimed the run.
     """
     parameters = {
         **run.fence,
@@ -240,7 +240,7 @@ def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
 
 
 def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
-    """The body of the run route: the outcome, or the plan while it is not applied.
+    """The outcome of a run, or its plan while it is not applied, as routes and commands return it.
 
     Raises:
         NotFound: there is no such run.
@@ -251,7 +251,7 @@ def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
 
 
 def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
-    """The number of items that the plan applies, and how many of them are handled."""
+    """The number of items to apply, and the number of these that have an outcome."""
     row = executor.run(queries.COUNTS, {"run_id": run_id})[0]
     return row.planned, row.handled
 

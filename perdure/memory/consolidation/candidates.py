@@ -1,8 +1,8 @@
 """Parses a model's extraction reply into candidate memories.
 
-A reply that is not a JSON array of objects with a `content` is refused. An invalid field of an item, such as an
-importance of 7 or an unknown type, is a warning: the model is asked again, and if it repeats the field, the item is
-kept with a corrected value, because the content matters more than its rating.
+A reply that is not a JSON array of objects with a `content` is rejected. An invalid field of an item, such as an
+importance of 7 or an unknown type, is corrected and gives a warning. `extraction` then repeats the request, and keeps
+the corrected items of the last reply, because the content matters more than its rating.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.text.untrusted import first_line, load_object
 MAX_CONTENT_CHARS = 1_000
 MAX_NAME_CHARS = 100
 MOST_NAMES = 20
-"""The most entities of one memory, and the most relations."""
+"""Maximum number of entities of one memory, and of relations."""
 
 _DEFAULT_IMPORTANCE = 0.5
 _FENCE = "```"
@@ -43,7 +43,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation of two entities, such as `user`, `lives_in`, `Lyon`."""
+    """A relation between two entities, such as `user`, `lives_in`, `Lyon`."""
 
     subject: str
     relation: str
@@ -52,7 +52,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An extracted memory. `sources` are messages by their `seq`; `importance` is from 0 to 1."""
+    """An extracted memory. `sources`: the `seq` of each source message; `importance`: from 0 to 1."""
 
     content: str
     kind: MemoryKind
@@ -81,7 +81,7 @@ class ParseWarning:
 
 
 def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
-    """The candidates in `reply`, with invalid fields corrected, and a warning for each of these.
+    """The candidates in `reply`, with invalid fields corrected, and a warning for each correction.
 
     Raises:
         ValueError: the reply is not a JSON array of objects with a content; the message names the fault.
@@ -92,7 +92,7 @@ def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
 
 
 def comparison_key(content: str) -> str:
-    """A key that ignores case, whitespace and final punctuation."""
+    """The same key for texts that differ only in case, character width, whitespace or final punctuation."""
     normalized_text = normalized("NFKC", content).casefold()
     return " ".join(normalized_text.split()).rstrip(".!。 ")
 

@@ -2,11 +2,11 @@
 
     ended ─▶ claimed ─▶ extracted, embedded ─▶ one transaction: merged and marked ─▶ consolidated
 
-A session is claimed by the same lease and token as for its turns, so that workers share a batch without conflicts and
-an erasure of the user fences the run. Models and embedders are called without an open transaction. Memories and the
-mark that the session is consolidated are written in one commit, so that a crash neither loses nor doubles them. A
-failed session keeps its error, is retried in later runs, and is abandoned after `PERDURE_CONSOLIDATION__MAX_RUNS`; it
-is never marked as consolidated.
+A session is claimed with the same lease and fencing token as for its turns, so that workers share a batch without
+conflicts and an erasure of the user fences the run. Models and embedders are called without an open transaction.
+Memories and the mark that the session is consolidated are written in one commit, so that a crash neither loses nor
+duplicates them. The error of a failed run is stored with the session. Later runs retry the session, and after
+`PERDURE_CONSOLIDATION__MAX_RUNS` failed runs it is abandoned; it is never marked as consolidated.
 
 Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
@@ -38,7 +38,7 @@ from perdure.text.untrusted import first_line
 log = logging.getLogger(__name__)
 
 RETRY_S = 3_600
-"""Seconds until the sweeper retries a failed session, doubling with each failure. A batch does not wait."""
+"""Seconds until the sweeper retries a failed session, doubled with each further failure. A batch ignores the pause."""
 
 MAX_CONCURRENT_USERS = 4
 """Users whose sessions one batch consolidates concurrently; a batch mostly waits for the model."""
@@ -62,7 +62,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The session keeps `error` and is retried by a later run, unless `given_up`."""
+    """The run failed. `error` is stored with the session, which a later run retries unless `given_up`."""
 
     error: str
     given_up: bool
@@ -70,7 +70,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The session has not ended, is consolidated, was abandoned, is being consolidated elsewhere, or was erased."""
+    """The session has not ended, is consolidated, was abandoned, is claimed by another process, or was erased."""
 
 
 ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
@@ -116,7 +116,7 @@ class ConsolidationCounts:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a batch: sessions done, of `total`, and their counts."""
+    """The progress of a batch: `done` of `total` sessions, and the counts so far."""
 
     done: int
     total: int
@@ -125,7 +125,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Ended, unconsolidated sessions. `waiting` includes `failing`, those that failed before; `given_up`: abandoned."""
+    """Counts of ended sessions that are not consolidated.
+
+    `waiting`: with runs left, including `failing`; `failing`: with at least one failed run; `given_up`: abandoned.
+    """
 
     waiting: int
     failing: int
@@ -133,7 +136,7 @@ class Backlog:
 
 
 class _Tally:
-    """The counts of a batch, to which several threads add."""
+    """Thread-safe counts of a batch; reports progress after each session."""
 
     def __init__(self, total: int, on_progress: Callable[[Progress], None]) -> None:
         self.counts = ConsolidationCounts()
@@ -153,7 +156,7 @@ class LeaseHold(Protocol):
     """The lease of a session; the process's lease keeper renews it."""
 
     def step_within(self, seconds: float) -> None:
-        """Begin a step that ends within `seconds`, after which the lease is no longer renewed."""
+        """Begin a step of at most `seconds`; after that time the lease is no longer renewed."""
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
@@ -163,7 +166,10 @@ class LeaseHold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Consolidator:
-    """Consolidates sessions. `holding` renews the lease that was claimed with a fence."""
+    """Consolidates sessions.
+
+    `timeout_s` limits each call to the model and the embedder. `holding` renews a claimed session's lease in a `with`.
+    """
 
     database: Database
     clock: Clock
@@ -175,14 +181,14 @@ class Consolidator:
     holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
 
     def batch(self, on_progress: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
-        """Consolidate a batch of the sessions that are due. Sessions that other processes claim are not counted.
+        """Consolidate a batch of due sessions. Sessions that other processes claimed are not counted.
 
-        Several users' sessions are consolidated concurrently; those of one user in the order in which they ended.
+        Users are processed concurrently, and the sessions of one user in the order in which they ended.
         `on_progress` is called after each session, by one thread at a time.
 
         Raises:
-            CallAborted: the process shuts down; the other sessions stay due.
-            Unavailable: the database cannot be reached; the other sessions stay due.
+            CallAborted: the process shuts down; the remaining sessions stay due.
+            Unavailable: the database cannot be reached; the remaining sessions stay due.
         """
         due = consolidations_due(self.database, self.limits, self.lease_s)
         tally = _Tally(sum(map(len, due)), on_progress)
@@ -204,7 +210,7 @@ class Consolidator:
             tally.add(outcome)
 
     def consolidate(self, session_id: UUID) -> ConsolidationOutcome:
-        """Consolidate one session, if it is due and no other process does.
+        """Consolidate one session if it is due and no other process has claimed it.
 
         Raises:
             CallAborted: the process shuts down; the session is released unchanged.
@@ -280,7 +286,7 @@ class Consolidator:
         ]
 
     def _failed(self, fenced: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
-        """Store the error with the session. A provider outage does not count as one of its runs."""
+        """Store the error with the session. A run that fails because of a provider outage is not counted."""
         forgiven = _is_outage(error)
         given_up = not forgiven and runs >= self.limits.max_runs
         kept = f"{error.code}: {first_line(error.message)}"
@@ -295,7 +301,7 @@ class Consolidator:
 
 
 def consolidations_due(database: Database, limits: ConsolidationSettings, lease_s: float) -> list[list[UUID]]:
-    """A batch of unclaimed ended sessions, those that ended first, grouped by user."""
+    """A batch of due sessions, the earliest ended first, grouped by user."""
     rows = database.run(queries.DUE, {"most": limits.batch_size, "max_runs": limits.max_runs, "lease_s": lease_s})
     by_user: dict[str, list[UUID]] = {}
     for row in rows:
@@ -306,20 +312,20 @@ def consolidations_due(database: Database, limits: ConsolidationSettings, lease_
 def consolidations_to_wake(
     database: Database, limits: ConsolidationSettings, most: int, backoff_s: float, lease_s: float
 ) -> list[UUID]:
-    """For the sweeper: sessions whose wake-up or worker was lost, and failed sessions whose pause has ended."""
+    """For the sweeper: sessions whose wake-up or worker was lost, and failed sessions whose retry is due."""
     parameters = {"most": most, "backoff_s": backoff_s, "lease_s": lease_s, "max_runs": limits.max_runs}
     return [row.session_id for row in database.run(queries.TO_WAKE, parameters)]
 
 
 def requeue(database: Database, session_ids: Sequence[UUID]) -> None:
-    """Make sessions due again whose wake-ups the broker did not accept: the next sweep wakes them."""
+    """Make the next sweep wake these sessions again, because the broker did not accept their wake-ups."""
     database.run(queries.REQUEUE, {"session_ids": list(session_ids)})
 
 
 def retry_abandoned(
     database: Database, limits: ConsolidationSettings, lease_s: float, session_ids: Sequence[UUID] | None = None
 ) -> int:
-    """Make abandoned sessions due again, with all their runs; returns how many.
+    """Make abandoned sessions due again with a run count of 0; returns the number of sessions.
 
     `session_ids`: only these sessions; `None`: all abandoned ones. The next batch or sweep consolidates them.
 
@@ -345,15 +351,15 @@ def count_given_up(executor: Executor) -> int:
 
 
 def backlog(database: Database, limits: ConsolidationSettings) -> Backlog:
-    """The counts of sessions that are still to be consolidated."""
+    """Count the ended sessions that are not consolidated."""
     row = database.run(queries.BACKLOG, {"max_runs": limits.max_runs})[0]
     return Backlog(row.waiting, row.failing, row.given_up)
 
 
 def read_conversation(database: Database, session_id: UUID, most_chars: int) -> list[ConversationMessage]:
-    """The messages of user and assistant in a session, oldest first, each cut to `most_chars` characters.
+    """The user's and the assistant's messages of a session, oldest first, each cut to `most_chars` characters.
 
-    Without tool results, which may hold recalled memories, and without a fork's copied messages.
+    Excludes tool results, which may contain recalled memories, and messages that a fork copied.
     """
     rows = database.run(queries.CONVERSATION, {"session_id": session_id, "most_chars": most_chars})
     return [

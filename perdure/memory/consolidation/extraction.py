@@ -1,10 +1,10 @@
-"""Extracts candidate memories from a conversation by calls of the summary model. Uses no database.
+"""Extracts candidate memories from a conversation by calling the summary model. Uses no database.
 
     messages ─▶ chunks ─▶ the summary model, one call each ─▶ strict JSON ─▶ candidates
 
-Every memory has at least one message of the user in this conversation as its source. An invalid reply is refused, and
-the model is asked again with the reason. The conversation is data: the prompt forbids following its instructions. The
-number of calls is bounded for any conversation, and at least the beginning of every message is read.
+Every memory has at least one message of the user in this conversation as its source. After an invalid reply the request
+is repeated with the reason. The prompt forbids following instructions in the conversation. The number of calls is
+bounded for any conversation, and at least the beginning of every message is read.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from perdure.text.quoting import without_quotations
 from perdure.text.untrusted import cut, first_line
 
 CHUNK_CHARS = 24_000
-"""Characters of a conversation in one call."""
+"""Maximum characters of a conversation in one call."""
 
 MAX_CHUNKS = 120
 MESSAGE_CHARS = 4_000
-"""Characters of a message that are read, from its beginning."""
+"""Maximum characters that are read from the beginning of a message."""
 
 ATTEMPTS = 3
-"""Replies to one chunk before the extraction fails."""
+"""Calls per chunk before the extraction fails."""
 
 MOST_MEMORIES = 200
-"""Memories of one conversation; the most important are kept."""
+"""Maximum memories of one conversation; the most important are kept."""
 
 PROMPT = """You are a memory extraction engine. From the conversation below, extract as JSON:
 1. Facts the user shared (name, preferences, projects, relationships)
@@ -54,12 +54,12 @@ _UNSAFE = str.maketrans(":()[]", "     ")
 _AUTHOR_CHARS = 40
 _MAX_LINES = 40
 _SOURCE_SHARE = 0.8
-"""A line is a source if it shares at least this fraction of the words that the best line shares."""
+"""A line is a source if it shares at least this fraction of the number of words that the best line shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationMessage:
-    """A message of a conversation; `author` is its author's name, if known."""
+    """A message of a conversation; `author` is the author's name, if known."""
 
     seq: int
     role: Role
@@ -134,13 +134,13 @@ def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _limit_lines(text: str, most: int) -> str:
-    """`text` on at most `most` lines, because each line gets a label."""
+    """`text` with all lines from the `most`-th on joined into one, because each line gets a label."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join([*lines[: most - 1], " ".join(lines[most - 1 :])] if len(lines) > most else lines)
 
 
 def _labelled(said: ConversationMessage) -> str:
-    """A message with its speaker before every line, so that no line can imitate another speaker."""
+    """The message with `seq`, date and speaker before every line, so that no line can imitate another speaker."""
     author = f" ({' '.join(said.author.translate(_UNSAFE).split())[:_AUTHOR_CHARS].strip()})" if said.author else ""
     label = f"[{said.seq}, {said.said_at:%Y-%m-%d}] {said.role}{author}: "
     return "\n".join(label + line for line in said.content.splitlines())
@@ -153,8 +153,8 @@ def _describe(warnings: Sequence[ParseWarning]) -> str:
 def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMessage]) -> list[Candidate]:
     """The candidates with at least one user message among their sources.
 
-    Sources are the lines that the model names; if it names no existing line, the lines that share most words with the
-    candidate.
+    Sources are the lines that the model names; if it names no existing line, the lines that share the most words with
+    the candidate.
     """
     by_seq = {said.seq: said for said in part}
     by_words = {said.seq: _words(said.content) for said in part}
@@ -168,7 +168,7 @@ def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMe
 
 
 def _nearest(wanted: frozenset[str], lines: dict[int, frozenset[str]]) -> list[int]:
-    """The lines that share most of the words `wanted`; all lines if no line shares any, as in another language."""
+    """The lines that share the most words with `wanted`; all lines if none shares any, as in another language."""
     shared = {seq: len(line & wanted) for seq, line in lines.items()}
     best = max(shared.values(), default=0)
     return [seq for seq, count in shared.items() if count >= best * _SOURCE_SHARE]

@@ -1,11 +1,12 @@
 """Merges the candidates of one session into the user's memories, in one transaction.
 
-A candidate is compared with similar memories that are valid now or were valid when it was said: sessions are
-consolidated in any order. If it agrees with one, that memory is reinforced. If it contradicts them, the later statement
-is valid from its time on, and the earlier one stays as history with its validity interval. Otherwise it is stored.
+A candidate is compared with similar memories that are valid now or were valid when it was said, because sessions are
+consolidated in any order. If it agrees with one of them, that memory is reinforced. If it contradicts them, the later
+statement becomes valid at its time, and the earlier one stays as history with its validity interval. If no memory is
+similar, the candidate is stored.
 
-A lock on the user serialises sessions, so that a fact from two sessions is stored once. The session's token is checked
-first: a stale process writes nothing.
+A lock on the user serialises the merges of the user's sessions, so that a fact from two sessions is stored once. The
+session's fencing token is checked first, so that a stale process writes nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Merger:
     limits: ConsolidationSettings
 
     def add(self, found: EmbeddedCandidate) -> MergeCounts:
-        """Reinforce a memory, supersede memories, or store a new one; see the module."""
+        """Reinforce a memory, or store a new one and supersede those that it contradicts; the module has the rules."""
         vector = vector_literal(found.vector)
         parameters: dict[str, Any] = {
             "user_id": self.user_id,
@@ -143,7 +144,7 @@ class Merger:
             self.executor.run(queries.RELATE, related)
 
     def _entities(self, candidate: Candidate) -> dict[str, UUID]:
-        """The ids of the candidate's entities by their keys, inserted in the keys' order to avoid deadlocks."""
+        """Insert the candidate's entities in the order of their keys, to avoid deadlocks; returns their ids by key."""
         ends = [name for each in candidate.relations for name in (each.subject, each.object)]
         named: dict[str, tuple[str, str | None]] = {entity_key(name): (name, _kind_of(name)) for name in ends}
         named |= {entity_key(each.name): (each.name, each.kind) for each in candidate.entities}
@@ -170,7 +171,9 @@ def merge(
     found: Sequence[EmbeddedCandidate],
     limits: ConsolidationSettings,
 ) -> MergeCounts | None:
-    """Merge a session's candidates and mark it as consolidated; `None`, with nothing written, if its token is stale.
+    """Merge a session's candidates and mark it as consolidated.
+
+    Returns `None` and writes nothing if the session's token is stale or the user was erased.
 
     Raises:
         Unavailable: the database cannot be reached; the commit may or may not have happened.
@@ -189,7 +192,7 @@ def merge(
 
 
 def entity_key(name: str) -> str:
-    """A key that ignores case, width, whitespace and a possessive ending."""
+    """The key of an entity: its name's `comparison_key` without a possessive ending."""
     return comparison_key(name).removesuffix("'s")
 
 

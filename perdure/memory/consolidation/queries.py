@@ -7,8 +7,8 @@ from perdure.database.fencing import HELD, RAISED
 
 # --- the sessions that are due -----------------------------------------------------------
 
-# `consolidation_given_up_at` keeps abandoned sessions out of the indexes by which due ones are found; the count of
-# attempts covers a session whose last run died with its process, until the sweeper marks it (TO_WAKE).
+# The partial indexes of due sessions exclude abandoned ones by `consolidation_given_up_at`. A session whose last run
+# died with its process is excluded by its count of attempts until the sweeper marks it as abandoned (TO_WAKE).
 # A lease that ends too far ahead was granted while the server's clock was wrong, and is ignored.
 _FREE = """
     ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
@@ -54,7 +54,7 @@ TO_WAKE = Statement(
     """,
 )
 
-# Makes sessions whose wake-ups the broker refused due again in the next sweep.
+# Makes the next sweep wake sessions whose wake-ups the broker refused.
 REQUEUE = Statement(
     "consolidation.unwake",
     """
@@ -63,8 +63,8 @@ REQUEUE = Statement(
     """,
 )
 
-# Counts the run at its beginning, so that a run that kills its process counts as well. Turns that a fork copied do not
-# count as the fork's own.
+# Counts the run at its beginning, so that a run that kills its process counts as well. `own_turns` excludes turns that
+# a fork copied.
 CLAIM = Statement(
     "consolidation.claim",
     f"""
@@ -130,7 +130,7 @@ COUNT_GIVEN_UP = Statement(
     writes=False,
 )
 
-# Makes abandoned sessions due again, with all their runs, unless a run holds the session.
+# Makes abandoned sessions due again with a run count of 0, except sessions with an active lease.
 RETRY = Statement(
     "consolidation.retry",
     """
@@ -174,7 +174,7 @@ CONVERSATION = Statement(
 
 # --- merging: within one transaction -----------------------------------------------------
 
-# Sets the time to wait for another consolidation of the same user, whose transaction is short and calls no model.
+# Limits the wait for a concurrent merge of the same user. That transaction is short: it calls no model.
 SET_LOCK_TIMEOUT = Statement(
     "consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False
 )
@@ -190,9 +190,10 @@ LOCK_USER = Statement(
     "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
 )
 
-# The user's memories above the similarity threshold that are valid now or were valid when the candidate was said, each
-# with the time when it was said last. Those valid at that time come first, the nearest first among them. An exact
-# search over the user's rows. A memory without a vector of this embedder is found if its content is identical.
+# The user's memories above the similarity threshold that are valid now or were valid when the candidate was said
+# (`said_at`), each with the time of its latest source. Order: memories valid at `said_at` first, superseded ones before
+# current ones, then by similarity. The search over the user's rows is exact. A memory without a vector of this embedder
+# is found if its content is identical.
 SIMILAR = Statement(
     "consolidation.similar",
     """

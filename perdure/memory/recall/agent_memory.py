@@ -33,7 +33,7 @@ _MOST_SIMILAR = 10
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The parts shared by the memories of all users. A call of the embedder takes `timeout_s` at most."""
+    """The dependencies that all `OwnMemory` objects share. `timeout_s` limits each call to the embedder."""
 
     recall: Recall
     limits: ConsolidationSettings
@@ -59,7 +59,8 @@ class OwnMemory:
     def remember(self, content: str, kind: MemoryKind, importance: float) -> UUID:
         """Store a memory, with the user's messages of this turn as its sources; returns its id.
 
-        An equivalent memory gets the sources instead; similar memories that contradict it are superseded.
+        If an equivalent memory exists, it gets the sources and no memory is stored. Otherwise similar memories, which
+        contradict the new one, are superseded.
 
         Raises:
             InvalidRequest: the user was erased.
@@ -90,7 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Messages of sessions that share a beginning with this one (forks) are omitted.
+        Omits messages of other sessions that are related to this one by forks.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -101,7 +102,7 @@ class OwnMemory:
         return self.means.recall.search(self.user_id, query, k, exclude_sessions=exclude_sessions, call=self._call())
 
     def forget(self, memory_id: UUID) -> bool:
-        """Erase a memory of this user; see `forget`."""
+        """Erase a memory of this user; see the function `forget`."""
         return forget(self.means.database, self.user_id, memory_id)
 
     def _call(self) -> ModelCall:
@@ -133,7 +134,7 @@ class OwnMemory:
 
 
 def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
-    """Erase a memory of a user, and the entities that only it mentioned; returns whether it existed.
+    """Erase a memory of a user, and the entities that only this memory mentions; returns whether the memory existed.
 
     Raises:
         Unavailable: the database cannot be reached.

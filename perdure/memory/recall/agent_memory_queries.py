@@ -58,7 +58,7 @@ FORGET = Statement(
     "DELETE FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s RETURNING memory_id",
 )
 
-# Entities of a forgotten memory that no other memory mentions.
+# Deletes the entities of a forgotten memory that no other memory mentions.
 FORGET_ENTITIES = Statement(
     "own.forget_named",
     """

@@ -8,16 +8,17 @@ from perdure.database.engine import Statement
 
 # --- by words ----------------------------------------------------------------------------
 
-# Inverse document frequencies, and BM25's length normalisation (Robertson and Zaragoza, 2009) with k1 = 1.2,
-# b = 0.5 and every term counted once. A term's rarity is computed over all of the user's newest rows, excluded ones
-# too. For a user with at most `most_rows` rows that is exact and complete. For others the index finds older rows by
-# the terms that are uncommon among the newest, the rarest first: rows with two of the terms, then rows with one, up
-# to `most_found`. So the cost depends neither on the number of a user's rows nor on how many hold a common word.
+# The score is BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2, b = 0.5 and every term counted once. A term's inverse
+# document frequency is computed over all of the user's newest rows, including excluded ones. For a user with at most
+# `most_rows` rows the search is exact and complete. For other users the index finds older rows by the terms that are
+# uncommon among the newest rows, the rarest first: rows with two of the terms, then rows with one, up to `most_found`.
+# So the cost depends neither on the number of a user's rows nor on how many of them contain a common word.
 #
 # Session ids are returned as text: creating, hashing and comparing hundreds of UUIDs would cost more than the search.
 #
-# A term is quoted for `tsquery` by way of a vector of it. `strip` unpacks a long row once instead of once a term.
-# `user_id || ''` keeps the planner from using the index on `user_id`: `words` contains the owner already.
+# Converting a term to a `tsvector` and back to text quotes it for `tsquery`. `strip` decompresses a long row once
+# instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`: `words` contains the
+# owner already.
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,
@@ -80,7 +81,7 @@ _BY_WORDS = """
     ORDER BY score DESC, {key} LIMIT %(most)s
 """
 
-# Leaves out the messages that the prompt contains, and those of sessions that share a beginning with this one.
+# Excludes the messages that the prompt contains, and the sessions in `exclude_sessions`.
 _UNSEEN = "NOT (w.session_id = %(seen_session)s AND w.seq >= %(seen_from)s)"
 _UNSEEN_OR_NONE = (
     f"(%(seen_session)s::uuid IS NULL OR {_UNSEEN}) AND w.session_id <> ALL (%(exclude_sessions)s::uuid[])"
@@ -117,9 +118,9 @@ EMBEDDER = Statement(
 )
 
 
-# The cost of an exact search grows with the user's rows, that of an index scan with the rows of all users that it
-# visits until enough belong to this user. Measured at 2 and 15 microseconds a row, they are equal at about thirty times
-# the square root of the table's size; 25 leaves a margin.
+# An exact search reads all of the user's rows, at a measured 2 microseconds a row. An index scan visits rows of all
+# users until it has found enough of this user's, at 15 microseconds a row. Both take the same time for a user with
+# about 30 * sqrt(rows of the table) rows; the factor 25 leaves a margin.
 def _few(table: str) -> Statement:
     return Statement(
         f"recall.few_{table}",
@@ -138,7 +139,7 @@ def _few(table: str) -> Statement:
 FEW_MESSAGES = _few("message_vectors")
 FEW_MEMORIES = _few("memory_vectors")
 
-# Exact, over the user's rows.
+# An exact search over the user's rows.
 MESSAGES_NEAR = Statement(
     "recall.messages_near",
     f"""
@@ -166,10 +167,10 @@ MEMORIES_NEAR = Statement(
 )
 
 # The HNSW index returns the rows of all users, nearest first, until enough satisfy the conditions (the connection has
-# `hnsw.iterative_scan` on). CASE keeps the planner from the index on users and makes it assume that half of all rows
-# match: with a better estimate it reads and sorts the whole table. The index has half precision, so a third more rows
-# than needed are fetched and sorted again by their full vectors. `::vector` must be the parameter's first cast: with
-# `::halfvec` first, both distances would be computed in half precision.
+# `hnsw.iterative_scan` on). CASE keeps the planner from using the index on users and makes it assume that half of all
+# rows match: with a better estimate it would read and sort the whole table. The index has half precision, so a third
+# more rows than needed are fetched and sorted again by their full vectors. `::vector` must be the parameter's first
+# cast: with `::halfvec` first, both distances would be computed in half precision.
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
         SELECT {columns}, w.vector FROM {table} AS w
@@ -187,7 +188,7 @@ _NEAR_BY_INDEX = """
 
 @functools.cache
 def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """`MESSAGES_NEAR` by the embedder's index, for a user with many messages."""
+    """`MESSAGES_NEAR` with the embedder's HNSW index, for a user with many messages."""
     return Statement(
         f"recall.messages_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
@@ -204,7 +205,7 @@ def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
 
 @functools.cache
 def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """`MEMORIES_NEAR` by the embedder's index, for a user with many memories."""
+    """`MEMORIES_NEAR` with the embedder's HNSW index, for a user with many memories."""
     return Statement(
         f"recall.memories_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
@@ -284,7 +285,7 @@ MEMORIES = Statement(
     writes=False,
 )
 
-# Locks memories in the order of their ids, as every other statement does.
+# Locks memories in the order of their ids, as all statements do, to avoid deadlocks.
 ACCESSED = Statement(
     "recall.accessed",
     """

@@ -1,12 +1,13 @@
 """Hybrid search over a user's messages (episodic) and memories (semantic), by words and by vectors.
 
-Scores are normalised to the best of their kind and fused by the weights of `PERDURE_MEMORY__RECALL_*`. Rows from a time
-that the question names score higher. A message also gains from its neighbours: an answer often shares no word with its
-question, while the line before it does. Superseded memories rank lower. Every statement reads one user's rows only.
+Word and vector scores are each normalised to at most 1 and summed with the weights `PERDURE_MEMORY__RECALL_*`. Rows
+from a time that the query names score higher. A message's neighbours add to its score, because an answer often shares
+no word with the query although the message before it does. Superseded memories rank lower. Every statement reads one
+user's rows only.
 
-Vector search is exact while the user has few rows, uses the HNSW index beyond that, and falls back to the exact
-search if the index finds too few. Without an available embedder, only words are searched. The accesses of memories
-are recorded: they slow decay and choose the hot memories.
+Vector search is exact while the user has few rows. Beyond that it uses the HNSW index, and falls back to the exact
+search if the index finds too few. Without an available embedder, only words are searched. Each returned memory is
+recorded as an access; accesses slow decay and determine the hot memories.
 
 Called by prompts, the tool `recall`, `POST /v1/memory/search` and `perdure memory search`.
 """
@@ -41,19 +42,19 @@ log = logging.getLogger(__name__)
 MAX_K = 100
 
 CANDIDATES = 60
-"""Candidates of each kind, found by words and by vectors."""
+"""Maximum rows that one search by words or by vectors returns."""
 
 _MOST_WITHIN_SPAN = 20
 _MOST_TERMS = 32
 _MOST_ROWS = 500
 _MOST_FOUND = 200
 _COMMON_SHARE = 0.1
-"""A term in more than this share of a user's newest rows is not looked up among the older rows."""
+"""A term in more than this fraction of a user's newest rows is not looked up among the older rows."""
 
 _REACH = 2
 _SEQ_REACH = 6
 _MOST_WITH_NEIGHBOURS = 20
-"""Candidates of each kind whose neighbours are examined; `k` if that is more."""
+"""The number of best candidates by words, and by vectors, whose neighbours are examined; `k` if `k` is greater."""
 _PRECEDING_FACTOR = 0.9
 _SUPERSEDED_FACTOR = 0.5
 _VALUE_WEIGHT = 0.15
@@ -71,7 +72,7 @@ BOTH = frozenset(Layer)
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow:
-    """The messages that the prompt already contains: those of a session from `from_seq` on."""
+    """The messages that the prompt already contains: those of session `session_id` from `from_seq` on."""
 
     session_id: UUID
     from_seq: int = 0
@@ -81,8 +82,8 @@ class PromptWindow:
 class Recalled:
     """One search result. `score` is from 0 to 1; `occurred_at` is the time of the message or of the memory's source.
 
-    Episodic: a message, by the sender's `message_id` if there is one. Semantic: a memory with its UUID, its source
-    messages, its `kind`, and `valid_to` if a later statement supersedes it.
+    Episodic: a message; `id` is the sender's `message_id`, or else `session_id:seq`. Semantic: a memory; `id` is its
+    UUID, `message_ids` are its source messages, and `valid_to` is set if a later statement superseded it.
     """
 
     layer: Layer
@@ -139,11 +140,11 @@ class Recall:
     ) -> list[Recalled]:
         """The `k` most relevant messages and memories of this user, best first.
 
-        `in_prompt` and `exclude_sessions` exclude messages. `call` bounds the embedding of the query. `record=False`:
-        the search does not count as an access.
+        `in_prompt` and `exclude_sessions` exclude messages. `call` limits the time of the query's embedding.
+        `record=False`: the search does not count as an access.
 
         Raises:
-            InvalidRequest: `k` is not within 1 and 100.
+            InvalidRequest: `k` is not from 1 to 100.
             CallAborted: `call` was aborted.
             Unavailable: the database cannot be reached.
         """
@@ -312,7 +313,7 @@ class _Query:
         return self._run(statement, common=_COMMON_SHARE, **bounds)
 
     def near(self, exact: Statement) -> Sequence[Any]:
-        """The nearest rows by vectors. `exact` is the layer's exact statement, which is used while rows are few."""
+        """The nearest rows by vectors. `exact` is the layer's exact search, used while the user has few rows."""
         if self.vector is None:
             return ()
         messages = exact is queries.MESSAGES_NEAR
@@ -363,12 +364,12 @@ def _place(row: Any) -> _Place:
 
 
 def _normalised(rows: Sequence[Any], key: Any) -> dict[Any, float]:
-    """The scores of rows, which come best first, divided by the best score."""
+    """The scores of `rows`, which are sorted best first, divided by the best score."""
     return {key(row): row.score / rows[0].score for row in rows}
 
 
 def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
-    """Similarities scaled to 0 (least similar) to 1 (most similar); rows without a vector are left out."""
+    """Similarities scaled to 0 (least similar) to 1 (most similar); rows without a vector are omitted."""
     known = {key: value for key, value in similarities.items() if value is not None}
     if not known:
         return {}
@@ -378,7 +379,7 @@ def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
 
 
 def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[_Range]:
-    """Non-overlapping ranges: those around the places `with_neighbours`, and of the places `alone`."""
+    """Non-overlapping ranges that cover `alone`, and `with_neighbours` with `_SEQ_REACH` messages on each side."""
     reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in with_neighbours]
     ranges: list[_Range] = []
     for session_id, first, last in sorted([*reach, *((session_id, seq, seq) for session_id, seq in alone)]):
@@ -400,7 +401,7 @@ def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
 def _with_neighbours(
     direct: Mapping[_Place, float], ranges: Iterable[Sequence[_Place]], share: float
 ) -> dict[_Place, float]:
-    """Each message's direct score plus a share of its best neighbour's, which decreases with the distance."""
+    """Each message's direct score plus a part of its best neighbour's, which decreases with the distance."""
     scores = {}
     for places in ranges:
         direct_scores = [direct[place] for place in places]

@@ -17,10 +17,10 @@ from perdure.text.patterns import Match, Pattern, compiled
 MOST_SPANS = 4
 
 MAX_CHARS = 2_000
-"""Characters of a question that are read."""
+"""Maximum characters of a question that are read."""
 
 _MOST_MATCHES = 100
-"""Matches that are read in one question, including those in the future, which give no span."""
+"""Maximum matches that are read in one question, including times in the future, which give no span."""
 
 _MONTHS = {
     name: number
@@ -44,14 +44,14 @@ _YEAR = r"(?:19|20)\d\d"
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """A half-open interval of aware times: `start` is in it, `end` is not."""
+    """An interval of aware times, including `start` and excluding `end`."""
 
     start: datetime
     end: datetime
 
 
 def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, ...]:
-    """The time spans that `question` names, relative to `now`, in days of `zone`. Future ones are left out."""
+    """The time spans that `question` names, relative to `now`, in days of `zone`. Future spans are omitted."""
     text = question[:MAX_CHARS].lower()
     today = now.astimezone(zone).date()
     matched: list[tuple[int, int]] = []
@@ -90,7 +90,7 @@ _ToDays = Callable[[Match, date], _Days]
 def _days_of(to_days: _ToDays, match: Match, today: date) -> Iterator[_Days]:
     try:
         yield to_days(match, today)
-    except (ValueError, OverflowError):  # the 31st of June, three thousand years ago
+    except (ValueError, OverflowError):  # 31 June, or a year before year 1
         return
 
 
@@ -112,13 +112,13 @@ def _year(year: int) -> _Days:
 
 
 def _latest(today: date, month: int, day: int | None = None) -> _Days:
-    """The latest occurrence of the month, or of the day in it, that is not after `today`."""
+    """The latest occurrence of the month, or of its day `day`, that has begun by `today`."""
     year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
     return _month(year, month) if day is None else _day(date(year, month, day))
 
 
 def _ago(count: int, unit: str, today: date) -> _Days:
-    """The day `count` days ago, or the calendar week, month or year that many units ago."""
+    """The whole day, calendar week, month or year `count` units before today's."""
     match unit:
         case "day":
             return _day(today - timedelta(days=count))

@@ -1,7 +1,8 @@
 """The Redis connection of memory, with two ways to use it.
 
-A turn must not fail or wait long because of Redis: `attempt` logs a failure; after a connection error or a timeout it
-skips Redis for five seconds, so that not every turn waits. Ending a session must be certain: `require` raises.
+A turn must not fail or wait long because of Redis: `attempt` logs a failure, and after a connection error or a timeout
+it skips Redis for five seconds, so that not every turn waits. Ending a session must not leave data in Redis: `require`
+raises.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Result = TypeVar("Result")
 
 
 class Cache:
-    """The Redis at `url`, which may be unavailable. Threads share it; each use ends within two seconds.
+    """The Redis at `url`, which may be unavailable. Threads may share it; each use ends within two seconds.
 
-    `prefix` begins each key.
+    Callers begin each key with `prefix`.
     """
 
     def __init__(self, url: str, clock: Clock, prefix: str = REDIS_PREFIX) -> None:
@@ -43,7 +44,7 @@ class Cache:
         self._pause_until = 0.0
 
     def attempt(self, action: str, work: Callable[[Any], Result]) -> Result | None:
-        """The result of `work(client)`; `None` on failure, which is logged with `action`."""
+        """The result of `work(client)`; `None` if it fails, which is logged with `action`, or if Redis is skipped."""
         with self._lock:
             if self._clock.monotonic() < self._pause_until:
                 return None

@@ -1,6 +1,6 @@
-"""The Redis streams of turns' events: their keys, and their removal with an erased user.
+"""The Redis streams of turn events: their keys, and their deletion when the user is erased.
 
-A stream has provisional text of its turn, and expires. `perdure.events` writes and reads it.
+A stream contains provisional text of a turn, and expires. `perdure.events` writes and reads it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from perdure.memory.redis.cache import Cache
 
 
 def stream_key(prefix: str, turn_id: UUID) -> str:
-    """The stream of a turn's events."""
+    """The key of a turn's event stream."""
     return f"{prefix}events:{turn_id}"
 
 
 def streams_key(prefix: str, session_id: UUID) -> str:
-    """The set of the turns of a session that have a stream."""
+    """The key of the set of a session's turns that have a stream."""
     return f"{prefix}events-of:{session_id}"
 
 
 class EventStreams:
-    """The streams of all turns."""
+    """The event streams of all turns."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -1,10 +1,10 @@
-"""Writing turns that only working memory still has back to PostgreSQL.
+"""Restores, from working memory, turns that PostgreSQL lost.
 
-PostgreSQL is always written first, so it lacks a turn only if it lost commits: a failover, a restored backup. One
-statement appends such turns to the session, once, under its current token. A stale process writes nothing, and turns
-written under a lower token than a turn that PostgreSQL has are refused.
+PostgreSQL is always written first, so it lacks a turn only if it lost commits, as in a failover or after restoring a
+backup. One statement appends such turns to the session, once, under its current fencing token. A stale process writes
+nothing. A turn with a lower token than a turn that PostgreSQL has is refused.
 
-Called in a worker's shutdown, for each session that it held, and when a session ends.
+Called when a worker shuts down, for each session that it holds, and when a session ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The flush is complete: turns written, and turns refused, each of which is logged."""
+    """The flush is complete. Counts of turns written and turns refused; each refused turn is logged."""
 
     written: int
     refused: int = 0
@@ -54,9 +54,9 @@ FlushOutcome = Flushed | Blocked | Stale
 
 
 def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> FlushOutcome:
-    """Write the remembered turns that PostgreSQL lacks. Idempotent, also concurrently.
+    """Write the remembered turns that PostgreSQL lacks. Idempotent, and safe to call concurrently.
 
-    `fence` is that of the session's latest claim. The turns stay in Redis.
+    `fence` must be from the session's latest claim. The turns stay in Redis.
 
     Raises:
         Unavailable: Redis or PostgreSQL cannot be reached; a retry is safe.

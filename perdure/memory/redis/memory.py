@@ -1,4 +1,4 @@
-"""The two layers of memory in Redis over one connection, and their flush and removal when a session ends."""
+"""The layers of memory in Redis over one connection, and their flush and deletion when a session ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RedisMemory:
-    """Layer 0, the stream, layer 1, working memory, and the event streams of turns. Threads share it."""
+    """Layer 0 (the stream), layer 1 (working memory) and the event streams of turns. Threads may share it."""
 
     cache: Cache
     stream: Stream
@@ -33,7 +33,7 @@ class RedisMemory:
 
     @classmethod
     def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> RedisMemory:
-        """The memory in the Redis at `url` (a kombu or redis-py URL), with `prefix` before each key.
+        """The memory in the Redis at `url` (a kombu or redis-py URL). Each key begins with `prefix`.
 
         Connects on first use.
         """
@@ -43,9 +43,10 @@ class RedisMemory:
         )
 
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
-        """Write the remembered turns that PostgreSQL lacks; returns how many were written.
+        """Write the remembered turns that PostgreSQL lacks; returns the number written.
 
-        `None`: the fence is stale or the session has an unsettled turn, so the session's next holder flushes.
+        Returns `None` if the fence is stale or the session has an unsettled turn: the next process that claims the
+        session flushes it.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.
@@ -63,9 +64,9 @@ class RedisMemory:
                 assert_never(outcome)
 
     def end_session(self, database: Database, session_id: UUID, fence: Fence) -> bool:
-        """Flush and delete the memory in Redis of a session that is ending under `fence`.
+        """Flush an ending session's memory to PostgreSQL and delete it from Redis.
 
-        Idempotent. Returns False, with nothing deleted, if the fence is stale.
+        Idempotent. Returns False and deletes nothing if `fence` is stale.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached; the caller must call it again.

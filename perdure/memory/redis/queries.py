@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 
-# Decides which remembered turns may be written: the session's state, the turns that it has, and the turns whose
-# messages were accepted again.
+# The facts that decide which remembered turns may be written: the session's state, the turns that PostgreSQL has
+# (`known`), and the turns whose messages were accepted again (`accepted`).
 COMPARE = Statement(
     "memory.compare",
     """
@@ -24,7 +24,7 @@ COMPARE = Statement(
 )
 
 # Appends settled turns to a session: only under its current token, without an unsettled turn, and only if the session
-# has not changed since COMPARE, so that of two concurrent flushes one writes.
+# has not changed since COMPARE, so that only one of two concurrent flushes writes.
 FLUSH = Statement(
     "memory.flush",
     """
@@ -61,7 +61,7 @@ FLUSH = Statement(
             position int, turn_id uuid, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
             channel text, token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
     ), input AS (
-        -- A sender that repeats the message finds its answer.
+        -- Lets the inbox recognise the message if its sender repeats it.
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
         SELECT fenced.user_id, i.channel, i.message_id, i.turn_id, i.position, i.text, i.accepted_at
         FROM fenced, jsonb_to_recordset(%(inputs)s::jsonb) AS i (
@@ -72,7 +72,7 @@ FLUSH = Statement(
     """,
 )
 
-# The user, the channel and the time up to which an ending session's stream events are deleted.
+# The user and the channel of an ending session, and the time up to which its stream events are deleted.
 ENDING_SESSION = Statement(
     "memory.ending",
     f"""

@@ -1,7 +1,7 @@
-"""Layer 0: events outside a conversation's messages: typing, channel switches, presence.
+"""Layer 0: a user's events other than messages: typing, channel switches, presence.
 
-One Redis Stream a user with about `MAX_ENTRIES` entries; the oldest are dropped. Losing it does no harm. The caller
-gives the times. The end of a session deletes the events up to that end.
+One Redis Stream per user with about `MAX_ENTRIES` entries; the oldest are dropped. Losing it does no harm. The caller
+supplies the time of each event. When a session ends, the events up to that time are deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MAX_ENTRIES = 1_000
 """Entries per user. Redis drops whole nodes of a stream, so a few more may stay."""
 
 _TTL_MS = 86_400_000
-"""A stream expires a day after its last entry, in case its user begins no further session."""
+"""Milliseconds (one day) after its last entry until a stream expires."""
 
 NOTED_EVERY_S = 10
 """Seconds in which `note` writes at most one event per kind, channel and author."""
 
-# KEYS[1]: the stream. ARGV: kind, channel, time (milliseconds), the author, the shortest time between two events of
-# this kind and channel (milliseconds), MAX_ENTRIES and _TTL_MS. Among the newest entries, as they are in time order.
+# KEYS[1]: the stream. ARGV: kind, channel, time (milliseconds), author, the shortest time between two events of this
+# kind, channel and author (milliseconds), MAX_ENTRIES and _TTL_MS. Examines the newest 20 entries only.
 _NOTE = """
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 20)) do
     local field = {}
@@ -107,9 +107,9 @@ class Stream:
         return bool(self._cache.attempt(f"a {event.kind} event on a user's stream", work))
 
     def note(self, user_id: str, event: StreamEvent) -> bool:
-        """Append as `append`, unless an event of this kind, channel and author was written within `NOTED_EVERY_S`.
+        """Append like `append`, unless an event of this kind, channel and author was written within `NOTED_EVERY_S`.
 
-        Typing and presence are reported repeatedly. Returns whether the event was appended.
+        Prevents repeated reports of typing and presence from filling the stream. Returns whether it appended the event.
         """
         given = [event.kind, event.channel, _milliseconds(event.at), event.by, NOTED_EVERY_S * 1000]
         noted = self._cache.attempt(
@@ -128,7 +128,7 @@ class Stream:
         return [event for event in found if event is not None]
 
     def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
-        """Delete the events up to `until`, of one `channel` or of all (`None`); returns how many.
+        """Delete the events up to `until`, of one `channel` or of all (`None`); returns their number.
 
         Raises:
             Unavailable: Redis cannot be reached.

@@ -1,8 +1,8 @@
 """Layer 1: working memory, a copy of a session's last turns in Redis.
 
-A turn is added after its commit in PostgreSQL, with the token of that commit. The copy may be lost, and expires an
-hour after the last turn. If PostgreSQL lost the commit in a failover, `flush` writes the turn back. One list a
-session, one entry a turn.
+A turn is added after its commit in PostgreSQL, with the fencing token of that commit. The copy may be lost. It expires
+`PERDURE_MEMORY__WORKING_TTL_S` after the last turn. If PostgreSQL lost the commit in a failover, `flush` writes the
+turn back. Each session has one Redis list, with one entry per turn.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    """Keeps and writes members that this release does not know."""
+    """A record that preserves members that this release does not know."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class RememberedCall(_Record):
-    """A tool call; `arguments` is the model's text."""
+    """A tool call; `arguments` is the model's text, unchanged."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class RememberedUsage(_Record):
 
 
 class RememberedMessage(_Record):
-    """One message of a turn, with columns of `messages`. `position` counts from 1."""
+    """One message of a turn; the fields are columns of the table `messages`. `position` counts from 1."""
 
     position: _Int4 = 1
     role: Role
@@ -81,7 +81,7 @@ class RememberedTurn(_Record):
 
 
 class WorkingMemory:
-    """The working memories of all sessions: `turns` turns each, for `ttl_s` seconds after the last one."""
+    """The working memories of all sessions: the last `turns` turns of each, for `ttl_s` seconds after the last one."""
 
     def __init__(self, cache: Cache, turns: int, ttl_s: float) -> None:
         self._cache = cache
@@ -91,7 +91,7 @@ class WorkingMemory:
     def remember_turn(self, session_id: UUID, turn: RememberedTurn, notice: tuple[str, str] | None = None) -> bool:
         """Add a committed turn in one round trip; False, and a warning in the log, if Redis fails.
 
-        `notice`: a channel, and the message to publish there.
+        `notice`: a Redis channel, and the message to publish on it.
         """
         entry = turn.model_dump_json(exclude_none=True)
 
@@ -135,7 +135,7 @@ def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]
     except redis.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        log.error("the key %s is not a list of turns and is ignored: %s", key, loggable(error))  # noqa: TRY400 (another's key)
+        log.error("the key %s is not a list of turns and is ignored: %s", key, loggable(error))  # noqa: TRY400 (another program's key)
         return ()
     turns: dict[UUID, RememberedTurn] = {}
     for position, entry in enumerate(entries):
@@ -148,7 +148,7 @@ def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]
 def _parse(session_id: UUID, position: int, entry: bytes) -> RememberedTurn | None:
     """The turn of an entry; `None` if it is invalid, which is logged without its content."""
     try:
-        load_object(entry.decode())  # refuses text that PostgreSQL cannot store
+        load_object(entry.decode())  # rejects text that PostgreSQL cannot store
         return RememberedTurn.model_validate_json(entry)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]

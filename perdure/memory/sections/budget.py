@@ -1,8 +1,8 @@
 """Sections of a prompt and their token budgets. Pure functions.
 
 No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is never cut,
-and turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated, on the high side,
-without a vendor's tables.
+and turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated from the size of the
+text, without a vendor's tokenizer; the estimate is usually too high.
 
 Called by `assemble` and by `turns`.
 """
@@ -29,7 +29,7 @@ Turn = TypeVar("Turn")
 class Section:
     """A section of a prompt: `pieces` of text, the most important first, within `budget` tokens.
 
-    `mark` is the kind of quotation. `backwards` renders the first piece last: the newest piece of a conversation.
+    `mark` is the kind of quotation. `backwards` renders the pieces in reverse order, such as the newest message last.
     """
 
     mark: str
@@ -52,7 +52,7 @@ def render(section: Section, quoter: Quoter | None = None) -> str:
 
 
 def fitting(section: Section) -> list[str]:
-    """The first pieces that fit the budget; if not even the first one does, the part of it that fits."""
+    """The first pieces that fit the budget; if the first piece does not fit, its beginning."""
     room = section.budget * _BYTES_PER_TOKEN - _size(quoted(section.mark, section.title, ["."])) + 1
     spent = accumulate(_size(piece) + 1 for piece in section.pieces)
     kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
@@ -67,7 +67,7 @@ def cut_to(text: str, budget: int) -> str:
 
 
 def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> list[Turn]:
-    """The newest of `turns` that fit the budget, in order; always the last one."""
+    """The newest of `turns` that fit the budget, in order; the last turn is always included."""
     spent = accumulate(cost(turn) for turn in reversed(turns))
     fitting = sum(1 for _ in takewhile(lambda total: total <= budget, spent))
     return list(turns[-max(1, fitting) :])

@@ -12,7 +12,7 @@ from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 
 MAX_FLOATS = 2_000_000
-"""Cached numbers of four bytes each: 5,208 vectors of 384 dimensions."""
+"""Maximum cached numbers of four bytes each, which is 5,208 vectors of 384 dimensions."""
 
 
 class CachedEmbedder:
@@ -30,16 +30,16 @@ class CachedEmbedder:
 
     @property
     def name(self) -> str:
-        """As the wrapped embedder."""
+        """The wrapped embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int | None:
-        """As the wrapped embedder."""
+        """The wrapped embedder's dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text; only texts that are not cached go to the embedder. See `Embedder.embed`."""
+        """One vector for each text. Only texts that are not cached are embedded; see `Embedder.embed`."""
         keys = [_key(each) for each in texts]
         found = self._lookup(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}

@@ -1,7 +1,7 @@
 """An embedder with a breaker and retries: `breaker(retry(embed))`, as for models.
 
-The breaker's name is `embed:` and the embedder's name (`embed:openai:NAME`). The built-in embedder cannot fail and has
-no breaker.
+The breaker's name is `embed:` plus the embedder's name, such as `embed:openai:NAME`. The built-in embedder cannot fail
+and has no breaker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.settings import Settings
 
 
 class GuardedEmbedder:
-    """An embedder behind a breaker, retried after transient failures."""
+    """An embedder behind a breaker; calls are retried after transient failures."""
 
     def __init__(self, embedder: Embedder, breaker: Breaker, settings: Settings, clock: Clock) -> None:
         self._embedder = embedder
@@ -31,12 +31,12 @@ class GuardedEmbedder:
 
     @property
     def name(self) -> str:
-        """As the wrapped embedder."""
+        """The wrapped embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int | None:
-        """As the wrapped embedder."""
+        """The wrapped embedder's dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -1,12 +1,12 @@
 """`hash:384`: the built-in embedder, without network and model. Deterministic on every machine.
 
-Feature hashing (Weinberger et al., 2009): each word and each n-gram of its characters adds 1 to or subtracts 1 from one
-element of the vector, which a hash chooses. Texts that share words are near; texts that share parts of words
-("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays similar with any
-particle; scripts without spaces are split into single characters and pairs.
+Feature hashing (Weinberger et al., 2009): a hash maps each word and each n-gram of its characters to a sign and to one
+element of the vector, to which its signed weight is added. Texts that share words are near; texts that share parts of
+words ("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays similar
+with any particle; scripts without spaces are split into single characters and pairs.
 
-Its quality is that of a search by words and stems: it knows no synonyms and ignores negation. Unrelated texts have a
-cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
+Its quality is that of a search by words and stems: synonyms are not similar, and negation is ignored. Unrelated texts
+have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class HashEmbedder:
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_EMBEDDER`."""
+        """The name as in `PERDURE_EMBEDDER`."""
         return f"hash:{self._dimensions}"
 
     @property
     def dimensions(self) -> int:
-        """Numbers in each vector."""
+        """The number of elements of each vector."""
         return self._dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text. See `Embedder.embed` for what is raised."""
+        """One vector for each text. Raises the errors of `Embedder.embed`."""
         vectors = []
         for text in texts:
             if call is not None:
@@ -97,7 +97,10 @@ def _salience(word: str) -> float:
 
 @functools.lru_cache(maxsize=_CACHED_WORDS)
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
-    """The elements of a vector to which a word adds, and the values: a quarter for the word, the rest for n-grams."""
+    """The elements of a vector to which a word adds, and the values.
+
+    The whole word has a quarter of the squared length, its n-grams share the rest.
+    """
     grams = list(_grams(word))
     share = math.sqrt((1 - _WHOLE_WORD_WEIGHT) / len(grams))
     whole, sign = _place(f"word {word}", dimensions)

@@ -1,4 +1,4 @@
-"""An embedder for the duration of a turn: recall and the search for cases embed the same question once."""
+"""An embedder for one turn, so that recall and the search for cases embed the same question only once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.models.protocol import ModelCall
 
 
 class MemoizedEmbedder:
-    """Caches the vectors of `embedder`, and its failures. Grows with every new text: make one per turn."""
+    """Caches the vectors of `embedder`, and its failures. Its size is not limited: make one per turn."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder

@@ -1,6 +1,6 @@
 """`openai:NAME`: the embeddings endpoint of OpenAI or a compatible server, through the official SDK.
 
-As for models, a call can be aborted, all requests of a call share its deadline, and the SDK's retries are off.
+As with models, a call can be aborted, all requests of a call share its deadline, and the SDK's retries are off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.models.providers.openai import calling, client, options_of
 from perdure.text.untrusted import storable
 
 MAX_BYTES = 8_191
-"""Bytes of UTF-8 of each text that are embedded: the provider's limit in tokens, each of which has at least a byte."""
+"""Maximum bytes of UTF-8 embedded per text. The provider's limit is as many tokens, of at least one byte each."""
 
 BATCH = 32
 """Texts per request: within the provider's limit of 300,000 tokens and the limits of compatible servers."""
@@ -41,16 +41,16 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_EMBEDDER`."""
+        """The name as in `PERDURE_EMBEDDER`."""
         return f"openai:{self._model}"
 
     @property
     def dimensions(self) -> int | None:
-        """Numbers in each vector, `None` until the first one."""
+        """The number of elements of each vector; `None` before the first vector."""
         return self._dimensions.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text. See `Embedder.embed` for what is raised."""
+        """One vector for each text. Raises the errors of `Embedder.embed`."""
         call = call or ModelCall(self._clock, self._timeout_s)
         return [vector for batch in in_batches(texts, BATCH) for vector in self._request(batch, call)]
 

@@ -1,6 +1,6 @@
 """The embedder protocol, and the part of a question that is embedded.
 
-Vectors are compared within one embedder and size only, so each is stored with its embedder's name.
+Only vectors of one embedder with equal dimensions are compared, so each vector is stored with its embedder's name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from perdure.models.protocol import ModelCall
 from perdure.text.untrusted import storable
 
 Vector = list[float]
-"""A vector of length 1: the inner product of two is their cosine similarity."""
+"""A vector of length 1: the inner product of two vectors is their cosine similarity."""
 
 MAX_QUERY_CHARS = 2_000
-"""Characters of a query that are searched: of a longer one, half from its beginning and half from its end."""
+"""Maximum characters of a query that are searched: half from the beginning and half from the end of a longer query."""
 
 
 class Embedder(Protocol):
@@ -25,12 +25,12 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_EMBEDDER`, such as `hash:384`."""
+        """The name as in `PERDURE_EMBEDDER`, such as `hash:384`."""
         ...
 
     @property
     def dimensions(self) -> int | None:
-        """Numbers in each vector; `None` before the first vector, if the embedder does not know earlier."""
+        """The number of elements of each vector; `None` if it is unknown before the first vector."""
         ...
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
@@ -54,8 +54,8 @@ class LearnedDimensions:
         """A provider's vector, checked and scaled to length 1.
 
         Raises:
-            InvalidResponse: `values` is not a vector, is zero or not finite, or its dimensions differ from earlier
-                ones.
+            InvalidResponse: `values` is not a vector, is zero or not finite, or differs in dimensions from earlier
+                vectors.
         """
         if not isinstance(values, list) or not values or not all(isinstance(each, int | float) for each in values):
             raise InvalidResponse("The embedder's server sent a malformed vector.")

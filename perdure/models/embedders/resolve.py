@@ -1,7 +1,7 @@
 """Makes an embedder from its name, as in `PERDURE_EMBEDDER`.
 
-A third party adds one by an entry point of the group `perdure.embedders`: its name is the scheme, and its object is
-called with the text after the colon, the settings and the clock.
+Other packages add embedders through entry points of the group `perdure.embedders`: the entry point's name is the
+scheme, and its object is called with the text after the colon, the settings and the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENTRY_POINT_GROUP = "perdure.embedders"
 EmbedderFactory = Callable[[str, Settings, Clock], Embedder]
 
 Guard = Callable[[Embedder], Embedder]
-"""Wraps an embedder inside its cache, so that cached texts pass neither breaker nor retry."""
+"""Wraps an embedder inside its cache, so that cached texts bypass the breaker and the retries."""
 
 
 def _unguarded(embedder: Embedder) -> Embedder:

@@ -1,7 +1,8 @@
-"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of that library in the process itself.
+"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of that library, which runs in the process itself.
 
-The library is an extra (`pip install 'perdure[sentence-transformers]'`), because it needs PyTorch. A name is downloaded
-once from the library's hub; a directory needs no network. Each process that embeds loads the model into memory.
+The library is an extra (`pip install 'perdure[sentence-transformers]'`), because it needs PyTorch. A named model is
+downloaded once from the library's hub; a directory needs no network. Each process that embeds loads the model into
+memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batc
 from perdure.models.protocol import ModelCall
 
 BATCH = 32
-"""Texts between two checks of the deadline; the library's default batch."""
+"""Texts between two checks of the deadline; also the library's default batch size."""
 
 
 class SentenceTransformersEmbedder:
@@ -37,16 +38,16 @@ class SentenceTransformersEmbedder:
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_EMBEDDER`."""
+        """The name as in `PERDURE_EMBEDDER`."""
         return f"sentence-transformers:{self._model}"
 
     @property
     def dimensions(self) -> int | None:
-        """Numbers in each vector, `None` until the first one."""
+        """The number of elements of each vector; `None` before the first vector."""
         return self._dimensions.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text. See `Embedder.embed` for what is raised.
+        """One vector for each text. Raises the errors of `Embedder.embed`.
 
         The library cannot be interrupted: the deadline and an abort are checked between batches.
         """

@@ -112,7 +112,7 @@ def asks_something(text: str) -> bool:
 
 
 def referenced_line(text: str) -> int | None:
-    """The index of the user's message that `text` asks for: 0 for the first, -1 for the last; `None` for none."""
+    """The index of the user's message that `text` asks for: 0 for the first, -1 for the last; `None` if neither."""
     found = _WHICH_OF_MINE.search(text)
     if found is None:
         return None
@@ -121,7 +121,7 @@ def referenced_line(text: str) -> int | None:
 
 
 def time_zone(text: str) -> str | None:
-    """The name of the time zone in which `text` asks for the time, `""` for any; `None` if it does not ask."""
+    """The time zone that `text` names, `""` if it names none; `None` if `text` does not ask for the time."""
     if not _TIME.search(text):
         return None
     if named := _ZONE.search(text):
@@ -153,7 +153,7 @@ def calculation(text: str) -> str | None:
 
 
 def _sign(text: str, words: Match) -> str:
-    """The operator for `words` between two numbers or parentheses; elsewhere the words."""
+    """The operator that `words` name if they are between numbers or parentheses; otherwise the words."""
     before, after = text[words.start() - 1 : words.start()], text[words.end() : words.end() + 1]
     between = (before.isdecimal() or before == ")") and (after.isdecimal() or after == "(")
     return _SIGNS[words[1].lower()] if between else words[0]
@@ -173,7 +173,7 @@ def tool_calls(text: str, known: Collection[str]) -> Iterator[ToolCall]:
 
 
 def _arguments(text: str) -> str:
-    """The JSON object at the beginning of `text`; invalid JSON unchanged, so that the tool refuses it."""
+    """The JSON object at the beginning of `text`; invalid JSON is returned unchanged, so that the tool refuses it."""
     if not text.startswith("{"):
         return "{}"
     try:

@@ -1,4 +1,4 @@
-"""Sentences, terms and relevance by rules, enough to find the line that a question is about."""
+"""Finds the line that a question is about: rules for sentences, terms and relevance."""
 
 from __future__ import annotations
 
@@ -138,4 +138,4 @@ def extract(text: str, *, sentences_kept: int = 5) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0  # fsum: a set's order must not matter
+    return math.fsum(values) / len(values) if values else 0.0  # fsum does not depend on the order of a set

@@ -33,7 +33,7 @@ class OfflineModel:
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_MODEL`."""
+        """The name as in `PERDURE_MODEL`."""
         return NAME
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -124,7 +124,7 @@ def _no_such_tool(name: str, known: Sequence[str]) -> str:
 
 
 def _from_results(messages: Sequence[Message]) -> str:
-    """The tools' results as text, in the order of the calls. Never calls a tool again, so that no loop arises."""
+    """The tools' results as text, in the order of the messages. Never calls a tool again, to avoid an endless loop."""
     calls_by_id: dict[str, ToolCall] = {}
     for message in reversed(messages):
         if message.tool_calls:
@@ -199,6 +199,6 @@ def _cut(text: str) -> str:
 
 
 def _tokens(messages: Sequence[Message]) -> int:
-    """An estimate of the tokens: one for four characters."""
+    """An estimate of the tokens: one per four characters."""
     size = sum(len(each.content) + sum(len(call.arguments) for call in each.tool_calls) for each in messages)
     return math.ceil(size / _CHARS_PER_TOKEN)

@@ -33,7 +33,7 @@ _STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""The HTTP status of each type of error, for errors in the middle of a stream."""
+"""The HTTP status for each type of error, because an error within a stream has no status."""
 
 
 class AnthropicModel:
@@ -57,11 +57,11 @@ class AnthropicModel:
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_MODEL`."""
+        """The name as in `PERDURE_MODEL`."""
         return f"anthropic:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Stream one reply. See `Model.respond` for what is raised."""
+        """Stream one reply. Raises the errors of `Model.respond`."""
         assembler = ReplyAssembler(names_of(request))
         with _calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:

@@ -1,7 +1,7 @@
 """The Chat Completions wire format of prompts and streamed replies.
 
-For any transcript, the request is one that a provider accepts. Replies are untrusted: compatible servers differ in how
-they split and repeat tool calls, and leave fields out.
+Every transcript becomes a request that providers accept. Replies are untrusted: compatible servers differ in how they
+split and repeat tool calls, and leave fields out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ReplyAssembler:
     """Assembles a reply from the chunks of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: those of the request; without them, calls keep the model's names."""
+        """`names`: the tool names of the request; without them, calls keep the model's names."""
         self._draft = ReplyDraft(names or WireNames())
         self._by_index: dict[int, ToolCallDraft] = {}
 
@@ -122,8 +122,8 @@ class ReplyAssembler:
         """The call that a fragment continues, or a new one.
 
         A fragment begins a new call if its index is new, or if it has both a name and another id: some servers give
-        every call the index 0. Without an index, a new id begins a call; without an id, a name after complete
-        arguments.
+        every call the index 0. Without an index, a new id begins a call. Without index and id, a new name begins a
+        call, and so does any name after complete arguments.
         """
         if isinstance(index, int):
             call = self._by_index.get(index)

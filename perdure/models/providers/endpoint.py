@@ -38,7 +38,7 @@ class Endpoint:
 
 
 def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
-    """The server for the model or embedder `name` of `setting`.
+    """The server for the model or embedder `name`, which the setting `setting` names.
 
     Raises:
         MissingKey: the key is not set.

@@ -3,13 +3,13 @@
     failure                                        error              transient
     429, or its code in mid-stream                 RateLimited        yes
     408, 5xx, 529, an error in mid-stream          ProviderError      yes
-    no connection, or one that broke               ProviderError      yes
+    no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
     413, or a 400 that says "too long"             ContextTooLong     no
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
 
-The messages may reach a user, so they contain no text of the provider. Status, code and request id, which a provider's
+Users may see the messages, so these contain no text of the provider. Status, code and request id, which a provider's
 support needs, are logged and added to the error as a note.
 """
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _LONGEST_RETRY_AFTER_S = 86_400.0
 _RATE_CODES = frozenset({"rate_limit_exceeded", "rate_limit_error"})
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "request_too_large"})
-# Some compatible servers, and Anthropic, report a too long prompt by a message without a code.
+# Some compatible servers, and Anthropic, report a prompt that is too long in a message without a code.
 _TOO_LONG_PHRASES = (
     "maximum context length",
     "prompt is too long",
@@ -58,7 +58,7 @@ class Exchange:
     request_id: str | None = None
 
     def log_success(self) -> None:
-        """Log the request id of a reply, for questions to the provider."""
+        """Log the request id of a reply, for requests to the provider's support."""
         _log.info("%s answered: request id %s", self.name, self.request_id)
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:

@@ -1,6 +1,6 @@
 """Values of untrusted JSON by type: the value if it has the type, else the type's empty value.
 
-The wire modules read replies with these, so that a missing field and one of the wrong type are the same.
+The wire modules read replies with these functions, so that a field of the wrong type is treated as missing.
 """
 
 from __future__ import annotations

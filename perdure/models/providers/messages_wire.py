@@ -1,6 +1,6 @@
 """Anthropic's Messages wire format of prompts and streamed replies.
 
-For any transcript, the request is one that the provider accepts. Its rules differ from those of Chat Completions: the
+Every transcript becomes a request that the provider accepts. The rules differ from those of Chat Completions: the
 system prompt is a separate field; user and assistant alternate, the user first and last; no text is blank; the results
 of all calls of one message are together at the beginning of the next message; and a prompt with calls must define
 tools. Replies are untrusted.
@@ -20,7 +20,7 @@ from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
-"""Tokens of one reply, which the provider requires: a limit that each of its models accepts."""
+"""The limit of a reply's tokens, which the API requires; each of the provider's models accepts this value."""
 
 _EMPTY_TEXT = "(nothing)"
 _STOP_REASONS = {
@@ -31,7 +31,7 @@ _STOP_REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""The provider's stop reasons, and those of Chat Completions, which the engine uses."""
+"""For each stop reason of the provider, that of Chat Completions, which the engine uses."""
 
 Block = dict[str, Any]
 
@@ -133,7 +133,7 @@ class ReplyAssembler:
     """Assembles a reply from the events of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: those of the request; without them, calls keep the model's names."""
+        """`names`: the tool names of the request; without them, calls keep the model's names."""
         self.complete = False
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}

@@ -1,8 +1,8 @@
 """`openai:NAME`: Chat Completions of OpenAI or a compatible server, through the official SDK.
 
-Requests and events use the SDK's documented `client.post` instead of its pydantic models, which would cost a quarter of
-a call's CPU at ten turns of context. The SDK's retries are off: `GuardedModel` retries. Only this module maps the SDK's
-errors to `perdure.errors`.
+Requests and events use the SDK's documented `client.post` instead of its pydantic models, which would take a quarter of
+a call's CPU time with ten turns of context. The SDK's retries are off: `GuardedModel` retries. Only this module maps
+the SDK's errors to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class OpenAIModel:
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_MODEL`."""
+        """The name as in `PERDURE_MODEL`."""
         return f"openai:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Stream one reply. See `Model.respond` for what is raised."""
+        """Stream one reply. Raises the errors of `Model.respond`."""
         assembler = ReplyAssembler(names_of(request))
         with calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:
@@ -74,7 +74,7 @@ class OpenAIModel:
 
 
 def client(setting: str, name: str) -> openai.OpenAI:
-    """The SDK's client for the model or embedder `name` of `setting`.
+    """The SDK's client for the model or embedder `name`, which the setting `setting` names.
 
     Raises:
         SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.

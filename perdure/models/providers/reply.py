@@ -14,10 +14,10 @@ from perdure.models.providers.wire_names import WireNames, make_unique
 from perdure.text import untrusted
 
 MAX_REPLY_CHARS = 2_000_000
-"""Characters of a reply, text and arguments together. A longer one is refused."""
+"""Maximum characters of a reply, text and arguments together. A longer reply is refused."""
 
 MAX_TOOL_CALLS = 128
-"""Calls in one message, by the providers' rules."""
+"""Maximum calls in one message that providers allow."""
 
 
 @dataclass(slots=True)

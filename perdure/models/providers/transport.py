@@ -2,7 +2,7 @@
 
 Closing a response does not wake another thread that is blocked in `recv`; shutting its socket down does. So a
 `CallSocket` tracks the socket on which a call's thread is blocked, from the connect to the last byte. Each wait is
-bounded by the call's remaining time, so that a server that sends one byte a second cannot extend it.
+bounded by the call's remaining time, so that a server that sends one byte a second cannot extend the call.
 
 Uses only public interfaces of httpx2 and httpcore2, with their connection pool.
 """
@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 5.0
 """Seconds to connect to a server."""
 
 MAX_BODY_BYTES = 64 * 1024**2
-"""Bytes of one response: twice the longest reply of any model in small events."""
+"""Maximum bytes of one response: twice the longest reply of any model, sent in small events."""
 
 _KEEPALIVE_S = 30.0
 _PORTS = {"http": 80, "https": 443}
@@ -109,7 +109,7 @@ class CallSocket:
                 self._socket = None
 
 
-_bound_socket: ContextVar[CallSocket] = ContextVar("line")
+_bound_socket: ContextVar[CallSocket] = ContextVar("bound_socket")
 
 
 @contextmanager
@@ -217,13 +217,13 @@ class _Body(httpx2.SyncByteStream):
         try:
             next(self._chunks, None)
         except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, PerdureError):
-            pass  # the body has no end in time: the connection is closed
+            pass  # the body did not end in time: `close` closes the connection
         finally:
             self._response.close()
 
 
 class _Backend(httpcore2.NetworkBackend):
-    """Connects over TCP in such a way that a connecting call can be aborted."""
+    """Connects over TCP. A call can be aborted while it connects."""
 
     def connect_tcp(
         self,
@@ -297,7 +297,7 @@ class _Stream(httpcore2.NetworkStream):
             self.close()
             raise httpcore2.ConnectError("a proxy that is itself reached over TLS is not supported; use an http:// one")
         try:
-            # Wrapped before the handshake, so that the handshake can be aborted.
+            # The handshake is separate, so that it can be aborted.
             wrapped = ssl_context.wrap_socket(
                 self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
             )
@@ -351,7 +351,7 @@ def _shut_down(sock: socket.socket) -> None:
 
 @contextmanager
 def _mapped() -> Iterator[None]:
-    """Turn httpcore2's errors into httpx2's of the same name."""
+    """Turn httpcore2's errors into the errors of httpx2 with the same names."""
     try:
         yield
     except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError) as error:

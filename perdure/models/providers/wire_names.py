@@ -1,8 +1,8 @@
 """Tool names and call ids in the forms that providers accept.
 
 In perdure a tool may be named `weather:forecast`, and a call keeps the model's id. Providers accept letters, digits,
-`_` and `-` only, and refuse a prompt with an invalid name or a repeated id. So requests are translated, always in the
-same way (providers cache prompts by their prefix), and names in replies are translated back.
+`_` and `-` only, and refuse a prompt with an invalid name or a repeated id. So requests are translated, and names in
+replies are translated back. The translation is deterministic, because providers cache prompts by their prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROOM_FOR_A_NUMBER = 8
 
 
 class WireNames:
-    """The provider's names of the tools of one request."""
+    """Maps the names of a request's tools to names that the provider accepts, and back."""
 
     def __init__(self, tools: Iterable[str] = ()) -> None:
         # Names that need no translation come first, so that they stay unchanged.
@@ -70,7 +70,7 @@ class WireIds:
         self._assigned: Mapping[str, str] = {}
 
     def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """The provider's ids of the calls of one message, by our ids."""
+        """The provider's ids of the calls of one message, by perdure's ids."""
         self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
         return self._assigned
 
