@@ -55,8 +55,7 @@ class Briefing:
 def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
     """Build the system message; `transcript` is the rest of the prompt.
 
-    Runs one statement; with memories, also those of the recall and one more; with cases, also one transaction; with a
-    previous session that has no summary, also one more statement.
+    Runs one statement, and further ones only for memories, for cases and for a previous session without a summary.
 
     Raises:
         CallAborted: the turn must stop; the hold has the reason.
