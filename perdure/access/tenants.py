@@ -50,7 +50,7 @@ def parse_tenant(given: object) -> str | None:
 
 
 def line_tenant(named: object, given: str | None) -> str | None:
-    """The tenant of a line of a file: its own, else the one that is given for the file.
+    """The tenant of a line in an imported file: the line's own (`named`), else the file's (`given`).
 
     Raises:
         InvalidRequest: the line's tenant differs from the file's, or its name is invalid.
