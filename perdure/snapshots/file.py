@@ -76,7 +76,7 @@ class FileSnapshots:
                 try:
                     data = path.read_bytes()
                 except FileNotFoundError:
-                    continue  # a newer one replaced it
+                    continue  # a newer snapshot replaced it
                 try:
                     return parse_stored(data, agent_id, version)
                 except InvalidRequest as error:
@@ -128,7 +128,7 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside; if `damaged` is given, only while the file has these bytes."""
+        """Set the file at `path` aside; if `damaged` is given, only if the file still has these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)
