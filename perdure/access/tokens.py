@@ -1,8 +1,7 @@
 """User tokens: signed, expiring, for one user each; a service mints them for a browser or a phone.
 
 A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `aud`, `exp` and
-`iat`.
-Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.
+`iat`. Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.
 
 Called by the gateway, which mints and verifies them.
 """

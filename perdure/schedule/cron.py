@@ -21,7 +21,7 @@ LONGEST = 100
 
 _FIELDS = 5
 _TWICE = timedelta(hours=3)
-"""Longer than any clock change: a local time within this span may occur twice."""
+"""Longer than any clock change. The search for a slot begins this far away, since a local time may occur twice."""
 
 ACCEPTED = "accepted: minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`"
 

@@ -149,7 +149,7 @@ def owner(executor: Executor, schedule_id: UUID) -> str:
 
 
 def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
-    """Pause or resume a schedule; returns it. A time that passed during the pause is skipped.
+    """Pause or resume a schedule; returns it. Slots during the pause are skipped.
 
     Raises:
         NotFound: there is no such schedule.

@@ -1,6 +1,6 @@
 """Fires due slots that no worker has claimed.
 
-Runs in every worker, in addition to the sweep of turns; one of them executes each round. It does not need beat: without
+Runs in every worker, in addition to the sweep of turns; one worker executes each round. It does not need beat: without
 beat, slots are late by at most the interval of the sweep.
 """
 

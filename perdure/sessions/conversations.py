@@ -1,7 +1,7 @@
 """Conversations: keys that callers choose for one user, each with a title and at most one live session.
 
-The table `conversations` has the titles; a session's `scope` has the key (`routing`). All conversations of
-a user share the user's memory.
+The table `conversations` has the titles; a session's `scope` has the key (`routing`). All conversations of a
+user share the user's memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def change_conversation(
     with database.transaction("conversations.change") as transaction:
         live = read_conversation(transaction, user, conversation)["session_id"]
         if archived and live is not None:
-            # First the session, then the conversation: accepting locks them in this order.
+            # Locks the session before the conversation, as accepting a message does.
             requested = request_end(transaction, UUID(live), _ARCHIVED)
         transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
         found = read_conversation(transaction, user, conversation)

@@ -31,7 +31,7 @@ from perdure.sessions.summary import Summary, extract, summarise
 log = logging.getLogger(__name__)
 
 IDLE = "idle"
-"""The reason of an end that is requested for inactivity."""
+"""The reason for an end that is requested because of inactivity."""
 
 MAX_ATTEMPTS = 3
 """Attempts to summarise with the model; after the last one, the summary is extractive."""
@@ -50,7 +50,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The summary failed, or a store that is to be cleaned is unavailable; the sweeper tries again."""
+    """The summary failed, or a store that must be cleaned is unavailable; the sweeper tries again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,8 +248,8 @@ REQUEST_END = Statement(
     """,
 )
 
-# As REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or one that settled within
-# `idle_s`.
+# Requests the end, like REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or a
+# turn that settled in the last `idle_s` seconds.
 LEAVE = Statement(
     "sessions.leave",
     f"""
@@ -425,8 +425,8 @@ NEWEST_MESSAGES = Statement(
 # --- forking -----------------------------------------------------------------------------
 
 # The turns to copy, in order: those that had begun and were settled at or before the tick. A turn that was cancelled
-# before it began has no messages. Turns of releases without forks have no `settled_tick`; they count as settled at tick
-# 0.
+# before it began has no messages. Turns of releases without forks have no `settled_tick`; they count as settled at
+# tick 0.
 PLAN_FORK = Statement(
     "sessions.plan_fork",
     """

@@ -2,8 +2,8 @@
 
 `save` writes a temporary file in the same directory, syncs it, renames it, and syncs the directory, so a snapshot is
 complete or absent. No lock is needed: the version is in the name, and `load` reads the highest. A paused or killed
-writer blocks no other, and cannot replace a newer snapshot. Lower versions are removed once a higher one is durable; a
-session normally has one file.
+writer neither blocks other writers nor replaces a newer snapshot. Lower versions are removed once a higher one is
+durable; a session normally has one file.
 
 Operations have no timeout of their own: a network file system that hangs blocks them.
 """

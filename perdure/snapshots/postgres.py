@@ -148,7 +148,7 @@ def assemble(session_id: UUID, row: Row[Any]) -> Stored:
 
 
 def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
-    """The events saved with the snapshot, unless the session has committed since, and the session's queue."""
+    """The session's queue, preceded by the saved events if the session has not committed since they were saved."""
     kept = () if row.committed_since else events_of(saved)
     return (*kept, *(event for event in pending.events(row.pending) if event not in kept))
 

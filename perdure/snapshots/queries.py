@@ -61,8 +61,8 @@ KEPT = Statement(
     writes=False,
 )
 
-# Requires the session's lock. Rows at later ticks are from a worker that lost the session. `saved_token` and
-# `saved_tick` invalidate every other version in another store.
+# Requires the session's lock. Deletes rows at later ticks, which are from a worker that lost the session. `saved_token`
+# and `saved_tick` invalidate every other version in another store.
 SAVE = Statement(
     "snapshots.save",
     """
@@ -104,7 +104,7 @@ _PARTS = f"""
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
-# As LOAD, for any session, with or without variables.
+# As LOAD, but also for a session without variables.
 PRESENT = Statement("snapshots.present", _PARTS.format(join="LEFT JOIN"), writes=False)
 
 FORGET_SET_ASIDE = Statement(

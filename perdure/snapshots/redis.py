@@ -1,4 +1,4 @@
-"""Snapshots in Redis: one hash a session, compared and written by one script.
+"""Snapshots in Redis: one hash per session. One script compares the versions and writes the snapshot.
 
 As durable as the server: with `appendfsync everysec` a power failure loses the last second; the engine recognises that
 the remaining snapshot is outdated, and rebuilds it. Every wait is bounded: a request times out after a second.

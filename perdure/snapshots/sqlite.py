@@ -108,7 +108,7 @@ class SqliteSnapshots:
         self._writing.close()
 
     def _replaced(self, agent_id: UUID, damaged: _Row, reason: str) -> _Row | None:
-        """Set `damaged` aside, unless another row has replaced it; returns that row."""
+        """Set the row `damaged` aside, unless another row has replaced it; returns the replacement, if any."""
         with self._transaction() as connection:
             now = _row(connection, agent_id)
             if now != damaged:

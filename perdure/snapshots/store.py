@@ -68,8 +68,8 @@ class SnapshotUnavailable(Unavailable):
 class SnapshotStore(Protocol):
     """Stores snapshots. Threads may share a store; a forked process opens its own.
 
-    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the PostgreSQL store has
-    the timeouts of the engine's connections.
+    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the PostgreSQL store has the
+    timeouts of the engine's connections.
     """
 
     @property

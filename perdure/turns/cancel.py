@@ -47,7 +47,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
             raise NotFound("There is no such turn.")
         is_routed = found[1]  # then it is settled
         if not is_routed and not route_unrouted.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
-            cancel(runtime, turn_id)  # it was routed in between
+            cancel(runtime, turn_id)  # it was routed concurrently
         return
     row = rows[0]
     if row.delivery_id is not None:

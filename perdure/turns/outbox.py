@@ -64,7 +64,9 @@ class Carrier(Protocol):
     """Sends to one kind of receiver."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send `body` (JSON) to `target`; returns once it is confirmed. `message_id` is the same at each attempt.
+        """Send `body` (JSON) to `target`; returns once the receiver confirms it.
+
+        `message_id` is the same at each attempt.
 
         Raises:
             DeliveryFailed: the receiver has not confirmed the delivery.

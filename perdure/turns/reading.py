@@ -244,7 +244,7 @@ def _instant(value: datetime | None) -> str | None:
 
 
 class SettlementWatch:
-    """Notifies waiting callers of this process when a turn is settled, from one thread."""
+    """Notifies the waiting callers of this process when a turn is settled. Uses one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -52,8 +52,7 @@ class RedisFile(Protocol):
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
         """The ids in `erasures` whose data the file no longer contains; for the others, call this again.
 
-        The erasures' keys must be deleted from Redis before.
-
+        Delete the erased users' keys from Redis before the call.
 
         Raises:
             Unavailable: Redis cannot be reached.

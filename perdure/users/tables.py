@@ -22,7 +22,7 @@ _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(u
 _OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
 
-# Rows of identities that are linked to the user, and of the identity whose separate user this is.
+# Rows of the identities that are linked to the user or, if the user is an unlinked identity, of that identity.
 _OF_IDENTITIES = """
     (tenant, channel, external_id) IN (
         SELECT tenant, channel, external_id FROM identities WHERE user_id = %(user_id)s

@@ -49,7 +49,7 @@ _DENIED_WITH_ARGUMENTS: JsonValue = {
 class Decision(BaseModel):
     """A person's decision about a call: the body of `POST /v1/turns/{id}/approval`.
 
-    `arguments` replace the model's.
+    `arguments`, if given, replace the arguments that the model chose.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"not": _DENIED_WITH_ARGUMENTS})

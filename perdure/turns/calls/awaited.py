@@ -2,13 +2,14 @@
 
 The intent of such a call is committed like any other. The worker then sends the task, whose id is the effect's id,
 commits that it is sent, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
-is due. The wait does not count as an attempt. Results of the message's other calls are recorded in their rows in the
-same commit; all results enter the transcript together.
+is due. The wait does not count as an attempt. The commit that releases the session also records the results of the
+message's other calls in their rows; all results enter the transcript together.
 
-If the worker crashes between these two commits, it is unknown whether the task was sent. A `pure` or `idempotent` task
-is sent again with the same id, an `unsafe` one is not. The task's link callback delivers its result; the sweeper probes
-the result backend for tasks whose callback was lost (`probe_due`). A task that has not ended by its time limit is lost:
-its result for the model is that the outcome is unknown, and the sweeper revokes the task.
+If the worker crashes after it committed the intent and before it committed that the task is sent, it is unknown whether
+the task was sent. A `pure` or `idempotent` task is sent again with the same id, an `unsafe` one is not. The task's link
+callback delivers its result; the sweeper probes the result backend for tasks whose callback was lost (`probe_due`). A
+task that has not ended by its time limit is lost: its result for the model is that the outcome is unknown, and the
+sweeper revokes the task.
 
 Each statement locks the session's row, so a result, the parking, an end and a cancellation are serialised.
 """

@@ -207,9 +207,8 @@ RECORD_RESULTS = Statement(
 )
 
 # Releases the session until the first of its waiting calls is due, or until a task that the broker did not accept is
-# sent again.
-# Counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the session's end or the
-# turn's cancellation is requested.
+# sent again. Counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the session's
+# end or the turn's cancellation is requested.
 WAIT_CALLS = Statement(
     "turns.wait_calls",
     f"""

@@ -127,7 +127,7 @@ class CallRunner:
         return awaited.send(self._runtime, self._hold, planned)
 
     def extend(self, planned: Sequence[Planned]) -> None:
-        """Restart the time limits of calls that have not begun since their intents were committed.
+        """Restart the time limits of calls whose intents are committed and that have not begun.
 
         Raises:
             LeaseLost: another worker has the session.

@@ -94,8 +94,8 @@ def accept(
 ) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
 
-    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the new
-    turn's id, for a message that has one already.
+    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id for the new
+    turn, if the message has one already.
 
     Raises:
         SourceTaken: another process accepts the message, or its row was changed or erased.

@@ -1,11 +1,10 @@
 """Routing: creates an ordinary turn for each message that an application inserted in its own transaction.
 
-`perdure.send` writes a row of `unrouted` and locks nothing shared. After the application's commit, a
-wake-up or the sweeper starts routing. `accept` then accepts the message under all of its rules; the turn has the id
-that `perdure.send` returned.
-The accepting transaction deletes the row, or marks it settled if the message joined another turn, so a message is
-routed once. Messages of an erased user are not routed. The messages of one user are routed in the order of insertion,
-by one process at a time.
+`perdure.send` inserts a row into `unrouted` and locks no other row. After the application's commit, a wake-up or the
+sweeper starts routing. `accept` then accepts the message under all of its rules; the turn has the id that
+`perdure.send` returned. The accepting transaction deletes the row, or marks it settled if the message joined another
+turn, so a message is routed once. Messages of an erased user are not routed. The messages of one user are routed in the
+order of insertion, by one process at a time.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: it is shown as the
 failed turn of the message, and delivered to the message's `reply_to`.

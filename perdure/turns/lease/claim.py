@@ -16,7 +16,7 @@ from perdure.snapshots.store import Version
 from perdure.turns.lease import queries
 
 ISOLATE_FROM_CLAIM = 2
-"""Claims of a turn after which only a process that runs nothing else may claim it."""
+"""Claims of a turn after which only a dedicated process may claim it."""
 
 _NO_LIMIT = 2**31 - 1
 
@@ -89,7 +89,7 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class NeedsIsolation:
-    """The turn was claimed `claims` times without ending: it must run in a process of its own."""
+    """The turn was claimed `claims` times without ending: it must run in a dedicated process."""
 
     claims: int
 

@@ -104,7 +104,7 @@ _BEFORE = f"""
 
 # Takes the lease and begins, or takes over, the session's oldest unsettled turn. Skips a locked row. A lease that
 # expires too far in the future was written while the server's clock was wrong, and counts as expired. After
-# `isolate_from` claims of a turn, only a process of its own may claim it. A closed intake prevents every claim.
+# `isolate_from` claims of a turn, only a dedicated process may claim it. A closed intake prevents every claim.
 #
 # If the user's sessions with a live lease take all places, the session is queued instead, without counting an attempt.
 # No lock protects the count: concurrent claims of one user do not see each other, so the limit may be exceeded by their
@@ -252,7 +252,7 @@ WATCH = Statement(
     writes=False,
 )
 
-# As WATCH, for turns that run in a process of their own: the worker watches them, since that process may hang.
+# As WATCH, for turns that run in a dedicated process: the worker watches them, since that process may hang.
 WATCH_ISOLATED = Statement(
     "turns.watch_isolated",
     """
@@ -345,7 +345,7 @@ PARK_FOR = Statement(
     """,
 )
 
-# Makes a just parked session due at once: its turn was cancelled concurrently, and a worker must settle it.
+# Makes a session that was just parked due at once: its turn was cancelled concurrently, and a worker must settle it.
 MAKE_DUE = Statement(
     "turns.make_due",
     f"""

@@ -1,7 +1,7 @@
 """Running a session: claim it, run its turns in order, settle each, release it.
 
-Called by the task `turns.run`. A run ends with one of the outcomes below. A failed turn raises no exception:
-its failure is committed.
+Called by the task `turns.run`. A run ends with one of the outcomes below. A failed turn raises no exception: its
+failure is committed.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Transcript:
 
     @classmethod
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns, the present one included. One statement.
+        """Read the last `window` turns, the present one included. Runs one statement.
 
         An earlier turn that this release cannot parse is omitted as a whole, and logged.
 
