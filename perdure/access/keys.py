@@ -1,7 +1,7 @@
 """Entries of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS`.
 
-`[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. If the text before the first `=` is no valid tenant, the `=`
-belongs to the key. No message of this module contains any part of a key.
+An entry is `[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. If the text before the first `=` is not a valid
+tenant, the `=` belongs to the key. No message of this module contains any part of a key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tenants: customers of one installation whose users are separate.
 
-A user is stored everywhere under one text, the *user key*: the user's id, or with a tenant `TENANT`, U+001F and the id.
-An id from outside may not contain U+001F, so no id is the key of another tenant's user. Each entry point (route, task,
-command, file) makes the key with `user_key`, so each statement that is scoped by user is scoped by tenant; each answer
-splits it with `tenant_of` and `user_of`.
+Every table stores a user under the *user key*: the user's id or, for a user of a tenant, the tenant's name, U+001F and
+the id. An id from outside may not contain U+001F, so no id is the key of another tenant's user. Each entry point
+(route, task, command, file) makes the key with `user_key`, so each statement that is scoped by user is scoped by
+tenant; each response splits it with `tenant_of` and `user_of`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse_tenant(given: object) -> str | None:
 
 
 def line_tenant(named: object, given: str | None) -> str | None:
-    """The tenant of a line of a file: its own, else the one that is given for the file.
+    """The tenant of a line in an imported file: the line's own (`named`), else the file's (`given`).
 
     Raises:
         InvalidRequest: the line's tenant differs from the file's, or its name is invalid.

@@ -1,7 +1,7 @@
 """User tokens: signed, expiring, for one user each; a service mints them for a browser or a phone.
 
-A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `exp` and `iat`.
-Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.
+A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `aud`, `exp` and
+`iat`. Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.
 
 Called by the gateway, which mints and verifies them.
 """
@@ -39,7 +39,7 @@ class Tokens:
         self._clock = clock
 
     def mint(self, user: str, ttl_s: int) -> tuple[str, datetime]:
-        """A token for the user with the key `user`, and when it expires: in `ttl_s` seconds."""
+        """A token for the user with the key `user`, valid for `ttl_s` seconds, and its expiry time."""
         now = self._clock.now().replace(microsecond=0)
         expires_at = now + timedelta(seconds=ttl_s)
         claims = {"sub": user_of(user), "aud": _AUDIENCE, "iat": now, "exp": expires_at}

@@ -8,10 +8,11 @@
     reading.py   the output of `perdure schedules list`
     cron.py      slots of a cron expression, for users' schedules
     quiet.py     hours in which users' schedules do not fire
-    reminders.py users' schedules: add, list, pause, remove; own.py: for one tool call; reminder_queries.py
-                 (`turns.inbox.fire_schedules` makes messages of their due slots)
+    reminders.py users' schedules: add, list, pause, remove (`turns.inbox.fire_schedules` fires them)
+    own.py       users' schedules, for one tool call
+    reminder_queries.py
 
-The task's work settles a slot, not the message that fires it. Messages may be duplicate, late or lost: the ledger runs
-each slot once, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`), the workers' sweeper and
-`tasks.scheduled` call this package.
+A slot is settled when its work is done, not when a message fires it. Messages may be duplicate, late or lost: the
+ledger runs each slot once, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`), the workers'
+sweeper and `tasks.scheduled` call this package.
 """

@@ -98,7 +98,7 @@ class AtTimes:
         return f"{'daily' if self.weekday is None else WEEKDAYS[self.weekday] + 's'} at {clock} {self.zone.key}"
 
     def _slots(self, at: datetime, *, backwards: bool = False) -> Iterator[datetime]:
-        """Slots around `at` in order, or in reverse order; begins a day on the other side of `at`."""
+        """Slots in ascending order from a day before `at`, or in descending order from a day after `at`."""
         sign = -1 if backwards else 1
         today = at.astimezone(self.zone).date()
         days = (today + _DAY * sign * days for days in range(-1, _DAYS_TO_A_SLOT))

@@ -1,7 +1,8 @@
 """A cadence from a cron expression in a zone's local time, for users' schedules. Pure.
 
-The expression is evaluated on local times without a zone, by `cronsim`; `cadence.instant` maps them to instants. So its
-rules hold here, too: a local time in a gap means the first instant after it, one that occurs twice means the first.
+The expression is evaluated on local times without a zone, by `cronsim`; `cadence.instant` maps them to instants. Its
+rules apply: a local time in a gap means the first instant after the gap, and a time that occurs twice means the first
+occurrence.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from cronsim import CronSim, CronSimError
 from perdure.schedule.cadence import instant
 
 LONGEST = 100
-"""Characters of an expression."""
+"""The most characters of an expression."""
 
 _FIELDS = 5
 _TWICE = timedelta(hours=3)
-"""Longer than any clock change: a local time within this span may occur twice."""
+"""Longer than any clock change. The search for a slot begins this far away, since a local time may occur twice."""
 
 ACCEPTED = "accepted: minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`"
 

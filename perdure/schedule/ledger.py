@@ -1,8 +1,8 @@
 """Claims a slot, renews its lease while the work runs, and settles it, so that each slot runs once.
 
-The message that fires a slot does not name it: `claim` computes the newest slot from the database's clock. So of
-several missed slots only the newest runs, and a message that is late, duplicate or follows a clock set back finds its
-slot done. A thread renews the lease during the work, for at most `Entry.within_s`.
+The message that fires a slot does not name the slot: `claim` computes the newest one from the database's clock. So of
+several missed slots only the newest runs, and a message that is late or duplicate, or is sent after the clock was set
+back, finds its slot done. A thread renews the lease during the work, for at most `Entry.within_s`.
 """
 
 from __future__ import annotations

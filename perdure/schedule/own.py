@@ -30,14 +30,14 @@ class OwnReminders:
     effect_id: UUID
 
     def add(self, text: str, at: str | None, cron: str | None, timezone: str | None) -> dict[str, Any]:
-        """Set a schedule whose answers go to the same place as this turn's; returns it.
+        """Add a schedule whose replies go to the receiver of this turn's reply; returns it.
 
         Raises:
             InvalidRequest: the time is invalid or in the past, or the user was erased.
             Conflict: the user has too many schedules.
             Unavailable: the database cannot be reached.
         """
-        if stored := reminders.find(self.database, self.effect_id):  # by this call, before a crash
+        if stored := reminders.find(self.database, self.effect_id):  # this call stored it before a crash
             return stored
         rows = self.database.run(queries.PLACE, {"turn_id": self.turn_id, "user_id": self.user})
         if not rows:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# Inserts new entries, and returns the time. Also corrects times in the future, from before the clock was set back, as
-# if they were set now: an entry's `since`, a lease (its holder, if alive, renews it before it expires), a retry.
+# Inserts new entries, and returns the time. Also limits times that are too far in the future because the clock was set
+# back: an entry's `since`, a lease (its holder, if alive, renews it before it expires), a retry.
 REGISTER = Statement(
     "slots.register",
     """

@@ -1,4 +1,4 @@
-"""Quiet hours: a local time of day in which users' schedules do not fire. Pure."""
+"""Quiet hours: local times of day at which users' schedules do not fire. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuietHours:
         return None if settings.quiet_times is None else cls(*settings.quiet_times)
 
     def over(self, at: datetime, zone: ZoneInfo) -> datetime:
-        """`at`, or the end of the quiet hours that `at` is in."""
+        """The end of the quiet hours if `at` is within them, otherwise `at`."""
         local = at.astimezone(zone)
         now, within_a_day = local.time(), self.begin < self.end
         quiet = self.begin <= now < self.end if within_a_day else now >= self.begin or now < self.end

@@ -16,10 +16,10 @@ from perdure.schedule.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class EntryStatus:
-    """The status of an entry. Times are in UTC; a slot is None if there is none yet.
+    """The status of an entry. Times are in UTC; a slot is `None` until the entry has such a slot.
 
-    `next_due` is in the past if the newest slot waits to be claimed, or for its next attempt. `running`: a worker has a
-    lease on a slot. `error`: of the newest slot's last attempt.
+    `next_due` is in the past if the newest slot waits for a worker or for its next attempt. `running`: a worker has a
+    lease on a slot. `error`: the error of the newest slot's last attempt.
     """
 
     entry: str

@@ -16,10 +16,10 @@ QUEUE_UP = Statement(
 
 COUNT = Statement("reminders.count", "SELECT count(*) AS n FROM reminders WHERE user_id = %(user_id)s", writes=False)
 
-# Keeps the user from being erased until the commit; no row if the user is not known, or was erased.
+# Blocks the user's erasure until the commit. Returns no row if the user does not exist.
 LOCK_USER = Statement("reminders.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR KEY SHARE")
 
-# Where the turn `turn_id` came from is where the reminder goes.
+# The channel, agent, receiver and conversation of the turn `turn_id`, which the new schedule copies.
 PLACE = Statement(
     "reminders.place",
     """
@@ -79,7 +79,7 @@ ANY_DUE = Statement(
     writes=False,
 )
 
-# Leases the due schedules: if the worker dies, another one takes them once the lease has expired.
+# Leases the due schedules: if the worker dies, another worker takes them once the lease has expired.
 TAKE_DUE = Statement(
     "reminders.take_due",
     """
@@ -106,7 +106,7 @@ ADVANCE = Statement(
     """,
 )
 
-# Has a schedule that could not be fired taken again later, unless its row is locked: then when its lease expires.
+# Postpones a schedule that could not be fired. If its row is locked, it is taken again when its lease expires.
 POSTPONE = Statement(
     "reminders.postpone",
     """

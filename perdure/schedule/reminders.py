@@ -1,8 +1,8 @@
 """Users' schedules: a text that is sent as a message at a given time, or repeatedly.
 
 `POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this; the sweeper of every
-worker fires what is due (`turns.inbox.fire_schedules`). A schedule keeps the channel, conversation and receiver of the
-place where it was set, to which the answers go.
+worker fires what is due (`turns.inbox.fire_schedules`). A schedule's replies go to the channel, conversation and
+receiver from which the user set it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.settings import Settings
 MAX_LISTED = 1_000
 
 DUE_NOW = "[Due now, as the user scheduled it on {date}] "
-"""Begins a schedule's message, so that the model knows that the user set it earlier, and does not say it now."""
+"""The prefix of a schedule's message, from which the model knows that the user wrote the text earlier."""
 
 _MARK_CHARS = len(DUE_NOW.format(date="2026-05-02"))
 _FURTHEST = timedelta(days=36_525)
@@ -86,7 +86,7 @@ def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | 
 
 
 def add(database: Database, settings: Settings, new: NewReminder, *, of_known: bool = False) -> dict[str, Any]:
-    """Store a schedule; returns it. The same id again changes nothing. `of_known`: only for a user who exists.
+    """Store a schedule; returns it. A repeated id changes nothing. `of_known`: reject a user who does not exist.
 
     Raises:
         InvalidRequest: the text or the conversation is blank, the text is too long, or the user does not exist.
@@ -134,7 +134,7 @@ def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX
 
 
 def find(executor: Executor, schedule_id: UUID) -> dict[str, Any] | None:
-    """A schedule; `None` if there is none."""
+    """The schedule with this id; `None` if it does not exist."""
     rows = executor.run(queries.READ, {"schedule_id": schedule_id})
     return _shown(rows[0]) if rows else None
 
@@ -149,7 +149,7 @@ def owner(executor: Executor, schedule_id: UUID) -> str:
 
 
 def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
-    """Pause or resume a schedule; returns it. A time that passed during the pause is skipped.
+    """Pause or resume a schedule; returns it. Slots during the pause are skipped.
 
     Raises:
         NotFound: there is no such schedule.

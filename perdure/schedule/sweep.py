@@ -1,6 +1,6 @@
 """Fires due slots that no worker has claimed.
 
-Runs in every worker, in addition to the sweep of turns; one of them executes each round. It does not need beat: without
+Runs in every worker, in addition to the sweep of turns; one worker executes each round. It does not need beat: without
 beat, slots are late by at most the interval of the sweep.
 """
 
@@ -25,8 +25,8 @@ Fire = Callable[[Entry], bool]
 def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
     """Execute one round; returns the entries fired, or None if another worker executes it.
 
-    An entry's newest slot is due unless it is before the entry was first seen, done, or claimed under a valid lease. It
-    is fired again, while no worker claims it, after a delay that doubles each time.
+    An entry's newest slot is due unless it is before the entry was first seen, done, or claimed under a valid lease.
+    Until a worker claims it, it is fired again after delays that double each time.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,7 +1,7 @@
 """Conversations: keys that callers choose for one user, each with a title and at most one live session.
 
-The table `conversations` has the titles; a session's `scope` has the key (`routing`). Memory belongs to the user, over
-all conversations.
+The table `conversations` has the titles; a session's `scope` has the key (`routing`). All conversations of a
+user share the user's memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARCHIVED = "its conversation was archived"
 def list_conversations(
     executor: Executor, user: str, limit: int, *, archived: bool | None = None
 ) -> list[dict[str, Any]]:
-    """The conversations of the user with the key `user`, the one with the newest activity first.
+    """The conversations of the user with the key `user`, the most recently active first.
 
     `archived`: True selects archived conversations, False the others.
     """
@@ -61,7 +61,7 @@ def change_conversation(
     with database.transaction("conversations.change") as transaction:
         live = read_conversation(transaction, user, conversation)["session_id"]
         if archived and live is not None:
-            # First the session, then the conversation: accepting locks them in this order.
+            # Locks the session before the conversation, as accepting a message does.
             requested = request_end(transaction, UUID(live), _ARCHIVED)
         transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
         found = read_conversation(transaction, user, conversation)

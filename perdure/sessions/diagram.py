@@ -2,7 +2,7 @@
 
     python -m perdure.sessions.diagram
 
-prints what `docs/sessions.md` shows; a test compares the two.
+prints the diagram of `docs/sessions.md`; a test compares the two.
 """
 
 from __future__ import annotations

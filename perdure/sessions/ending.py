@@ -31,10 +31,10 @@ from perdure.sessions.summary import Summary, extract, summarise
 log = logging.getLogger(__name__)
 
 IDLE = "idle"
-"""The reason for an end by inactivity."""
+"""The reason for an end that is requested because of inactivity."""
 
 MAX_ATTEMPTS = 3
-"""Attempts at a summary by the model; after these it is extractive."""
+"""Attempts to summarise with the model; after the last one, the summary is extractive."""
 
 MAX_MESSAGES = 400
 """The number of newest messages that the summary covers."""
@@ -50,7 +50,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The summary failed, or a store that is to be cleaned is unavailable; the sweeper tries again."""
+    """The summary failed, or a store that must be cleaned is unavailable; the sweeper tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Requested:
     """A recorded request to end a session. After the commit, the caller passes a `Waker` to `wake`.
 
     `may_end`: no turn is unsettled, so ending can begin; else the turns run first. `freed`: the priority of the turn
-    that waited for an approval, a task or a time and continues now; None if none did.
+    that waited for an approval, a task or a time and continues now; `None` if no turn waited.
     """
 
     session_id: UUID
@@ -193,7 +193,7 @@ class Ender:
 
 
 def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
-    """Record that a session is to end. The first reason stays if the end is requested again.
+    """Request the end of a session. A repeated request keeps the first reason.
 
     Raises:
         NotFound: there is no such session.

@@ -1,11 +1,11 @@
 """Forks: copies of a session as it was at an earlier tick.
 
 A fork copies the conversation through the last turn that was settled at or before a tick, and the working variables of
-that tick. Messages reach it by its id only, never by routing.
+that tick. A fork receives messages by its id only, never by routing.
 
 Tool effects, deliveries, message ids and the summary stay with the source. The copied turns are settled, so none runs
-or is delivered again. Settled turns never change, so the plan that the first statement reads is still valid for the
-second one, which copies and commits, without a lock in between.
+or is delivered again. Settled turns never change, so the plan that `PLAN_FORK` reads is still valid when `FORK`
+copies the turns, without a lock in between.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MAX_BIGINT = 2**63 - 1
 
 
 def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None) -> UUID:
-    """Copy a session through its last turn settled at or before `tick` (default: now); returns the new session's id.
+    """Copy a session through its last turn settled at or before `tick` (default: the present); returns its id.
 
     The fork of an ended session has no working variables: they are deleted at the session's end.
 
     Raises:
         InvalidRequest: `tick` is negative.
         NotFound: there is no such session.
-        Conflict: the session has not reached `tick`, or had no settled turn at it.
+        Conflict: the session has not reached `tick`, or had no settled turn at that tick.
     """
     if tick is not None and tick < 0:
         raise InvalidRequest("tick: must be a whole number from 0.")

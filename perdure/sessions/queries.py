@@ -7,8 +7,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope after the previous one: the newest without a successor, so that a clock set back
-# leaves no gap. Inserts nothing if a concurrent transaction opened the session. Also makes or restores the scope's
+# Opens the live session of a scope. Its predecessor is the newest session without a successor, so that a clock set back
+# leaves no gap. Inserts nothing if a concurrent transaction opened the session. Also creates or restores the scope's
 # conversation.
 OPEN = Statement(
     "sessions.open",
@@ -56,8 +56,8 @@ OPEN_RESTORED = Statement(
     """,
 )
 
-# Locks the session that a message is for until the transaction ends. The subquery makes this a lookup by primary key
-# in both cases; a condition with OR would read every session of the user.
+# Locks a message's session until the transaction ends. The subquery makes this a lookup by primary key, with or without
+# a `session_id`; a condition with OR would read every session of the user.
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
@@ -148,7 +148,7 @@ READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s
 
 # --- conversations ----------------------------------------------------------------------
 
-# `session_id` is the live session. A fork is no part of the conversation.
+# `session_id` is the live session. Forks do not belong to the conversation.
 _CONVERSATION = """
     SELECT c.user_id, c.conversation, c.title, c.archived_at, c.created_at,
            CASE WHEN newest.routable AND newest.end_requested_at IS NULL THEN newest.session_id END AS session_id,
@@ -205,8 +205,8 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
-# A turn of the session waits for a person, a task or a time. All columns are those of the locked row: a turn that is
-# parked concurrently is not missed.
+# Whether a turn of the session waits for a person, a task or a time. Reads columns of the locked row only, so that a
+# turn that is parked concurrently is not missed.
 _WAITS = """
     lease_until IS NULL AND not_before IS NOT NULL AND NOT paced AND queued_at IS NULL AND unsettled > 0 AS waits
 """.strip()
@@ -223,7 +223,7 @@ _DENY_APPROVALS = f"""
         wakes = CASE WHEN s.unsettled = 0 AND s.end_requested_at IS NULL THEN 0 ELSE s.wakes END
 """.strip()
 
-# The priority of the turn that waited until now, and is to be woken; NULL if none did.
+# The priority of the turn that waited until now and is to be woken; NULL if no turn waited.
 _FREED = f"""
     CASE WHEN found.state = '{State.WAITING_APPROVAL}' OR found.waits THEN (
         SELECT t.priority FROM turns AS t
@@ -248,8 +248,8 @@ REQUEST_END = Statement(
     """,
 )
 
-# As REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or one that settled within
-# `idle_s`.
+# Requests the end, like REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or a
+# turn that settled in the last `idle_s` seconds.
 LEAVE = Statement(
     "sessions.leave",
     f"""
@@ -271,8 +271,8 @@ LEAVE = Statement(
     """,
 )
 
-# Sets a last activity in the future, from when the server's clock was ahead, to now. A difference of up to a second is
-# the normal effect of concurrent transactions.
+# Sets a last activity in the future, which was written while the server's clock was ahead, to the present time. A
+# difference of up to a second is the normal effect of concurrent transactions.
 COUNT_FROM_NOW = Statement(
     "sessions.count_from_now",
     """
@@ -287,7 +287,7 @@ COUNT_FROM_NOW = Statement(
     """,
 )
 
-# Requests the end of idle sessions, forks included. Its index covers the live sessions only, which are few.
+# Requests the end of idle sessions, forks included. The index covers only live sessions, which are few.
 EXPIRE_IDLE = Statement(
     "sessions.expire_idle",
     """
@@ -332,7 +332,7 @@ CLAIM_ENDING = Statement(
     """,
 )
 
-# Releases the session. The sweeper tries again after a backoff; a `forgiven` attempt is not counted, and is retried at
+# Releases the session. The sweeper tries again after a back-off; a `forgiven` attempt is not counted, and is retried at
 # once.
 RELEASE_ENDING = Statement(
     "sessions.release_ending",
@@ -378,7 +378,7 @@ FINISH_ENDING = Statement(
 )
 
 # Sessions that are to end, with no unsettled turn and no valid lease. As in `turns.queries.WAKE_DUE`, the
-# pause between two wake-ups doubles, those woken less often come first, and each level is one range of
+# pause between two wake-ups doubles, sessions woken less often come first, and each level is one range of
 # `sessions_ending_wake_idx`, read up to the limit.
 ENDINGS_DUE = Statement(
     "sessions.endings_due",
@@ -424,8 +424,9 @@ NEWEST_MESSAGES = Statement(
 
 # --- forking -----------------------------------------------------------------------------
 
-# The turns to copy, in order: those that had begun and were settled at the tick. A turn that was cancelled before it
-# began has no messages. Releases without forks stored no `settled_tick`: their turns count as settled at tick 0.
+# The turns to copy, in order: those that had begun and were settled at or before the tick. A turn that was cancelled
+# before it began has no messages. Turns of releases without forks have no `settled_tick`; they count as settled at
+# tick 0.
 PLAN_FORK = Statement(
     "sessions.plan_fork",
     """

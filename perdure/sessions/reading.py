@@ -42,7 +42,7 @@ def owner(executor: Executor, session_id: UUID) -> str:
 
 
 def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
-    """The session that the user's next message goes to, and its number of messages; None: a new one."""
+    """The session of the user's next message, and its number of messages; `None` if a new one will open."""
     rows = executor.run(queries.LIVE, {"user_id": user_id, "scope": scope, "idle_s": idle_s})
     return (rows[0].session_id, rows[0].message_count) if rows else None
 
@@ -60,7 +60,7 @@ def list_sessions(
 
     `conversation` lists only the sessions of this conversation of the user.
 
-    `given_up` lists only those whose consolidation was abandoned, newest first by that time.
+    `given_up` lists only sessions whose consolidation was abandoned, most recently abandoned first.
     """
     if user is not None and conversation is not None:
         statement = queries.LIST_OF_SCOPE
@@ -113,7 +113,7 @@ def _session(row: Row[Any]) -> dict[str, Any]:
 
 
 def _summary_kind(row: Row[Any]) -> str | None:
-    """`model`, or `extractive`: quoted from the conversation; None without a summary."""
+    """`model`, or `extractive` (quoted from the conversation); `None` without a summary."""
     if not row.summary:
         return None
     return "extractive" if row.summary_extractive else "model"

@@ -1,8 +1,8 @@
-"""Which session a message goes to, by its scope: a conversation's key, a channel, or neither.
+"""Routes a message to a session by its scope: a conversation's key, a channel, or neither.
 
 A message with a key goes to the conversation's live session, whatever its channel; a message without one is routed by
-`PERDURE_SESSION__SCOPE`. A user has at most one live session per scope. A conversation's scope begins with a slash, as
-no channel's name does.
+`PERDURE_SESSION__SCOPE`. A user has at most one live session per scope. A conversation's scope begins with a slash; a
+channel's name does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> s
 
 
 def conversation_of(scope: str) -> str | None:
-    """The conversation's key of a session with this scope, if it has one."""
+    """The conversation's key in a session's scope; `None` if the scope is not a conversation's."""
     return scope[1:] if scope.startswith("/") else None
 
 

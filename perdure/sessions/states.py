@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class Trigger(StrEnum):
-    """What moves a session from one state to another."""
+    """An event that moves a session from one state to another."""
 
     SESSION_CREATED = "session created"
     TURN_CLAIMED = "turn claimed"
@@ -65,7 +65,7 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
 
 
 def sql(trigger: Trigger, column: str = "state") -> str:
-    """The SQL expression for the state that `trigger` leads to from the one in `column`.
+    """The SQL expression for the state that `trigger` leads to from the state in `column`.
 
     PostgreSQL raises an error (`IllegalTransition`) if the table has no such transition, and writes nothing.
     """

@@ -1,6 +1,7 @@
 """A session's summary and key topics.
 
-The summary model writes them. If all attempts fail, the summary is extractive: it quotes the conversation, and says so.
+The summary model writes them. If all attempts fail, the summary is extractive: it quotes the conversation, and is
+marked as an extract.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _EXTRACT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`extractive`: quoted from the conversation, not written by a model."""
+    """A session's summary and key topics. `extractive`: quoted from the conversation, not written by a model."""
 
     text: str
     key_topics: tuple[str, ...]

@@ -139,7 +139,7 @@ class _EventModel(_StrictModel):
 
 
 class _SnapshotModel(_StrictModel):
-    """The document, key by key."""
+    """The schema of the document."""
 
     schema_version: Literal[1]
     agent_id: Annotated[str, Field(pattern=_UUID)]
@@ -233,7 +233,7 @@ def _event_record(event: Event) -> dict[str, Any]:
 
 
 def _checked(part: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """`part` of a snapshot after a round trip through JSON, within the limit on nesting at its place."""
+    """`part` of a snapshot after a round trip through JSON. Nesting is limited as in the whole document."""
     try:
         return load_object(_json(part, what))
     except ValueError as error:

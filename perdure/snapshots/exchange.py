@@ -3,8 +3,8 @@
 An export is the snapshot of the last commit and the pending messages, assembled from PostgreSQL. An import restores the
 working variables only, at the session's present tick: the transcript is never rewritten, and `turns.restore_snapshot`
 accepts the pending messages again. `restore` claims the session's lease, so no turn begins with variables that are
-about to be replaced. As in a step, the store saves first, then one statement commits; a save without the commit does
-not count.
+about to be replaced. As when a turn settles, the store saves first, then one statement commits; a saved snapshot
+without that commit is not used.
 """
 
 from __future__ import annotations

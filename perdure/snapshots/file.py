@@ -2,8 +2,8 @@
 
 `save` writes a temporary file in the same directory, syncs it, renames it, and syncs the directory, so a snapshot is
 complete or absent. No lock is needed: the version is in the name, and `load` reads the highest. A paused or killed
-writer blocks no other, and cannot replace a newer snapshot. Lower versions are removed once a higher one is durable; a
-session normally has one file.
+writer neither blocks other writers nor replaces a newer snapshot. Lower versions are removed once a higher one is
+durable; a session normally has one file.
 
 Operations have no timeout of their own: a network file system that hangs blocks them.
 """
@@ -76,7 +76,7 @@ class FileSnapshots:
                 try:
                     data = path.read_bytes()
                 except FileNotFoundError:
-                    continue  # a newer one replaced it
+                    continue  # a newer snapshot replaced it
                 try:
                     return parse_stored(data, agent_id, version)
                 except InvalidRequest as error:
@@ -128,7 +128,7 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside; if `damaged` is given, only while the file has these bytes."""
+        """Set the file at `path` aside; if `damaged` is given, only if the file still has these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)

@@ -3,7 +3,7 @@
 Only the working variables are stored. `load` assembles the rest: the history from the transcript's last turns, the
 pending events from the session's queue, tick and status from the session's row. Events passed to `save` are kept until
 the session's next commit. The engine does not call `save`: it adds `queries.WITH_STEP` to the statement that commits a
-step. It does so with every store, so that a snapshot that another store lost can be rebuilt from here.
+step. It does so with every store, so that a snapshot that another store lost can be rebuilt from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PostgresSnapshots:
 
 
 def _committed(executor: Executor, session_id: UUID) -> Version:
-    """Lock the session; returns its version."""
+    """Lock the session; returns the version of its last commit."""
     rows = executor.run(queries.LOCK_SESSION, {"session_id": session_id})
     if not rows:
         raise NotFound("There is no such session.")
@@ -148,7 +148,7 @@ def assemble(session_id: UUID, row: Row[Any]) -> Stored:
 
 
 def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
-    """The events saved with the snapshot, unless the session has committed since, and the session's queue."""
+    """The session's queue, preceded by the saved events if the session has not committed since they were saved."""
     kept = () if row.committed_since else events_of(saved)
     return (*kept, *(event for event in pending.events(row.pending) if event not in kept))
 

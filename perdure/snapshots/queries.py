@@ -28,7 +28,7 @@ WITH_STEP = """
 
 
 def pending(session_id: str, most: str = "ALL") -> str:
-    """SQL for the messages of a session that were accepted and have not begun, the oldest `most`, as a JSON array."""
+    """SQL for the oldest `most` messages of a session that are accepted and not begun, as a JSON array."""
     return f"""
            (SELECT coalesce(json_agg(queued ORDER BY queued.seq, queued.position), '[]')
             FROM (SELECT i.channel, i.user_id, i.message_id, i.text, t.agent, t.priority, t.reply_to, t.metadata,
@@ -39,8 +39,8 @@ def pending(session_id: str, most: str = "ALL") -> str:
     """.strip()  # noqa: S608 (constants)
 
 
-# The present variables of the session in the statement's row {held}. The tick is read under the row's lock, the table
-# of snapshots from the statement's older view: a row that is not visible yet gives NULL, never an older row.
+# The present variables of the session in the statement's row {held}. The tick is read under the row's lock, but the
+# table `snapshots` as of the statement's start: a row that is not visible yet gives NULL, never an older row.
 PRESENT_VARIABLES = """
     (SELECT k.variables::text FROM snapshots AS k
      WHERE k.session_id = {held}.session_id AND NOT k.set_aside AND k.tick = {held}.variables_tick)
@@ -61,8 +61,8 @@ KEPT = Statement(
     writes=False,
 )
 
-# Requires the session's lock. Rows at later ticks are from a worker that lost the session. `saved_token` and
-# `saved_tick` invalidate every other version in another store.
+# Requires the session's lock. Deletes rows at later ticks, which are from a worker that lost the session. `saved_token`
+# and `saved_tick` invalidate every other version in another store.
 SAVE = Statement(
     "snapshots.save",
     """
@@ -82,7 +82,7 @@ SAVE = Statement(
 )
 
 # Assembles a snapshot from the stored variables, the session's row, the messages of the last turns, and the queue. If
-# the session has committed since the variables last changed (`committed_since`), the events saved with them are void.
+# the session has committed since the variables last changed (`committed_since`), the events saved with them are unused.
 _PARTS = f"""
     SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
            coalesce(k.tick < s.tick, false) AS committed_since, {pending("s.session_id")} AS pending,
@@ -104,7 +104,7 @@ _PARTS = f"""
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
-# As LOAD, for any session, with or without variables.
+# As LOAD, but also for a session without variables.
 PRESENT = Statement("snapshots.present", _PARTS.format(join="LEFT JOIN"), writes=False)
 
 FORGET_SET_ASIDE = Statement(
@@ -137,7 +137,7 @@ DELETE = Statement(
 
 # --- import ------------------------------------------------------------------------------
 
-# Claims a session if no turn has begun, no end is requested, and it is still at `tick`. Turns may be queued.
+# Claims a session if no turn has begun, no end is requested, and the session is still at `tick`. Turns may be queued.
 CLAIM_FOR_IMPORT = Statement(
     "snapshots.claim_for_import",
     f"""

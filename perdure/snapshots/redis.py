@@ -1,4 +1,4 @@
-"""Snapshots in Redis: one hash a session, compared and written by one script.
+"""Snapshots in Redis: one hash per session. One script compares the versions and writes the snapshot.
 
 As durable as the server: with `appendfsync everysec` a power failure loses the last second; the engine recognises that
 the remaining snapshot is outdated, and rebuilds it. Every wait is bounded: a request times out after a second.
@@ -31,7 +31,7 @@ from perdure.text.untrusted import first_line
 
 _REMEDY = "Check that server, or set PERDURE_SNAPSHOTS to another store."
 
-# A field as a number. It must accept exactly what `_stored` accepts.
+# Converts a field to a number. It must accept exactly what `_stored` accepts.
 _NUMBER = """
 local function number(field) return field and string.match(field, '^%d+$') and tonumber(field) end
 """
@@ -85,7 +85,7 @@ _Fields = tuple[bytes, bytes, bytes]
 
 
 class RedisSnapshots:
-    """The snapshots in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`."""
+    """The snapshots in the Redis at `url` (kombu's or redis-py's syntax), under keys that begin with `prefix`."""
 
     def __init__(self, url: str, prefix: str = REDIS_PREFIX) -> None:
         self._prefix = prefix

@@ -36,7 +36,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
         url: `postgres`, `redis`, `sqlite:///PATH`, `file:///DIR`, or the URL of a third party's store.
         settings: Passed to a third party's store.
         database: For `postgres`.
-        redis_url: For `redis`, in kombu's spelling.
+        redis_url: For `redis`, in kombu's syntax.
 
     Raises:
         SettingsError: there is no such store, or it cannot be set up.

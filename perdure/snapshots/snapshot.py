@@ -24,7 +24,7 @@ MAX_VARIABLES_BYTES = 64 * 1024
 """The limit for the working variables as JSON. Each change writes all of them."""
 
 LIMIT = 2**53
-"""Ticks, tokens and milliseconds stay below it, so that readers of JSON, and Lua, represent them exactly."""
+"""Ticks, tokens and milliseconds are below this limit, so that JSON parsers and Lua represent them exactly."""
 
 
 class Status(StrEnum):

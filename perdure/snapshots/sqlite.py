@@ -54,7 +54,7 @@ _Row = tuple[object, object, object]
 
 
 class SqliteSnapshots:
-    """The snapshots in the file `path`, which is created if it is missing; its directory is not."""
+    """The snapshots in the file `path`, which is created if it is missing. Its directory must exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +108,7 @@ class SqliteSnapshots:
         self._writing.close()
 
     def _replaced(self, agent_id: UUID, damaged: _Row, reason: str) -> _Row | None:
-        """Set `damaged` aside, unless another row has replaced it; returns that row."""
+        """Set the row `damaged` aside, unless another row has replaced it; returns the replacement, if any."""
         with self._transaction() as connection:
             now = _row(connection, agent_id)
             if now != damaged:
@@ -182,7 +182,7 @@ class _Connection:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch a new file to WAL; tries again, since SQLite does not wait if processes do so concurrently."""
+    """Switch a new file to WAL. Retries, because SQLite does not wait while another process switches the file."""
     for _ in range(_TRIES - 1):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -200,7 +200,7 @@ def _row(connection: sqlite3.Connection, agent_id: UUID) -> _Row | None:
 
 
 def _version(row: _Row | None) -> Version | None:
-    """The row's version; None if there is no row, or its version cannot be read: SQLite columns take any type."""
+    """The row's version; `None` if there is no row or its version is unreadable: SQLite columns accept any type."""
     match row:
         case (int(token), int(tick), _):
             return Version(token, tick)

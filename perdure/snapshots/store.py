@@ -68,7 +68,7 @@ class SnapshotUnavailable(Unavailable):
 class SnapshotStore(Protocol):
     """Stores snapshots. Threads may share a store; a forked process opens its own.
 
-    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the one for PostgreSQL has the
+    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the PostgreSQL store has the
     timeouts of the engine's connections.
     """
 
@@ -90,7 +90,7 @@ class SnapshotStore(Protocol):
         ...
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The agent's newest snapshot, or None. Sets aside one that cannot be read.
+        """The agent's newest snapshot, or `None`. A snapshot that cannot be read is set aside.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.
@@ -100,7 +100,7 @@ class SnapshotStore(Protocol):
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
         """Move the stored snapshot aside for the operator, unless it is newer than `upto`, so that `load` skips it.
 
-        Only the last one of each agent is kept. Logs `reason`.
+        Only the latest snapshot set aside is kept for each agent. Logs `reason`.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.

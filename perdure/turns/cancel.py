@@ -1,6 +1,6 @@
 """Cancelling a turn: immediately if it is idle, otherwise at its next safe point.
 
-Also settles begun turns whose session was seized, for a message that interrupts.
+Also settles the begun turn of a session that an interrupting message has seized (`settle_begun`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     """Request that a turn is cancelled; a settled turn is not changed.
 
     A running turn stops between steps or during a model call. A turn that has not begun, or waits for an approval, a
-    task or a moment, is settled here; the approval's calls are denied, and the sweeper revokes tasks. For any other
-    turn, a wake-up is published, and a worker settles it.
+    task or a time, is settled here; calls that wait for approval are denied, and the sweeper revokes tasks. For any
+    other turn, a wake-up is published, and a worker settles it.
 
     Raises:
         NotFound: there is no such turn.
@@ -47,7 +47,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
             raise NotFound("There is no such turn.")
         is_routed = found[1]  # then it is settled
         if not is_routed and not route_unrouted.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
-            cancel(runtime, turn_id)  # it was routed in between
+            cancel(runtime, turn_id)  # it was routed concurrently
         return
     row = rows[0]
     if row.delivery_id is not None:
@@ -66,7 +66,7 @@ def settle_begun(runtime: Intake, transaction: Transaction, tenure: Tenure, row:
         transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
         verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
     except UNREADABLE:
-        log.exception("turn %s cannot be parsed; its open calls are closed without it", turn.turn_id)
+        log.exception("turn %s cannot be parsed; its open calls are closed without its transcript", turn.turn_id)
         verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
     return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
 

@@ -60,6 +60,6 @@ def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committ
 
 
 def states_of(executor: Executor, turn_ids: Collection[UUID]) -> dict[UUID, tuple[object, ...]]:
-    """A value for each turn that changes whenever its state or its messages change."""
+    """For each turn, a value that changes whenever the turn's state or messages change."""
     rows = executor.run(queries.STATES, {"turn_ids": list(turn_ids)})
     return {row.turn_id: (row.status, row.tick, row.not_before, row.progress) for row in rows}

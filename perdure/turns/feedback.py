@@ -84,7 +84,7 @@ def _bank(runtime: Runtime, name: str) -> str | None:
 
 
 def _embed(runtime: Runtime, case_id: str, query: str) -> None:
-    """Embed a new case; if that fails, the next reflection does it."""
+    """Embed a new case; if that fails, the next reflection embeds it."""
     call = ModelCall(runtime.clock, runtime.settings.memory.recall_timeout_s)
     try:
         embed_case(runtime.database, runtime.embedder, case_id, query, call)

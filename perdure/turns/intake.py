@@ -1,8 +1,7 @@
 """The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
-While the intake is closed, no turn is claimed, even after restarts, since the claim itself reads the row. Accepting a
-message does not read it: the message waits. Every process reads the row regularly, to refuse new work and to finish
-running turns.
+While the intake is closed, no turn is claimed, even after restarts, since the claim itself reads the row. Messages are
+still accepted, and wait. Every worker reads the row regularly, to stop taking work and to finish or park its turns.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ LONGEST_RETRY_S = 3_600.0
 
 
 REFUSALS_FORGIVEN_S = 86_400.0
-"""Age in seconds up to which an open breaker of the receiver costs no attempt; afterwards it does, so attempts end."""
+"""A delivery's age, in seconds, from which an attempt counts even if the receiver's breaker is open."""
 
 
 class DeliveryFailed(Exception):
-    """The receiver could not be reached, or refused. `status_code` is its HTTP status, if it answered."""
+    """The receiver was unreachable, or refused the delivery. `status_code`: the HTTP status of its response, if any."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -64,7 +64,9 @@ class Carrier(Protocol):
     """Sends to one kind of receiver."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send `body` (JSON) to `target`; returns once it is confirmed. `message_id` is the same at each attempt.
+        """Send `body` (JSON) to `target`; returns once the receiver confirms it.
+
+        `message_id` is the same at each attempt.
 
         Raises:
             DeliveryFailed: the receiver has not confirmed the delivery.
@@ -74,14 +76,14 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver confirmed it. `next_id`: the conversation's next delivery to this receiver, which waited for it."""
+    """The receiver confirmed the delivery. `next_id`: the conversation's next delivery to this receiver, now due."""
 
     next_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed; the next is in `retry_s` seconds. None: that was the last; `next_id` is as in `Delivered`."""
+    """The attempt failed. `retry_s`: seconds until the next; `None` after the last. `next_id`: as in `Delivered`."""
 
     retry_s: float | None
     next_id: UUID | None = None
@@ -102,11 +104,11 @@ def signature(key: bytes, body: bytes) -> str:
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
     """Attempt one delivery, if it is due. `carriers` has one for `url`, one for `task` and one for `channel`."""
-    asked = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
-    rows = database.run(queries.TAKE_DELIVERY, asked)
+    given = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
+    rows = database.run(queries.TAKE_DELIVERY, given)
     if not rows:
         return NotDue()
-    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process's death or an internal error
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended in a crash or an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
@@ -132,11 +134,11 @@ def retry_after(attempts: int) -> float | None:
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
     """The deliveries to publish, the longest waiting first; at most `most`.
 
-    Until it is attempted, a delivery is returned again after `backoff_s` seconds, then at doubling intervals, at most
-    64 times `backoff_s`.
+    Until a worker attempts it, a delivery is returned again after `backoff_s` seconds, then at doubling intervals of at
+    most 64 times `backoff_s`.
     """
-    asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
-    return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
+    given = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
+    return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, given)]
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
@@ -161,7 +163,7 @@ def list_deliveries(executor: Executor, *, status: str | None = None, limit: int
 
 
 def resend(executor: Executor, delivery_id: UUID) -> None:
-    """Start a delivery over, whatever its status, with all of its attempts and under the same id.
+    """Restart a delivery of any status, with the full number of attempts and the same id.
 
     Raises:
         NotFound: there is no such delivery.
@@ -176,7 +178,7 @@ def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone without counting an attempt. The pause grows with the delivery's age, so long outages stay cheap."""
+    """Postpone without counting an attempt. The pause grows with the delivery's age, to limit the attempts."""
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
     retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)

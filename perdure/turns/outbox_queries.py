@@ -10,7 +10,7 @@ _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_inter
 
 
 def _receiver(delivery: str) -> str:
-    """The receiver of a delivery, as in `deliveries_pending_idx`.
+    """SQL for the receiver of a delivery; must equal the expression in `deliveries_pending_idx`.
 
     One receiver gets the deliveries of a conversation in the order of their turns.
     """
@@ -20,13 +20,13 @@ def _receiver(delivery: str) -> str:
 
 
 def _place(delivery: str, turn: str, session: str) -> str:
-    """The sort key of a delivery in its conversation: by turn, requests for approval before the reply."""
+    """SQL for the sort key of a delivery in its conversation: by turn, requests for approval before the reply."""
     return f"""({session}.created_at, {session}.session_id, {turn}.seq,
                      coalesce({delivery}.asking_seq, {2**63 - 1}))"""
 
 
-# The pending deliveries of the conversation of `own`, to the receiver of `own`. The limit bounds the work while a
-# receiver fails; a delivery beyond the limit waits for those before it.
+# The pending deliveries with the conversation and the receiver of `own`. The limit bounds the work while a receiver
+# fails; a delivery beyond the limit waits for the earlier ones.
 _PENDING = f"""
     (SELECT p.delivery_id, p.turn_id, p.asking_seq, p.due_at FROM deliveries AS p
      WHERE p.status = 'pending' AND p.user_id = own.user_id AND p.scope = own.scope
@@ -150,7 +150,7 @@ DELIVERIES = Statement(
     writes=False,
 )
 
-# Starts a delivery over. One that is being attempted may then be sent twice; the receiver deduplicates by its id.
+# Restarts a delivery. If it is being attempted, it may be sent twice; the receiver deduplicates by its id.
 RESEND = Statement(
     "deliveries.resend",
     """

@@ -39,7 +39,7 @@ CANCEL = Statement(
             queued_at = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.queued_at END,
             state = CASE WHEN asked.settled AND s.unsettled = 1
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
-        FROM asked WHERE s.session_id = asked.session_id  -- not by its old state: it may be parked concurrently
+        FROM asked WHERE s.session_id = asked.session_id  -- in any state: the turn may be parked concurrently
         RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
@@ -162,7 +162,7 @@ UNWAKE = Statement(
 )
 
 # A worker received the wake-up but had no free slot. The wake-up counts, so that other sessions come first; the limit
-# `most_wakes` keeps the pause short, so that a slot that becomes free is used.
+# `most_wakes` keeps the pause short, so that a free slot is soon used.
 CROWDED = Statement(
     "sweep.crowded",
     """
@@ -330,7 +330,8 @@ STATES = Statement(
 
 # --- repeated requests -------------------------------------------------------------------
 
-# The turn of the last request with this fingerprint whose answer was sent. `recent`: it settled within these seconds.
+# The turn of the last request with this fingerprint whose answer was sent. `recent`: the turn settled in the last
+# `within_s` seconds.
 ANSWERED = Statement(
     "turns.answered",
     """

@@ -48,12 +48,12 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     Raises:
         NotFound: there is no such turn.
     """
-    asked = {"turn_id": turn_id}
-    if rows := executor.run(queries.READ, asked):
+    given = {"turn_id": turn_id}
+    if rows := executor.run(queries.READ, given):
         return _body(rows[0])
-    if unrouted := executor.run(route_queries.READ, asked):
+    if unrouted := executor.run(route_queries.READ, given):
         return _unrouted_body(executor, unrouted[0])
-    rows = executor.run(queries.READ, asked)  # again: the message may have been routed between the two statements
+    rows = executor.run(queries.READ, given)  # again: the message may have been routed between the two statements
     if not rows:
         raise NotFound("There is no such turn.")
     return _body(rows[0])
@@ -97,10 +97,10 @@ def owner(executor: Executor, turn_id: UUID) -> str:
 
 def find_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool] | None:
     """The key of the turn's user, and whether the turn's message is routed; `None` if there is no such turn."""
-    asked = {"turn_id": turn_id}
-    # A message may be routed between two statements.
+    given = {"turn_id": turn_id}
+    # `turns` is read again last: the message may be routed between the first two statements.
     for statement in (queries.OWNER, route_queries.READ, queries.OWNER):
-        if rows := executor.run(statement, asked):
+        if rows := executor.run(statement, given):
             return str(rows[0].user_id), statement is queries.OWNER
     return None
 
@@ -171,7 +171,7 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
 
 
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
-    """The turns of a session that stay unanswered because the snapshot store refuses it, each with the error."""
+    """The turns of a session that are not settled because the snapshot store refused the snapshot, with the errors."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
     return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
 
@@ -244,7 +244,7 @@ def _instant(value: datetime | None) -> str | None:
 
 
 class SettlementWatch:
-    """Notifies waiting callers of this process when a turn is settled, from one thread."""
+    """Notifies the waiting callers of this process when a turn is settled. Uses one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -255,12 +255,12 @@ class SettlementWatch:
         self._thread: threading.Thread | None = None
         self._look_now = threading.Event()
         self._announced: deque[UUID] = deque(maxlen=_ANNOUNCED)
-        """The newest announcements: one may arrive between a caller's read of a turn and its wait."""
+        """The newest announced turns: a turn may be announced after a caller reads it and before the caller waits."""
         self.is_notified = False
-        """Whether settled turns are announced, so that rounds may be rare."""
+        """Whether workers announce settled turns through Redis; rounds are then less frequent."""
 
     def notify(self, turn_ids: Sequence[UUID]) -> None:
-        """These turns are settled: starts a round at once if a caller waits for one, or may begin to."""
+        """Record that these turns are settled; start a round at once if a caller waits for one of them."""
         self._announced.extend(turn_ids)
         if any(turn_id in self._waiting for turn_id in turn_ids):
             self._look_now.set()

@@ -25,7 +25,7 @@ from perdure.turns.inbox.accept import accept, check
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
 _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata")
-"""Members of an event's payload that become members of the message. Others, of newer releases, are ignored."""
+"""Fields of an event's payload that are copied to the message. Other fields, of newer releases, are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
 
     Raises:
         InvalidRequest, TooLarge: an event is not a message that this installation accepts; nothing was changed.
-        NotFound: the session does not exist and there is no pending message, or it is another user's.
+        NotFound: the session does not exist and there is no pending message, or the session is another user's.
         Conflict: without pending messages, the session has ended, is busy or at another tick; with them, it has
             ended, or a message id was used for another text.
         RateLimited, Unavailable: some messages may have been accepted. Importing again is safe.

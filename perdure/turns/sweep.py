@@ -25,7 +25,7 @@ from perdure.turns.lease import parking, user_share
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 200
-"""Wake-ups of each kind that one round publishes at most."""
+"""The most wake-ups of each kind that one round publishes."""
 
 MOST_CROWDED_WAKES = 3
 """Doublings of the pause before a postponed session is woken again: 40 s at most with the defaults."""
@@ -36,7 +36,7 @@ MOST_CONSOLIDATIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Wake-ups that a round published, and those that the broker refused."""
+    """The numbers of wake-ups that a round published, and of those that the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0

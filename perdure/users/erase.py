@@ -1,10 +1,10 @@
 """Erases a user: their messages, everything derived from them, and the copies outside PostgreSQL.
 
-One transaction raises the tokens of their sessions and deletes their rows, so that no process that runs one of their
-turns or consolidations can write any more. Redis and the snapshot store are cleaned right after the commit, and again
-after one lease: a process that was paused after its last commit may still have written there. The row in `erasures`
-makes the sweeper do this second pass, also after a crash. The second pass also removes the deleted texts from the
-planner's statistics and from the file of an embedded Redis.
+One transaction raises the fencing tokens of their sessions and deletes their rows, so that no process that runs one of
+their turns or consolidations can write any more. Redis and the snapshot store are cleaned right after the commit, and
+again after one lease: a process that was paused after its last commit may still have written there. The row in
+`erasures` makes the sweeper do this second pass, also after a crash. The second pass also removes the deleted texts
+from the planner's statistics and from the file of an embedded Redis.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class RedisFile(Protocol):
         ...
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
-        """The `erasures` (their keys are deleted) that the file no longer contains. The others need another call.
+        """The ids in `erasures` whose data the file no longer contains; for the others, call this again.
+
+        Delete the erased users' keys from Redis before the call.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -62,7 +64,7 @@ class RedisFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Eraser:
-    """Erases users. `redis_memory` is `None` in a process without Redis: then a worker cleans it.
+    """Erases users. `redis_memory` is `None` in a process without Redis: a worker then cleans Redis.
 
     `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md). `revoke` has Celery's
     workers discard tasks, and returns whether the broker was reached; `None`: a worker's sweeper does it.
@@ -134,7 +136,7 @@ class Eraser:
         return not task_ids or (self.revoke is not None and self.revoke(task_ids))
 
     def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:
-        """The erasures in `clean` whose texts are in neither the planner's statistics nor Redis's file."""
+        """Remove erased texts from the planner's statistics and Redis's file; returns the finished erasures."""
         forget_samples(self.database)
         if self.file is None:
             return clean

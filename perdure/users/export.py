@@ -14,7 +14,7 @@ from perdure.users import queries
 
 
 def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: str) -> dict[str, Any]:
-    """The user's rows by table, and the events of their stream.
+    """The user's rows by table, and the events of the user's stream.
 
     `user` is the user's key; the document shows the id without the tenant. Working memory and snapshot stores are left
     out: they hold copies of these rows.

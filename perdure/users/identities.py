@@ -1,8 +1,9 @@
 """Linked identities: a person on several channels is one user, with the same sessions and the same memory.
 
-An identity is a person on a channel: `(channel, external id)` within a tenant. Without a link a channel makes it a user
-of its own. A link makes it another user: that user mints a one-time code (`perdure link`, `POST /v1/links`) and sends
-it from the channel to be linked (`/link CODE`). Earlier messages from there stay with the identity's own user.
+An identity is a person on a channel: `(channel, external id)` within a tenant. Without a link, each identity is a
+separate user. To link an identity to another user, that user mints a one-time code (`perdure link`, `POST /v1/links`)
+and sends it from the channel to be linked (`/link CODE`). Messages that the identity sent before stay with its separate
+user.
 
 A code has 60 random bits, is stored as its hash, is valid for ten minutes, and is used up by one atomic statement. An
 identity has five attempts in ten minutes, successful ones included.
@@ -45,7 +46,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A code as it is shown, and when it expires."""
+    """A code as shown to people, and its expiry time."""
 
     code: str
     expires_at: datetime
@@ -53,7 +54,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An identity that is linked to a user since `created_at`."""
+    """An identity that has been linked to a user since `created_at`."""
 
     channel: str
     external_id: str
@@ -61,7 +62,7 @@ class Link:
 
 
 def mint_code(database: Database, user: str) -> Code:
-    """A new code for the user with the key `user`, who may be new; the user's earlier code becomes invalid.
+    """A new code for the user with the key `user`, who need not exist. The user's earlier code becomes invalid.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -19,7 +19,7 @@ RAISE_TOKENS = Statement(
 # Locks the user: until the commit no new row can reference it, so no session opens and no memory is stored.
 LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
 
-# The same lock order as in a run of the CaseBank: cases, then the items of its plan.
+# Locks cases before plan items, in the lock order of a CaseBank run.
 LOCK_CASES = Statement(
     "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
 )
@@ -37,7 +37,7 @@ QUEUED_CALLS = Statement(
     writes=False,
 )
 
-# Schedules the second pass outside PostgreSQL, for after one lease, when every paused process has lost its session.
+# Schedules the second pass one lease later, when every paused process has lost its session.
 NOTE = Statement(
     "erasure.note",
     """
@@ -105,7 +105,7 @@ def _export(user_table: UserTable) -> Statement:
 ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES}
 EXPORT = {user_table.table: _export(user_table) for user_table in USER_TABLES}
 
-# A user has one code: a new one replaces it. The user may be new.
+# A user has one code: a new one replaces it. The user need not exist.
 MINT_CODE = Statement(
     "links.mint",
     """
@@ -119,7 +119,7 @@ MINT_CODE = Statement(
     """,
 )
 
-# Counts up to one more than `most`. `wait_s`: seconds until the count begins again.
+# Counts an attempt, up to `most` + 1. `wait_s`: seconds until the window ends and the count restarts.
 COUNT_ATTEMPT = Statement(
     "links.count_attempt",
     """

@@ -1,7 +1,8 @@
 """Removes an erased user's texts from the planner's statistics.
 
-`ANALYZE` stores samples of each column (`pg_stats`). Samples of erased rows stay until the next `ANALYZE`: for a small
-table, until a fifth of its rows have changed. Called by the second pass of an erasure.
+`ANALYZE` stores samples of each column (`pg_stats`). Samples of erased rows stay until the next `ANALYZE`: by
+default, autovacuum analyzes a table once 50 rows plus a tenth of the table have changed. Called by the second pass of
+an erasure.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
 OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
-# Of the user's turns, and of refused messages, which have none.
+# Deliveries of the user's turns, and of refused messages, which have no turn.
 _OF_DELIVERIES = f"""
     turn_id IN (
         SELECT turn_id FROM turns WHERE {_OF_SESSIONS}
@@ -22,7 +22,7 @@ _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(u
 _OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
 
-# Rows of identities that are linked to the user, and of an unlinked identity, which is a user of its own.
+# Rows of the identities that are linked to the user or, if the user is an unlinked identity, of that identity.
 _OF_IDENTITIES = """
     (tenant, channel, external_id) IN (
         SELECT tenant, channel, external_id FROM identities WHERE user_id = %(user_id)s
@@ -61,7 +61,7 @@ USER_TABLES = (
     UserTable("case_history", f"case_id IN ({_OF_CASES})"),
     UserTable("case_archive", _OF_USER, ("query_vector",)),
     UserTable("cases", _OF_USER, ("query_vector",)),
-    UserTable("unrouted", _OF_USER),  # before deliveries: a refusal locks its row, and writes one
+    UserTable("unrouted", _OF_USER),  # before deliveries: a refusal locks this row, then inserts a delivery
     UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
     UserTable("tool_effects", OF_TURNS),
     UserTable("messages", _OF_SESSIONS),
@@ -83,7 +83,6 @@ USER_TABLES = (
 TABLES_WITHOUT_USER_DATA = frozenset(
     {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
 )
-"""The tables without users' data."""
 
 ERASURE_TABLES = frozenset({"erasures"})
 """The tables of erasure itself, whose rows the second pass deletes."""

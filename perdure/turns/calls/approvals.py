@@ -1,10 +1,10 @@
-"""Approvals: tool calls that wait for a person's decision without a worker.
+"""Approvals: tool calls that wait for a person's decision. The wait occupies no worker.
 
-A reply with such a call is committed with its calls `asked` (a person decides) or `approved` (no decision needed), and
-no call begins. The turn then waits without a lease, and no worker claims the session until the last decision or until
-the approval expires; the wait counts as no attempt. The last decision wakes the session, and the next worker begins the
-approved calls concurrently. The commit that begins them also denies undecided calls if the approval has expired or the
-session's end is requested. Cancelling settles the turn and denies its calls.
+If a reply has such a call, all of its calls are committed as `asked` (a person decides) or `approved` (no decision
+needed), and none begins. The turn then waits without a lease, and no worker claims the session until the last decision
+or until the approval expires; the wait does not count as an attempt. The last decision wakes the session, and the next
+worker begins the approved calls concurrently. The commit that begins them also denies undecided calls if the approval
+has expired or the session's end is requested. Cancelling settles the turn and denies its calls.
 
 Each statement locks the session's row, so decisions, an end and a cancellation are serialised. A decision counts only
 while the turn waits.
@@ -49,7 +49,7 @@ _DENIED_WITH_ARGUMENTS: JsonValue = {
 class Decision(BaseModel):
     """A person's decision about a call: the body of `POST /v1/turns/{id}/approval`.
 
-    `arguments` replace the model's.
+    `arguments`, if given, replace the arguments that the model chose.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"not": _DENIED_WITH_ARGUMENTS})
@@ -81,7 +81,7 @@ class Undecided(Exception):
 
 
 def none_begun(statuses: Iterable[str]) -> bool:
-    """Whether a message has calls that wait for approval or to begin, and none that has begun."""
+    """Whether some calls of a message wait for approval or to begin, and none has begun."""
     present = set(statuses)
     return bool(present & UNBEGUN) and present <= UNBEGUN | {"denied"}
 
@@ -106,7 +106,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
-        Conflict: the call does not wait: it is decided or expired, or its session is ending.
+        Conflict: the call is decided or expired, or its session is ending.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
@@ -137,7 +137,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
 
 def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Release the session until the calls of a message are decided. If the turn came from a chat, ask there.
+    """Release the session until the calls of a message are decided. For a turn from a chat, publish the request there.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.

@@ -1,15 +1,17 @@
-"""Calls that wait for a Celery task or a time, without a worker.
+"""Calls that wait for a Celery task or a time. The wait occupies no worker.
 
 The intent of such a call is committed like any other. The worker then sends the task, whose id is the effect's id,
-records that it sent it, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
-is due. The wait does not count as an attempt. Results of the message's other calls are recorded in their rows in the
-same commit; all results enter the transcript together.
+commits that it is sent, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
+is due. The wait does not count as an attempt. The commit that releases the session also records the results of the
+message's other calls in their rows; all results enter the transcript together.
 
-A crash between the intent and that record leaves open whether the task was sent. A `pure` or `idempotent` task is sent
-again with the same id, an `unsafe` one is not. The task's link delivers its result; the sweeper asks the result backend
-about tasks whose link was lost (`probe_due`). A task that has not ended at its time limit is lost: the model reads that
-its outcome is unknown, and the sweeper revokes it. Each statement locks the session's row, so a result, the parking, an
-end and a cancellation are serialised.
+If the worker crashes after it committed the intent and before it committed that the task is sent, it is unknown whether
+the task was sent. A `pure` or `idempotent` task is sent again with the same id, an `unsafe` one is not. The task's link
+callback delivers its result; the sweeper probes the result backend for tasks whose callback was lost (`probe_due`). A
+task that has not ended by its time limit is lost: its result for the model is that the outcome is unknown, and the
+sweeper revokes the task.
+
+Each statement locks the session's row, so a result, the parking, an end and a cancellation are serialised.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ RETRY_S = 5.0
 """Seconds after which a task that the broker did not accept is sent again."""
 
 MOST_PROBES = 50
-"""Tasks that one round of the sweeper asks about, or revokes."""
+"""The most tasks that one round of the sweeper probes or revokes."""
 
 LEAST_PROBE_S = 5.0
 MOST_PROBE_S = 60.0
-"""Limits, in seconds, of the pause between two probes of one task, which is a quarter of its age."""
+"""Bounds, in seconds, of the pause between two probes of a task. The pause is a quarter of the task's age."""
 
 _SEND_S = 5.0
 """Seconds for sending one task."""
@@ -59,7 +61,7 @@ _MAX_PROGRESS = 1_000
 
 
 class Awaiting(Exception):
-    """Calls wait for a task or a time. `results`: those of the message's other calls."""
+    """At least one call waits for a task or a time. `results`: the results of the message's other calls."""
 
     def __init__(self, results: Sequence[Result]) -> None:
         super().__init__("calls wait for a task or a time")
@@ -67,7 +69,7 @@ class Awaiting(Exception):
 
 
 def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
-    """Send the task of a call whose intent is committed (a timer has none). Returns a result only if sending failed.
+    """Send the task of a call whose intent is committed (a timer has no task). Returns a result only if sending failed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -86,7 +88,7 @@ def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
     call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is Sent.NO and tool.effect is Effect.UNSAFE:
-        # Waiting would leave open whether a later worker may send it.
+        # If the call waited, a later worker could not tell that its task was not sent, and would never send it.
         return Result(planned.position, "failed", f"Error: {UNSENT}", planned.effect_id)
     if sent is Sent.YES or tool.effect is Effect.UNSAFE:
         note_sent(runtime, effect_id)
@@ -99,7 +101,7 @@ def note_sent(runtime: Runtime, effect_id: UUID) -> None:
 
 
 def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Result | Planned | None:
-    """The result of a call that an earlier worker began; `None` if it still waits; the call if it must be sent.
+    """The result of a call that an earlier worker began; `None` if it still waits; the call if its task must be sent.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -123,9 +125,9 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
 def wait(
     runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
 ) -> Waits | None:
-    """Record `results`, and release the session until the other calls of a message have a result or are due.
+    """Record `results`, and release the session until the other calls of the message have a result or are due.
 
-    `asking`: the turn's id and the message's number.
+    `asking`: the turn's id and the `seq` of the message.
 
     Returns `None` if no call waits any more: the turn continues at once.
 
@@ -150,10 +152,10 @@ def wait(
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
-    """Record the result of a task, and wake its turn if no other call waits. False if the result was recorded before.
+    """Record the result of a task, and wake its turn if no other call waits. Returns False if the call has a result.
 
-    A result that arrives after the turn stopped waiting is recorded in the effect's row only. `part`: which of the
-    call's tasks has ended, if it has a list of arguments.
+    A result that arrives after the turn stopped waiting is recorded in the effect's row only. `part`: the number of the
+    ended task, for a call with a list of arguments.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -179,7 +181,7 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
 def _outcome(
     executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
 ) -> tuple[str, str] | None:
-    """Status and text of a call after one of its tasks has ended; `None` while other tasks run."""
+    """Status and text of a call after one of its tasks has ended; `None` until all of its tasks have ended."""
     limit = _max_chars(runtime, row.agent, row.tool)
     if row.parts is None:
         return _rendered(ended, limit)
@@ -210,14 +212,14 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
                 _probe(runtime, row.effect_id, row.progress)
             elif row.waits:
                 _probe_parts(runtime, row)
-        except Unavailable as error:  # each is asked about again; the sweep continues
-            log.warning("tasks are asked about later: %s", error.message)
+        except Unavailable as error:  # later rounds probe these tasks; the sweep continues
+            log.warning("tasks are probed later: %s", error.message)
             break
     return len(rows)
 
 
 def _task_ids(row: Row[Any]) -> list[UUID]:
-    """The tasks of a call that may be queued or running."""
+    """The ids of a call's tasks that may be queued or running."""
     if row.parts is None:
         return [row.effect_id]
     return [part_task_id(row.effect_id, number) for number in fan_out.running(fan_out.load(row.parts))]
@@ -245,7 +247,7 @@ def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
 
 
 def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int) -> Result:
-    """The result of a call whose time has come; the backend is asked once more about tasks without a result."""
+    """The result of a call that is due. A task without a result is probed once more."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
@@ -261,7 +263,7 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int)
 
 
 def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
-    """The result of a call with a list of arguments whose time is over. The next sweep revokes unfinished tasks."""
+    """The result of a call with a list of arguments that is due. The next sweep revokes its unfinished tasks."""
     parts = fan_out.load(row.parts)
     for number in fan_out.running(parts):
         found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
@@ -284,7 +286,7 @@ def _is_ending(runtime: Runtime, hold: Hold) -> bool:
 
 
 def _record(result: Result) -> Mapping[str, Any]:
-    """The values of an effect row from which `result_values.recorded_result` makes this result."""
+    """The values that store a result in its effect row. `result_values.recorded_result` is the inverse."""
     text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
     return {
         "effect_id": result.effect_id,
@@ -294,7 +296,7 @@ def _record(result: Result) -> Mapping[str, Any]:
 
 
 def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:
-    """Status and text of a task's outcome, in the form of a tool's (`registry.Tool.call`)."""
+    """Status and text of a task's outcome, rendered as for a tool that runs in the worker (`registry.Tool.call`)."""
     if ended.failed:
         return "failed", untrusted.first_line(str(ended.value)) or "the task failed without a message."
     try:

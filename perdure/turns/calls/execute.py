@@ -1,7 +1,7 @@
 """Executing tool calls, each in a thread of its own, within its time limit and under the session's lease.
 
 The effect class decides what follows when a call's time limit passes or its outcome is unknown: `pure` and `idempotent`
-calls run again with the same effect id; for an `unsafe` call the probe decides, or the outcome stays unknown.
+calls run again with the same effect id; an `unsafe` call is probed, or its outcome stays unknown without a probe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _RECORDING_S = 5.0
 """Extra seconds to record a result that arrived within the time limit."""
 
 TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
-"""Added to the failure of a repeated call, so that the model does not simply call again, under another effect id."""
+"""Appended to the error of a repeated call, because the model might otherwise call again under a new effect id."""
 
 
 class NotBegun(Exception):
@@ -93,7 +93,7 @@ class CallThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the function is still running."""
+        """Whether the thread is still running."""
         return self.thread.is_alive()
 
     def _go(self) -> None:
@@ -160,14 +160,14 @@ class Executor:
         self._intended_at: dict[UUID, float] = {}
 
     def intended(self, effect_ids: Iterable[UUID], at: float) -> None:
-        """Start the calls' time limits at `at` (monotonic), when their intents were sent to the database."""
+        """Start the calls' time limits at `at`, the monotonic time at which their intents were sent to the database."""
         for effect_id in effect_ids:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
-        """Run calls concurrently; a call whose time limit passes is decided, or run once more.
+        """Run calls concurrently; a call whose time limit passes is resolved by its effect class, or runs once more.
 
-        The effect rows record the results of several calls, and with `record` of a single one.
+        If there are several calls, or with `record`, each result is also recorded in its effect row.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -306,7 +306,7 @@ class Executor:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot run")
         if not self._may_begin(planned):
             self.extend(planned)
-        # A successor decides the call no earlier than this, so its time limit ends no later.
+        # Never later than the row's `decide_at`, from which the next worker may resolve the call.
         context, until = self._context(planned), self._until(planned)
         arrived = threading.Event()
 
@@ -388,7 +388,7 @@ class Executor:
         running = run.alive  # read before the probe: the thread may act after the probe and then end
         decided = self.decide(planned, tool.effect)
         if decided is None and tool.effect is Effect.UNSAFE and running:
-            # The probe ran before this thread's effect, which may still happen.
+            # The thread still runs: its effect may happen after the probe.
             return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
         if decided is not None or again:
             return decided

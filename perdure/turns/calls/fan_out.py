@@ -1,9 +1,9 @@
 """A call of a Celery tool with a list of arguments: one task per element, at most `max_parallel` queued or running.
 
 The call's row holds its parts, in the order of the arguments: the status and the result of each. A part is `waiting`,
-then `taken` (a process sends its task), `sent`, and `done` or `failed`. It is taken in one commit and sent after it, so
-a crash in between leaves it in doubt: the sweeper sends a `pure` or `idempotent` part again with the same id; an
-`unsafe` one counts as sent. Each result makes room for the next parts.
+then `taken` (a process sends its task), `sent`, and `done` or `failed`. A part is committed as `taken` before its task
+is sent, so a crash in between leaves the part in doubt: the sweeper sends a `pure` or `idempotent` part again with the
+same id; an `unsafe` part counts as sent. Each result lets further parts be sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.turns.calls import queries
 LOST_PART = "The task of this part has not ended, and this conversation no longer waits for it: its outcome is unknown."
 
 _LEAST_CHARS = 200
-"""Characters that a part's result may always have, whatever the number of parts."""
+"""The least limit, in characters, for the result of a part, whatever the number of parts."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def running(parts: Sequence[Part]) -> list[int]:
 
 
 def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
-    """Store the parts of a call whose intent is committed, unless they are stored, and send the first ones.
+    """Store the parts of a call whose intent is committed, unless they are stored already, and send the first ones.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -67,7 +67,7 @@ def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
 
 
 def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
-    """Send parts up to `max_parallel`; `again`: also those that another process took and may not have sent.
+    """Send waiting parts up to `max_parallel`. `again`: also send parts that are `taken`, unless the tool is `unsafe`.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -91,7 +91,7 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
             return
         parts = load(row.parts)
         for number, status in statuses.items():
-            # Else its task has ended already; or an earlier sending may have reached the broker, and this one did not.
+            # Unchanged if the task has ended, or if this sending failed but an earlier one may have reached the broker.
             if parts[number].status == "taken" and not (status == "waiting" and number in in_doubt):
                 parts[number].status = status
         _store(transaction, effect_id, parts)
@@ -135,7 +135,7 @@ def end_part(executor: Executor, row: Row[Any], part: int, outcome: tuple[str, s
 
 
 def most_chars(limit: int, count: int) -> int:
-    """Characters that the result of one of `count` parts may have."""
+    """The limit, in characters, for the result of one of `count` parts."""
     return max(limit // count - 30, _LEAST_CHARS)
 
 
@@ -156,7 +156,7 @@ def rendered(parts: Sequence[Part]) -> str:
 
 
 def locked_call(executor: Executor, effect_id: UUID) -> Row[Any] | None:
-    """The row of a task's call that has no result yet, with the lock on its session."""
+    """Lock the session of a task's call, and return the call's row; `None` if the call has a result."""
     if not executor.run(queries.LOCK_OF_CALL, {"effect_id": effect_id}):
         return None
     rows = executor.run(queries.READ_CALL, {"effect_id": effect_id})

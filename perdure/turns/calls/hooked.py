@@ -1,7 +1,7 @@
 """The agent's hooks around a call whose result comes from outside the worker.
 
-`before` runs before its task is sent, `after` when its result is about to enter the transcript; either may run again
-after a crash.
+`before` runs before the task is sent, `after` before the result enters the transcript; either may run again after a
+crash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToolHooks:
         return None if refused is None else Result(planned.position, "failed", f"Error: {refused}", planned.effect_id)
 
     def after(self, planned: Planned, result: Result) -> Result:
-        """The result; a failed one in its place if a required hook withholds it."""
+        """`result`, or a failed result in its place if a required hook rejects it."""
         if result.status != "done":
             return result
         refused = self._call(self.agent.after_tool, lambda: ToolCalled(self._seen(planned), result.text))

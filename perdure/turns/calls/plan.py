@@ -74,7 +74,7 @@ class Planned:
 
 
 def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
-    """The agent's tools for the next step; waits until its MCP servers are connected, concurrently."""
+    """The agent's tools for the next step. Connects its MCP servers concurrently, and waits for them."""
     if agent.servers:
         hold.step_within(max(server.connect_timeout_s for server in agent.servers))
     return agent.toolset(runtime.connections)

@@ -35,7 +35,7 @@ EXTEND_EFFECT = Statement(
     """,
 )
 
-# `undecided_s` is at most the call's time limit, even if the clock was set back since.
+# `undecided_s`: seconds until `decide_at`; at most the call's time limit, even if the clock was set back.
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
@@ -55,7 +55,8 @@ LOCK_HELD = Statement(
 )
 
 # Releases the session until its calls are decided or expire; the wait counts neither as an attempt nor as a claim.
-# Writes nothing if the session's end or the turn's cancellation is requested. A chat is sent the request for approval.
+# Writes nothing if the session's end or the turn's cancellation is requested. For a turn from a chat, also writes the
+# delivery of the request for approval.
 WAIT_APPROVAL = Statement(
     "turns.wait_approval",
     f"""
@@ -154,7 +155,7 @@ FIND_CALL = Statement(
     writes=False,
 )
 
-# Records a decision. The last one makes the session claimable, and returns a row.
+# Records a decision. The last one makes the session claimable; only then is a row returned.
 DECIDE = Statement(
     "turns.decide",
     f"""
@@ -189,7 +190,8 @@ IS_ENDING = Statement(
     writes=False,
 )
 
-# Records the results of a message's calls while others of its calls still wait. The transcript gets all of them later.
+# Records the results of a message's calls while other calls of it still wait. All results enter the transcript later,
+# together.
 RECORD_RESULTS = Statement(
     "turns.record_results",
     """
@@ -197,16 +199,16 @@ RECORD_RESULTS = Statement(
     SET status = r.status, result = r.result,
         finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
         probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' OR t.parts IS NOT NULL
-                        THEN perdure_now() END  -- to revoke it
+                        THEN perdure_now() END  -- the sweeper revokes its tasks
     FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
     WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
       AND t.finished_at IS NULL
     """,
 )
 
-# Releases the session until the first of its waiting calls is due, or a task that could not be sent is tried again.
-# Counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the session's end or the
-# turn's cancellation is requested.
+# Releases the session until the first of its waiting calls is due, or until a task that the broker did not accept is
+# sent again. Counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the session's
+# end or the turn's cancellation is requested.
 WAIT_CALLS = Statement(
     "turns.wait_calls",
     f"""
@@ -232,7 +234,7 @@ WAIT_CALLS = Statement(
     """,
 )
 
-# Takes the lock on the session of a task's call, as accepting, parking and cancelling do.
+# Locks the session of a task's call. Accepting, parking and cancelling take the same lock.
 LOCK_OF_CALL = Statement(
     "turns.lock_of_call",
     """
@@ -243,8 +245,8 @@ LOCK_OF_CALL = Statement(
     """,
 )
 
-# The call of a task, unless it has its result. Run after LOCK_OF_CALL, which may wait: a statement that waits for the
-# lock sees the row as it was before the wait.
+# The call of a task, unless it has a result. Run after LOCK_OF_CALL, which may wait for the lock: a single statement
+# would read the row as it was before the wait.
 READ_CALL = Statement(
     "turns.read_call",
     """
@@ -285,8 +287,9 @@ RESUME_PARKED = Statement(
     """,
 )
 
-# Tasks to probe, the longest due first, and tasks to revoke, whose turns no longer wait. The pause grows with the wait.
-# A `probe_at` further ahead than any pause was written while the server's clock was ahead.
+# Tasks to probe, longest due first, and tasks to revoke, for which no turn waits. The pause until the next probe grows
+# with the task's age. A `probe_at` further ahead than any pause was written while the server's clock was ahead, and
+# counts as past.
 PROBE_DUE = Statement(
     "sweep.probe_due",
     """
@@ -309,7 +312,7 @@ PROBE_DUE = Statement(
     """,
 )
 
-# The tasks of calls that no turn waits for are revoked.
+# Records that the tasks of these calls are revoked, and need no further probe.
 REVOKED = Statement(
     "sweep.revoked",
     """

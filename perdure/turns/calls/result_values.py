@@ -1,6 +1,7 @@
-"""Results of tool calls as values: parsed from the effect rows, and their text for the transcript.
+"""Results of tool calls as values: read from effect rows, and rendered as text for the transcript.
 
-The commit of results is `run.commit_step`; a concurrent call's result is first recorded by `execute`.
+`run.commit_step` commits results to the transcript; if a message has several calls, `execute` and `awaited` first
+record each result in its row.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def recorded_changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
 
 
 def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
-    """The calls with the arguments to run, which an approval may have edited."""
+    """The message's calls, with the arguments as edited at their approval."""
     return [
         replace(call, arguments=rows[position].arguments) if position in rows else call
         for position, call in enumerate(asking.tool_calls)
@@ -71,7 +72,7 @@ def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCa
 
 
 def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
-    """The results; the text of a call with edited arguments states them."""
+    """The results; if a person edited a call's arguments, the text of its result begins with them."""
     noted = []
     for result in results:
         row = rows.get(result.position)
@@ -84,7 +85,7 @@ def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: 
 
 
 def is_intended(row: Row[Any] | None) -> bool:
-    """Whether the call has begun, or may begin, and has no result."""
+    """Whether the call's intent is committed and its result is not."""
     return row is not None and row.status == "intended"
 
 
@@ -92,7 +93,7 @@ def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
     """The result of a call that does not run: denied, or refused before or after the decision."""
     if row is not None and row.status == "denied":
         return recorded_result(planned.position, row)
-    if row is None and planned.refusal is None:  # the model's own call was refused, so it has no effect row
+    if row is None and planned.refusal is None:  # refused when the reply was planned, so it has no effect row
         return recorded_result(planned.position, None)
     return replace(refused_result(planned), effect_id=None if row is None else row.effect_id)
 

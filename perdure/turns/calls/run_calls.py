@@ -3,9 +3,9 @@
 `run.commit_step` commits the calls' intents with the message, and their results later as one step. If a message has
 several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
 
-After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it.
-Calls that wait for approval have not begun and are not in doubt (`approvals`). Neither are those that wait for a task
-or a time (`awaited`).
+After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides
+whether it runs again. Calls that wait for approval have not begun and are not in doubt (`approvals`). Neither are those
+that wait for a task or a time (`awaited`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CallRunner:
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
-        """Run the calls of `asking` (without `planned`: resume them), and commit their results.
+        """Run the calls of `asking` (`planned` is `None`: resume them), and commit their results.
 
         `intended_at`: the monotonic time at which the statement that committed the planned calls' intents was sent.
 
@@ -102,7 +102,9 @@ class CallRunner:
         return in_call_order(self._run(refused, runnable))
 
     def _run(self, results: list[Result], begun: Sequence[Planned], *, still_wait: bool = False) -> list[Result]:
-        """Run calls that have begun, in addition to `results`; `still_wait`: a call of an earlier worker waits.
+        """Run the calls in `begun`, and add their results to `results`.
+
+        `still_wait`: a call that an earlier worker began still waits for a task or a time.
 
         Raises:
             Awaiting: a call waits for a task or a time.
@@ -116,7 +118,7 @@ class CallRunner:
         raise Awaiting([*results, *self._executor.run(here, record=True)])
 
     def _send(self, planned: Planned) -> Result | None:
-        """Call the hooks, then send the task of a call; returns a result only if it is not sent."""
+        """Call the hooks, then send a call's task. Returns a result only if a hook rejects it or sending fails."""
         refused = self._hooks.before(planned)
         if refused is not None:
             return refused
@@ -125,7 +127,7 @@ class CallRunner:
         return awaited.send(self._runtime, self._hold, planned)
 
     def extend(self, planned: Sequence[Planned]) -> None:
-        """Restart the time limits of calls that have not begun since their intents were committed.
+        """Restart the time limits of calls whose intents are committed and that have not begun.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -171,7 +173,7 @@ class CallRunner:
     def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned], bool]:
         """Take over calls that another worker began.
 
-        Returns the results of decided ones, the calls to run again, and whether some wait for a task or a time.
+        Returns the known results, the calls to run or send again, and whether some calls wait for a task or a time.
         """
         in_doubt = [row for row in rows.values() if row.status == "intended" and row.waits_for is None]
         wait_s = max((row.undecided_s for row in in_doubt), default=0.0)

@@ -3,7 +3,7 @@
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
 one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
 not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`), or if
-it comes from a row of its own (`Source`). After the commit a wake-up for a worker is published; it may be lost.
+it comes from a stored row (`Source`). After the commit a wake-up for a worker is published; it may be lost.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class _Commit:
 
 
 class Source(Protocol):
-    """The row that a message comes from. It changes in the accepting transaction: a crash leaves both or neither."""
+    """The row that a message comes from. The accepting transaction updates it too."""
 
     def begin(self, transaction: Transaction) -> None:
-        """Called first.
+        """Called first in the accepting transaction.
 
         Raises:
-            SourceTaken: another process accepts the message.
+            SourceTaken: another process is accepting the message.
         """
         ...
 
@@ -81,7 +81,7 @@ class Source(Protocol):
 
 
 class SourceTaken(Exception):
-    """The message of a source is not accepted, because the source no longer has it."""
+    """The message is not accepted: another process has its row, or the row was changed or erased."""
 
 
 def accept(
@@ -94,11 +94,11 @@ def accept(
 ) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
 
-    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the new
-    turn's id, for a message that has one already.
+    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id for the new
+    turn, if the message has one already.
 
     Raises:
-        SourceTaken: `source` no longer has the message.
+        SourceTaken: another process accepts the message, or its row was changed or erased.
         InvalidRequest, TooLarge: the message itself is refused.
         NotFound: the user has no session `session_id`.
         Conflict: `message_id` was used for another text; the session is busy or has ended.
@@ -304,7 +304,7 @@ def _interrupt(runtime: Intake, transaction: Transaction, session_id: UUID) -> t
 
     The number of statements does not depend on the number of queued turns.
     """
-    # Most messages interrupt nothing, and `perdure send` starts without these.
+    # Imported only here, since few messages interrupt and `perdure send` starts faster without these modules.
     from perdure.database.fencing import Fence  # noqa: PLC0415
     from perdure.turns.cancel import settle_begun  # noqa: PLC0415
     from perdure.turns.run.settle import CANCELLED, Tenure  # noqa: PLC0415

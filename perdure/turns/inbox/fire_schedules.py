@@ -1,8 +1,8 @@
 """Fires users' schedules: each slot that is due becomes an ordinary message of its user.
 
-The sweeper of every worker calls this. The accepting transaction advances the schedule, so a slot is one message,
-whenever a worker dies, and none is sent of a schedule that was removed, paused or erased meanwhile. Of the slots that
-were missed while no worker ran, the newest one is caught up. Nothing fires in the quiet hours; at their end, one
+The sweeper of every worker calls this. The accepting transaction advances the schedule, so each slot becomes exactly
+one message even if a worker crashes, and a schedule that is concurrently removed, paused or erased sends none. If slots
+were missed while no worker ran, only the newest one fires. No schedule fires during quiet hours; at their end, one
 message replaces all slots in them.
 """
 
@@ -65,7 +65,7 @@ def _fire_one(runtime: Runtime, row: Row[Any]) -> None:
         log.info("schedule %s is postponed: %s", row.schedule_id, loggable(refused))
         _postpone(runtime, row, getattr(refused, "retry_after_s", None) or _SHORT_S)  # raises without the database
     except Exception:  # one schedule must not hold up the others
-        log.exception("schedule %s cannot be fired; again in %d s", row.schedule_id, _AGAIN_S)
+        log.exception("schedule %s cannot be fired; retry in %d s", row.schedule_id, _AGAIN_S)
         _postpone(runtime, row, _AGAIN_S, INTERNAL_ERROR)
 
 
@@ -96,14 +96,14 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A schedule's row as the source of the message of `slot`; it is due again at `following`."""
+    """A schedule's row as the source of the message for `slot`. The schedule is due again at `following`."""
 
     row: Row[Any]
     following: datetime | None
     slot: datetime | None = None
 
     def begin(self, transaction: Transaction) -> None:
-        """Nothing: the row was taken."""
+        """Do nothing: `TAKE_DUE` has taken the row."""
 
     def end(self, transaction: Transaction, accepted: Accepted) -> None:
         """Advance the schedule, or delete it if it fires once."""

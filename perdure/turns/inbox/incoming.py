@@ -165,7 +165,7 @@ def stored_incoming(key: str, fields: Mapping[str, Any]) -> Incoming:
     Raises:
         InvalidRequest: this release does not accept the fields.
     """
-    # A key may be longer than an id, by the name of its tenant.
+    # A key begins with its tenant's name, so it may be longer than the field `user_id` allows.
     return _validated({**fields, "user_id": "-"}).model_copy(update={"user_id": key})
 
 

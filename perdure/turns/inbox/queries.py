@@ -7,7 +7,7 @@ from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
-# A wake-up for the session was published recently, and the sweeper repeats it if necessary: another one would only
+# Whether a wake-up for the session was published recently. The sweeper repeats it if necessary; another one would only
 # lengthen the queue. `least(wakes, 2)`: after many wake-ups without a claim, a message wakes the session earlier than
 # the sweeper.
 _WOKEN = """
@@ -177,7 +177,7 @@ BEGUN = Statement(
     writes=False,
 )
 
-# The queued turns of a locked session that have a receiver.
+# The queued turns with a receiver, in a locked session.
 OWING = Statement(
     "turns.owing",
     """
@@ -188,8 +188,8 @@ OWING = Statement(
     writes=False,
 )
 
-# Settles all queued turns of a locked session as cancelled, and writes their deliveries: `delivery_ids` are the ids for
-# `turn_ids`.
+# Settles all queued turns of a locked session as cancelled, and writes their deliveries. `delivery_ids` has an id for
+# each turn in `turn_ids`.
 CANCEL_QUEUED = Statement(
     "turns.cancel_queued",
     f"""

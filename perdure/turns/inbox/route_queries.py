@@ -17,7 +17,7 @@ DUE_USERS = Statement(
     writes=False,
 )
 
-# A user's messages in order; one that is not due yet blocks those after it.
+# A user's messages in order. A message that is not due blocks the later ones.
 OF_USER = Statement(
     "unrouted.of_user",
     """
@@ -64,7 +64,7 @@ REFUSED = Statement(
     """,
 )
 
-# Leaves a locked row as it is.
+# Postpones a message; a locked row is skipped.
 POSTPONED = Statement(
     "unrouted.postponed",
     """

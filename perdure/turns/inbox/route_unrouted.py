@@ -1,10 +1,10 @@
-"""Routing: makes an ordinary turn of each message that an application inserted in its own transaction.
+"""Routing: creates an ordinary turn for each message that an application inserted in its own transaction.
 
-`perdure.send` writes a row of `unrouted` and locks nothing shared. After the application's commit a wake-up brings a
-worker here, or the sweeper does. The message then goes through `accept`, with all its rules, and keeps its turn's id.
-The accepting transaction deletes the row, or marks it settled if the message joined another turn, so a message is
-routed once. Messages of an erased user are not routed. The messages of one user are routed in the order of insertion,
-by one process at a time.
+`perdure.send` inserts a row into `unrouted` and locks no other row. After the application's commit, a wake-up or the
+sweeper starts routing. `accept` then accepts the message under all of its rules; the turn has the id that
+`perdure.send` returned. The accepting transaction deletes the row, or marks it settled if the message joined another
+turn, so a message is routed once. Messages of an erased user are not routed. The messages of one user are routed in the
+order of insertion, by one process at a time.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: it is shown as the
 failed turn of the message, and delivered to the message's `reply_to`.
@@ -43,7 +43,8 @@ _MOST_ATTEMPTS = 8
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
     """Route the messages that are due, for at most `_LONGEST_S`; returns the number of users.
 
-    Takes the users with the oldest `most` messages. A user whose rows are locked holds up no other one.
+    Reads the oldest `most` messages, and routes all messages of their users. A user whose rows are locked does not
+    delay other users.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -56,7 +57,7 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
         try:
             route_user(runtime, user)
         except Unavailable as error:
-            log.info("messages of an application's user wait: %s", loggable(error))
+            log.info("an application's messages for a user wait: %s", loggable(error))
             runtime.database.run(queries.DUE_USERS, {"most": 1})  # raises if the database cannot be reached
     return len(users)
 
@@ -69,7 +70,7 @@ def route_user(runtime: Runtime, user: str) -> None:
     Raises:
         Unavailable: the database cannot be reached.
     """
-    # Read again after the last one: the wake-up of a message that was committed meanwhile may have found a lock taken.
+    # Read again after the last row: the wake-up of a message that was committed since may have met this process's lock.
     while rows := runtime.database.run(queries.OF_USER, {"user_id": user, "most": _MOST_OF_USER}):
         for row in rows:
             if not row.due:
@@ -84,7 +85,7 @@ def route_user(runtime: Runtime, user: str) -> None:
 
 
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
-    """The turn of an application's message: `turn_id`, or the turn that the message was merged into or repeated.
+    """The turn of an application's message: `turn_id`, or the turn that it was merged into or is a duplicate of.
 
     A message that is not routed yet is routed now, unless an earlier one must be routed first.
 
@@ -99,7 +100,7 @@ def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
 
 
 def cancel(runtime: Runtime, turn_id: UUID, reason: PerdureError) -> bool:
-    """Settle an application's message that waits to be routed; false if there is none any more."""
+    """Settle an unrouted message with the error `reason`. Returns False if it became the turn `turn_id`."""
     row = _read(runtime.database, turn_id)
     if row is not None and row.settled_at is None:
         _refuse(runtime, row, reason)
@@ -128,17 +129,17 @@ class _Unrouted:
             raise _RoutedElsewhere
 
     def end(self, transaction: Transaction, accepted: Accepted) -> None:
-        """Delete the row, or name the turn that its message belongs to."""
+        """Delete the row, or record the turn that its message joined."""
         given = {"turn_id": self.turn_id, "routed_to": accepted.turn_id}
         if not transaction.run(queries.ROUTED if accepted.turn_id == self.turn_id else queries.JOINED, given):
             raise SourceTaken
 
 
 def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
-    """Route one message; returns whether the user's next one may follow.
+    """Route one message; returns whether the user's next message may be routed now.
 
     Raises:
-        SourceTaken: the message is no longer there to be routed by this process.
+        SourceTaken: another process routes or has routed the message, or it was erased.
         Unavailable: the database cannot be reached.
     """
     turn_id = row.turn_id
@@ -149,7 +150,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
         accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id))
     except SourceTaken:
         raise
-    except Unavailable as error:  # if the database is not, something else locks the user's session
+    except Unavailable as error:  # then the next statement raises too, or another transaction locks the session
         log.info("message %s of an application waits: %s", turn_id, loggable(error))
         runtime.database.run(queries.POSTPONED, {"turn_id": turn_id, "seconds": _FIRST_PAUSE_S, "charged": 0})
         return False

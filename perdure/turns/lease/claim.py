@@ -16,14 +16,14 @@ from perdure.snapshots.store import Version
 from perdure.turns.lease import queries
 
 ISOLATE_FROM_CLAIM = 2
-"""Claims of one turn after which only a process of its own may claim it."""
+"""Claims of a turn after which only a dedicated process may claim it."""
 
 _NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The previous turn's channel, and the user's previous session with its summary, if any."""
+    """The previous turn's channel, and the id and summary of the user's previous session, if any."""
 
     channel: str | None = None
     session_id: UUID | None = None
@@ -89,14 +89,14 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class NeedsIsolation:
-    """The turn was claimed `claims` times without ending: it must run in a process of its own."""
+    """The turn was claimed `claims` times without ending: it must run in a dedicated process."""
 
     claims: int
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user's running turns take all of the user's places: the session waits until one is free."""
+    """The user has reached the limit of concurrent turns: the session waits until one of them ends."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued
@@ -109,8 +109,8 @@ class LeaseLost(Exception):
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
     """Take a session's lease if it is free, and begin its oldest unsettled turn.
 
-    `alone`: this process runs only this session. Any process may claim a turn that is out of attempts, since it is
-    only settled.
+    `alone`: this process runs only this session. Any process may claim a turn that is out of attempts, since the
+    turn is only settled and not run.
     """
     parameters = {
         "session_id": session_id,
@@ -148,7 +148,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
-    """Whether a session can be claimed: then a claim that returned `NotNeeded` had met a locked row."""
+    """Whether a session can be claimed. If so, a claim that returned `NotNeeded` just before skipped a locked row."""
     rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
 

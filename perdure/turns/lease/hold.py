@@ -54,7 +54,7 @@ class Hold:
         self._valid_until = asked_at + self._lease_s
 
     def still_valid(self) -> bool:
-        """Whether the lease cannot have expired, by this process's monotonic clock."""
+        """Whether the lease is certainly unexpired, by this process's monotonic clock."""
         return not self.lost and self._clock.monotonic() < self._valid_until
 
     def step_within(self, seconds: float) -> None:

@@ -79,7 +79,7 @@ class Keeper:
 
     @property
     def running(self) -> int:
-        """The number of sessions held, whether their turns run or they are being ended."""
+        """The number of sessions held, including those that are being ended."""
         return len(self._holds)
 
     @property
@@ -89,7 +89,7 @@ class Keeper:
             return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
     def touched(self) -> list[tuple[UUID, Fence]]:
-        """The sessions that this process held last, latest first, each with its last fence in this process."""
+        """The last `_MOST_TOUCHED` sessions of this process, latest first, each with its last fence in this process."""
         with self._lock:
             return [*reversed(self._touched.items())]
 
@@ -103,7 +103,10 @@ class Keeper:
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
-        """Stop the running turns, but no session's ending, at their next safe point; returns the number of turns."""
+        """Stop the running turns at their next safe point; returns their number.
+
+        Sessions that are being ended are not stopped.
+        """
         with self._lock:
             holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
         for hold in holds:
@@ -119,7 +122,7 @@ class Keeper:
             hold.drain()
 
     def beat(self) -> None:
-        """One round: abort overdue model calls, renew leases that are due, stop cancelled and lost turns."""
+        """Run one round: abort overdue model calls, renew leases that are due, stop cancelled and lost turns."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:

@@ -24,7 +24,7 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 10
-"""Parked turns that one round of the sweeper wakes."""
+"""The most parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
 """The age of a turn up to which it is parked; a later failure of the model settles it as failed."""
@@ -64,7 +64,7 @@ class Delayed:
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Release the session until a model may answer. Returns True if the turn was cancelled: wake the session now.
+    """Release the session until a model may answer. Returns True if the turn is cancelled: wake the session then.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.

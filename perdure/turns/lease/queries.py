@@ -23,7 +23,7 @@ ADMITTED = """
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
-# The next session of a user: the highest priority, then the longest wait.
+# A user's queued sessions in the order of admission: highest priority first, then longest wait.
 _NEXT = """
     SELECT session_id FROM sessions
     WHERE user_id = {user_id} AND unsettled > 0 AND queued_at IS NOT NULL
@@ -55,7 +55,7 @@ ADMIT = Statement(
     """,
 )
 
-# For the sweeper: fills the free places of all users with queued sessions. Finds the users by a loose scan of
+# For the sweeper: fills the free places of all users with queued sessions. Finds the users by a loose index scan of
 # `sessions_queued_idx`: one row per user, whatever the number of queued sessions.
 ADMIT_DUE = Statement(
     "sweep.admit_due",
@@ -85,13 +85,13 @@ ADMIT_DUE = Statement(
 )
 
 # No worker claims a session before its `not_before`, even if a wake-up arrives. If the last wake-up is in the future,
-# the server's clock was wrong when both were written, and `not_before` is ignored.
+# the server's clock was wrong when both timestamps were written, and `not_before` is ignored.
 _IN_TIME = """
           (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
 """.strip()
 
-# For the prompt: the previous turn's channel (at the session's first turn, that of the previous session's last turn),
-# and the previous session with its summary. For the runner: the session's state between turns.
+# For the prompt: the channel of the previous turn (for a session's first turn: of the previous session's last), and the
+# previous session with its summary. For the runner: the session's state between turns.
 _BEFORE = f"""
            {{held}}.previous_session_id, previous.summary AS previous_summary,
            coalesce(
@@ -104,7 +104,7 @@ _BEFORE = f"""
 
 # Takes the lease and begins, or takes over, the session's oldest unsettled turn. Skips a locked row. A lease that
 # expires too far in the future was written while the server's clock was wrong, and counts as expired. After
-# `isolate_from` claims of a turn, only a process of its own may claim it. A closed intake prevents every claim.
+# `isolate_from` claims of a turn, only a dedicated process may claim it. A closed intake prevents every claim.
 #
 # If the user's sessions with a live lease take all places, the session is queued instead, without counting an attempt.
 # No lock protects the count: concurrent claims of one user do not see each other, so the limit may be exceeded by their
@@ -155,7 +155,7 @@ CLAIM = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            -- Not counted after a wait for a person, a task or a time or, with an error code (see PARK_FOR), a model.
+            -- Not counted after a wait for a person, a task, a time or a model (error code: see PARK_FOR).
             attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
@@ -176,7 +176,7 @@ CLAIM = Statement(
     """,
 )
 
-# Whether a claim without a result met a locked row. If not, there is nothing to claim.
+# Whether a session can be claimed. If so, a claim that returned no row just before skipped a locked row.
 CLAIMABLE = Statement(
     "turns.claimable",
     f"""
@@ -189,7 +189,7 @@ CLAIMABLE = Statement(
 )
 
 # Begins the next turn of a session whose lease is held, or reads the present one again when its runner does not know
-# what was committed. While the intake is closed, no turn begins; a running one continues.
+# whether a commit succeeded. While the intake is closed, no turn begins; a running one continues.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -252,7 +252,7 @@ WATCH = Statement(
     writes=False,
 )
 
-# As WATCH, for turns that run in a process of their own: the worker watches them, since that process may hang.
+# As WATCH, for turns that run in a dedicated process: the worker watches them, since that process may hang.
 WATCH_ISOLATED = Statement(
     "turns.watch_isolated",
     """
@@ -325,8 +325,8 @@ STRIKE = Statement(
     """,
 )
 
-# Releases a session until a model may answer. The turn records the error and its steps: its answer is shown as delayed
-# until it has taken another step, even while it is tried again.
+# Releases a session until a model may answer. Records the error and the number of steps in the turn: the API shows the
+# turn as delayed until it has committed another step, even while a worker retries it.
 PARK_FOR = Statement(
     "turns.park_for",
     f"""
@@ -345,7 +345,7 @@ PARK_FOR = Statement(
     """,
 )
 
-# Makes a just parked session due at once: its turn was cancelled concurrently, and a worker must settle it.
+# Makes a session that was just parked due at once: its turn was cancelled concurrently, and a worker must settle it.
 MAKE_DUE = Statement(
     "turns.make_due",
     f"""
@@ -354,8 +354,8 @@ MAKE_DUE = Statement(
     """,
 )
 
-# Makes parked turns due; the sweeper wakes them in the order of acceptance (see WAKE_DUE). `woken_at` is the time of
-# this statement: a `woken_at` in the future later reveals that the clock was set back, and `not_before` is ignored.
+# Makes parked turns due; the sweeper wakes them in the order of acceptance (see WAKE_DUE). `woken_at` is set to
+# the present time: if it is in the future later, the clock was set back, and `not_before` is ignored (see `_IN_TIME`).
 RECALL = Statement(
     "turns.recall",
     """
@@ -394,7 +394,7 @@ RELEASE_ALL = Statement(
     """,
 )
 
-# Releases a session after its slice. If the user has queued sessions, this one is queued behind them (see ADMIT).
+# Releases a session after its time slice. If the user has queued sessions, this one is queued behind them (see ADMIT).
 RELEASE = Statement(
     "turns.release",
     f"""

@@ -1,7 +1,7 @@
 """The system message: the agent's instructions, the user's channel, and sections of the past.
 
-Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, then cases that
-are similar to the question, last the previous session: its summary, or its last messages until the summary exists. All
+Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, cases that are
+similar to the question, and the previous session: its summary, or its last messages until the summary exists. All
 of it is quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues
 without it.
 """
@@ -55,8 +55,7 @@ class Briefing:
 def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
     """Build the system message; `transcript` is the rest of the prompt.
 
-    Runs one statement; with memories, also those of the recall and one more; with cases, also one transaction; with a
-    previous session that has no summary, also one more statement.
+    Runs one statement, and further ones only for memories, for cases and for a previous session without a summary.
 
     Raises:
         CallAborted: the turn must stop; the hold has the reason.

@@ -26,7 +26,7 @@ from perdure.turns.run.transcript import Entry, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The content of one commit, except working variables. `asks`: the last entry asks for tool calls."""
+    """The content of one commit, except working variables. `asks`: the last entry requests tool calls."""
 
     entries: Sequence[Entry]
     asks: bool = False
@@ -35,7 +35,7 @@ class Step:
 
 
 class StepCommit:
-    """Commits the steps of one turn, and records them in its transcript. `spent_s` returns the turn's time so far."""
+    """Commits the steps of one turn, and records them in its transcript. `spent_s` returns the seconds so far."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StepCommit:
         """The monotonic time at which the last successful statement was sent."""
 
     def commit(self, step: Step) -> bool:
-        """Commit a step. `False` if an earlier try, whose answer was lost, had committed it.
+        """Commit a step. Returns False if an earlier try had committed it and its result was lost.
 
         Raises:
             LeaseLost: another worker has the session.

@@ -1,7 +1,7 @@
 """The worker's watch over turns that run in a child process.
 
-A child that holds its interpreter's lock notices neither a cancellation nor a lost lease nor its time limit, so the
-worker decides when to kill it. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the
+A child in which a tool holds the GIL notices neither a cancellation nor a lost lease nor its time limit, so the worker
+decides when to kill the child. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the
 turn.
 """
 

@@ -47,7 +47,7 @@ _WITH_MESSAGES = """
 
 # One step: appends messages, writes tool calls' intents or results, and changed working variables. The tick makes a
 # repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at the next step, so that a tool
-# that kills its process has used one.
+# that kills its process has used one attempt.
 STEP = Statement(
     "turns.step",
     f"""
@@ -75,7 +75,7 @@ STEP = Statement(
         SET status = r.status, result = r.result, variables = NULL,
             finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
             probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' OR t.parts IS NOT NULL
-                            THEN perdure_now() END  -- to revoke it
+                            THEN perdure_now() END  -- the sweeper revokes its tasks
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
     ), {WITH_STEP.strip()}
@@ -123,13 +123,13 @@ SETTLE = Statement(
     ), doubtful AS (
         UPDATE tool_effects AS e
         SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END,
-            probe_at = CASE WHEN e.status = 'intended' AND e.waits_for = 'task' THEN perdure_now() END  -- to revoke it
+            probe_at = CASE WHEN e.status = 'intended' AND e.waits_for = 'task' THEN perdure_now() END  -- to revoke
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
     ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
-        ON CONFLICT DO NOTHING  -- a release before 0030 may have routed a message that was refused meanwhile
+        ON CONFLICT DO NOTHING  -- a release before 0030 may route a message that is refused concurrently
         RETURNING delivery_id
     )
     SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
@@ -142,7 +142,8 @@ SETTLE = Statement(
 )
 
 # The rows that settling adds to the transcript: the user's messages that are not in it yet, and results of open calls.
-# It reads no stored JSON except the calls' ids, so a row that this release cannot parse does not prevent settling.
+# Of the stored JSON it reads only the calls' ids and the token counts, so a row that this release cannot parse does not
+# prevent settling.
 REMAINS = Statement(
     "turns.remains",
     """

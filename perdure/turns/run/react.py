@@ -1,4 +1,4 @@
-"""The step loop (ReAct): ask the model, run the tools that it asks for, ask again.
+"""The step loop (ReAct): call the model, run the tool calls of its reply, call it again.
 
 Each reply and each round of tool results is committed before the loop continues (`commit_step`). No database connection
 is held during a model call or a tool call.
@@ -127,9 +127,9 @@ class Turn:
                 return left
 
     def _call_before_hooks(self) -> Failed | None:
-        """Call the hooks before the turn; returns a failure if a required hook rejects the turn.
+        """Call the `before_turn` hooks; returns a failure if a required hook rejects the turn.
 
-        They do not run again after that: the user's messages are committed once all hooks have passed.
+        Once all hooks have passed, the user's messages are committed, and the hooks do not run again.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -150,7 +150,7 @@ class Turn:
         call_hooks(hooks, seen, within_s, self._runtime.leaks)
 
     def _call_after_hooks(self, ending: Ending) -> Ending:
-        """Call the hooks after the turn; returns the ending, or a failure if a required hook rejects the reply."""
+        """Call the `after_turn` hooks; returns the ending, or a failure if a required hook rejects the reply."""
         match ending:
             case Replied(reply):
                 over = TurnEnding(self._seen(), "done", reply.content)
@@ -201,7 +201,7 @@ class Turn:
         return Asleep()
 
     def _seq_of_calls(self) -> int:
-        """The number of the message whose calls are open."""
+        """The `seq` of the message whose calls are open."""
         asking = self.transcript.asking()
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
@@ -262,7 +262,7 @@ class Turn:
         return at_once
 
     def _open_events(self) -> TurnEvents:
-        """The events of this turn under this lease."""
+        """Open the writer of this turn's events under this lease."""
         committed = sum(entry.seq is not None for entry in self.transcript.present)
         place = (self.ref.turn_id, self._hold.session_id, self._hold.token, committed)
         return TurnEvents(*place) if self._runtime.events is None else self._runtime.events.open(*place)

@@ -1,7 +1,7 @@
 """Running a session: claim it, run its turns in order, settle each, release it.
 
-Called by the task `turns.run`. A run ends with one of the outcomes below. A failed turn is not an exception here,
-since its failure is committed.
+Called by the task `turns.run`. A run ends with one of the outcomes below. A failed turn raises no exception: its
+failure is committed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Runner:
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
-        """The count since the process started."""
+        """The turns that ended since the process started."""
         return self._turns
 
     def start(self) -> None:
@@ -156,7 +156,7 @@ class Runner:
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
-        """The number of settled turns, and whether the caller must claim again, since the broker took no wake-up."""
+        """The number of settled turns, and whether to claim again because the broker accepted no wake-up."""
         settled, losses = 0, 0
         until = self._runtime.clock.monotonic() + _SLICE_S
         try:
@@ -254,7 +254,7 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """The ending; a failure has the agent's own message for the error, if the agent defines one."""
+        """The ending. A message that the agent defines for the error of a failed turn replaces the error's message."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
@@ -266,7 +266,7 @@ class Runner:
         return Failed(reworded(ending.error, message)) if message else ending
 
     def _settle(self, ref: TurnRef, hold: Hold, verdict: Verdict, *, saved: bool) -> Settled:
-        """Settle a turn, retried until the database commits it; then publish the resulting wake-ups."""
+        """Settle a turn, and retry until the database commits; then publish the resulting wake-ups."""
 
         def commit() -> Settled:
             return settle(
@@ -281,7 +281,7 @@ class Runner:
 
         settled = persist(self._runtime, hold, ref.turn_id, commit)
         log.info("turn %s is %s", ref.turn_id, verdict.status)
-        if isinstance(settled, Claimed):  # an earlier try had settled the turn, but its answer was lost
+        if isinstance(settled, Claimed):  # an earlier try had settled the turn, but its result was lost
             return Settled(unsettled=1, may_end=False, delivery_id=None)
         if settled.others_wait:
             user_share.admit_next(self._runtime, ref.user_id)
@@ -322,7 +322,7 @@ class Runner:
         return Parked()
 
     def _postpone(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
-        """Release the session with its turn held, for the sweeper to wake after a pause that doubles up to a limit."""
+        """Release the session; the verdict stays held. The sweeper retries after a pause that doubles up to a limit."""
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
             queries.POSTPONE,
@@ -358,7 +358,7 @@ class Runner:
         return Parked()
 
     def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
-        """Settle a turn that is out of attempts: as failed, or with its held ending, without further attempts.
+        """Settle a turn that is out of attempts: with its held verdict, or as failed or cancelled.
 
         Reads nothing that may have caused the failures.
         """
@@ -374,7 +374,7 @@ class Runner:
         return settled
 
     def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
-        """Count the end of a turn. A parked one frees its user's place here; a settled one did so on settling."""
+        """Count the end of a turn. After parking, admit the user's next session; after settling, `_settle` did so."""
         if isinstance(ended, Parked) and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
         with self._counting:
@@ -386,8 +386,8 @@ class Runner:
     def _reread_session(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
         """Read the session's state again: at once after the first outage, then after growing pauses.
 
-        Without a pause, a database that answers but refuses each commit (a full disk) would have the model called in
-        an endless loop.
+        Without a pause, the runner would call the model in an endless loop while the database answers but refuses each
+        commit (a full disk).
         """
         since = self._runtime.clock.monotonic()
         if losses:
@@ -418,9 +418,10 @@ class Runner:
         return rows[0]
 
     def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
-        """Settle a turn whose process was killed while it held the session under `fence`; False if there was none.
+        """Settle a turn whose process was killed while it held the session under `fence`.
 
-        If the process had committed an ending (`queries.HOLD`), that one is settled. The next claim runs the session's
+        Returns False if the fence was raised since, or the turn is not the session's oldest unsettled one. A verdict
+        that the process had held (`queries.HOLD`) takes precedence over `ending`. The next claim runs the session's
         other turns.
 
         Raises:
@@ -456,7 +457,7 @@ class Runner:
 
 
 def _held_verdict(ref: TurnRef) -> Verdict | None:
-    """The held verdict; None if there is none, or this release cannot parse it."""
+    """The held verdict; `None` if the turn has no verdict that this release can parse."""
     if ref.held is None:
         return None
     try:

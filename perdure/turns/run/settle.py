@@ -1,7 +1,7 @@
 """Settling a turn: one commit with its last messages, outcome and delivery.
 
 A settled transcript is valid for providers: the same commit adds a result to each open call. No channel receives a
-reply before this commit. Called by the runner, by `cancel`, and by accept when a message interrupts.
+reply before this commit. Called by the runner, by `cancel`, and by `accept` when a message interrupts.
 
 The statement also records the use of the cases in the prompt. Its parameters are first assembled as a `Verdict`, whose
 JSON the turn's row can hold while the session's snapshot is saved in another store.
@@ -35,14 +35,14 @@ CANCELLED = "The turn was cancelled."
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The model answered without asking for another tool."""
+    """The model replied without tool calls."""
 
     reply: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The turn failed. The error's message is the sender's reply."""
+    """The turn failed. The error's message is sent as the reply."""
 
     error: PerdureError
 
@@ -57,7 +57,7 @@ Ending = Replied | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The state after the commit: the session's unsettled turns, and the delivery to publish.
+    """The state after the commit: the number of the session's unsettled turns, and the delivery to publish.
 
     `may_end`: the session's end is requested, and this was its last turn. `others_wait`: the turn freed a place, and
     the user has queued sessions.
@@ -77,7 +77,7 @@ class Tenure:
     fence: Fence
     lease_s: float
     tick: int | None = None
-    """The expected tick, so that a repeated commit settles once; None under the session's lock."""
+    """The expected tick, so that a repeated commit settles once; `None` if the caller has locked the session's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def conclude(
     *,
     case_ids: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on a turn with this ending; it closes open calls. `case_ids` are the cases in the prompt."""
+    """The verdict on a turn with this ending, with results for open calls. `case_ids`: the cases in the prompt."""
     closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)
@@ -145,7 +145,7 @@ def conclude(
 
 
 def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
-    """The verdict on an abandoned turn, made without parsing its rows: an unreadable row cannot prevent it.
+    """The verdict on a turn, built without parsing its rows, so that an unreadable row cannot prevent it.
 
     Working variables stay as the last step committed them.
     """

@@ -1,9 +1,9 @@
 """A session's snapshot in the configured store: loaded after a claim, saved before the reply.
 
-PostgreSQL commits the working variables with every step, so its own store needs no save. With another store, the turn's
-verdict is committed first, invisible to callers (`queries.HOLD`). Then the snapshot is saved under the token and the
-tick that settling makes, and the turn is settled. After a crash in between, the next worker saves and settles the held
-turn without calling the model again. Called by the runner.
+Every step commits the working variables to PostgreSQL, so the PostgreSQL store needs no save. With another store, the
+turn's verdict is committed first, invisible to callers (`queries.HOLD`). Then the snapshot is saved with the session's
+fencing token and the tick that settling will commit, and the turn is settled. After a crash in between, the next worker
+saves and settles the held turn without calling the model again. Called by the runner.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perdure.turns.run.settle import Verdict
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
-"""The oldest pending messages that a snapshot saved with a turn holds. An export holds all."""
+"""The most pending messages, oldest first, in a snapshot that is saved with a turn. An export has all of them."""
 
 _STEP_S = 10.0
 """Seconds within which a store must answer or raise; see `SnapshotStore`."""
@@ -52,8 +52,8 @@ def is_elsewhere(store: SnapshotStore) -> bool:
 def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
     """The session's working variables: from the store if its snapshot is of the last commit, otherwise from PostgreSQL.
 
-    A snapshot that no commit names is set aside and logged. One that is older than the last commit, because a turn
-    stopped between two steps, is kept.
+    A snapshot whose version no commit recorded is set aside and logged. A recorded snapshot that is older than the last
+    commit, because a turn stopped between two steps, stays in the store and is not used.
 
     Raises:
         LeaseLost: another worker has the session.
@@ -122,7 +122,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
 
 
 def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | None:
-    """The store's snapshot if it is of the last commit, else `None`."""
+    """The store's snapshot if it has the tick of the last commit, else `None`."""
     store, kept = runtime.snapshots, claimed.kept
     hold.step_within(_STEP_S)
     try:

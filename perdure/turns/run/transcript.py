@@ -28,8 +28,10 @@ from perdure.turns.run import queries
 log = logging.getLogger(__name__)
 
 WINDOW_TURNS = 20
-"""Turns of history that a prompt begins with, before it is cut to the budget: the default of
-`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
+"""Turns that are read for a prompt, before it is cut to its token budget.
+
+The default of `PERDURE_MEMORY__WORKING_TURNS`.
+"""
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 """Errors of parsing a row that this release does not understand."""
@@ -58,7 +60,7 @@ class Entry:
         return (len(self.content.encode()) + calls) // 3 + 4
 
     def message(self) -> Message:
-        """The entry as a model sees it."""
+        """The entry as a message for a model."""
         return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
 
     def record(self, position: int) -> dict[str, Any]:
@@ -87,7 +89,7 @@ class Transcript:
 
     @classmethod
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns, the present one included. One statement.
+        """Read the last `window` turns, the present one included. Runs one statement.
 
         An earlier turn that this release cannot parse is omitted as a whole, and logged.
 
@@ -127,12 +129,12 @@ class Transcript:
 
     @property
     def steps(self) -> int:
-        """Model replies in the present turn."""
+        """The number of model replies in the present turn."""
         return sum(entry.role is Role.ASSISTANT for entry in self.present)
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the present turn's steps together."""
+        """The tokens of all steps of the present turn."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
     def last_seq(self, first_seq: int) -> int:
@@ -155,7 +157,7 @@ class Transcript:
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
     def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
-        """The messages for a model: whole turns, the newest first, within `budget` tokens.
+        """The messages for a model: the system message, then the newest whole turns within `budget` tokens.
 
         The newest turn is always included.
         """
@@ -206,7 +208,7 @@ def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
 
 
 def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
-    """One turn's entries; empty for an earlier turn that cannot be parsed, since that must not stop the present one."""
+    """One turn's entries; empty for an earlier turn that cannot be parsed, so that the present turn still runs."""
     turn_id = rows[0].turn_id
     try:
         return [_entry(row) for row in rows]
