@@ -43,7 +43,7 @@ RunWait = Annotated[
         description=f"Seconds to wait for the run to finish; {MAX_WAIT_S:g} at most.",
     ),
 ]
-RunLimit = Annotated[int, Query(ge=1, le=1_000, description="The most runs, newest first.")]
+RunLimit = Annotated[int, Query(ge=1, le=1_000, description="At most this many runs, the newest ones.")]
 _STORABLE = {"pattern": STORABLE_PATTERN}
 _USER = {"pattern": USER_PATTERN}
 CaseQuery = Annotated[
@@ -75,11 +75,15 @@ ConversationKey = Annotated[
     Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
     Query(description="Only sessions of this conversation; requires `user_id`."),
 ]
-ConversationLimit = Annotated[int, Query(ge=1, le=1_000, description="The most conversations, newest activity first.")]
+ConversationLimit = Annotated[
+    int, Query(ge=1, le=1_000, description="At most this many conversations, those with the newest activity.")
+]
 Archived = Annotated[bool | None, Query(description="`true`: only archived conversations; `false`: only others.")]
-SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="The most sessions, newest first.")]
+SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="At most this many sessions, the newest ones.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
-MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="The most messages; default: all.")]
+MessageLimit = Annotated[
+    int | None, Query(ge=1, le=_MAX_BIGINT, description="At most this many messages; default: all.")
+]
 
 
 def parse_name(text: str, thing: str) -> str:

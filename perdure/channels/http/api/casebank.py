@@ -26,7 +26,7 @@ _ADMINISTRATOR = "an admin key"
 
 router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WITH_KEY))
 
-K = Annotated[int, Query(ge=1, le=MAX_K, description="How many.")]
+K = Annotated[int, Query(ge=1, le=MAX_K, description="At most this many cases.")]
 IncludeArchived = Annotated[bool, Query(description="Also archived cases; requires an admin key and no `user_id`.")]
 Reader = Annotated[
     parameters.User | None,
@@ -65,7 +65,7 @@ async def search(
 # Callers choose the ids of cases, which may hold slashes.
 @router.post("/cases/{case_id:path}/share", response_description="Shared.", responses=problems(404, 409))
 async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
-    """Share a case made from one user's message with all users of its bank."""
+    """Share a case that was made from one user's message with all users of its bank."""
     name = parameters.parse_name(case_id, "case")
     at = await gateway.in_thread(partial(sharing.share, gateway.runtime.database, name, _ADMINISTRATOR))
     return SharedCase(case_id=name, shared_at=at.isoformat())
@@ -73,7 +73,7 @@ async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> 
 
 @router.delete("/cases/{case_id:path}/share", response_description="No longer shared.", responses=problems(404, 409))
 async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> UnsharedCase:
-    """Restrict a case to its author's prompts."""
+    """Stop sharing a case: only its author's prompts may contain it."""
     name = parameters.parse_name(case_id, "case")
     await gateway.in_thread(partial(sharing.unshare, gateway.runtime.database, name, _ADMINISTRATOR))
     return UnsharedCase(case_id=name, shared_at=None)

@@ -37,7 +37,7 @@ Empty = Annotated[NoMembers, Body(default_factory=NoMembers)]
     responses={
         202: {
             "model": Pruned | PruningProgress,
-            "description": "The plan, which waits for approval; or the progress of the run, which is not finished.",
+            "description": "The plan that waits for approval, or the progress of an unfinished run.",
         },
         **problems(*WITH_BODY, 409),
     },
@@ -58,7 +58,7 @@ async def run(
     response_model=Pruned,
     response_description="The plan as a run would make it now.",
     responses={
-        202: {"model": PruningProgress, "description": "The progress of the dry run, which is not finished."},
+        202: {"model": PruningProgress, "description": "The progress of the unfinished dry run."},
         **problems(*WITH_BODY),
     },
 )

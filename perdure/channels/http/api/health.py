@@ -109,7 +109,7 @@ def broker_check(reachable: Callable[[], bool]) -> Check:
     openapi_extra=NO_KEY,
 )
 async def alive() -> Health:
-    """Answer that the process is alive."""
+    """Report that the process is alive."""
     return Health(status="alive")
 
 
@@ -130,9 +130,9 @@ async def ready(
     checks: Annotated[list[Check], Depends(_checks)],
     killed: Annotated[Lookup[Sequence[Kill]], Depends(_killed)],
 ) -> Health:
-    """Answer whether messages can be accepted and workers woken.
+    """Report whether the gateway can accept messages and wake workers.
 
-    Workers that were killed within the last hour are listed; they do not make the gateway unready.
+    The answer lists workers that were killed within the last hour; they do not make the gateway unready.
     """
     gateway.admit()
     kills, results = await asyncio.gather(_killed_workers(killed), asyncio.gather(*(check.fault() for check in checks)))

@@ -21,7 +21,7 @@ router = APIRouter(tags=["messages"], route_class=StrictRoute)
     status_code=HTTPStatus.ACCEPTED,
     response_description="Accepted: the message gets a reply.",
     responses={
-        200: {"model": Accepted, "description": "Accepted before."},
+        200: {"model": Accepted, "description": "The message was accepted before."},
         **problems(*WITH_KEY, *WITH_BODY, 404, 409),
     },
 )

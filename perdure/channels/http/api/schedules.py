@@ -44,9 +44,10 @@ TheSchedule = Annotated[UUID, Depends(_schedule)]
     responses=problems(*WITH_BODY, 404, 409),
 )
 async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
-    """Schedule a text to be sent to the agent as the user's message: once `at` a time, or by `cron`, in `timezone`.
+    """Schedule a text that is sent to the agent as the user's message: once `at` a time, or by `cron`, in `timezone`.
 
-    A local time that a clock change skips means the first instant after it; one that occurs twice means the first.
+    A local time that a clock change skips is the first instant after the gap. For a local time that occurs twice, the
+    first occurrence counts.
     """
     return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
 
@@ -67,7 +68,7 @@ async def list_(
     "/{schedule_id}", response_description="The schedule as it is now.", responses=problems(*WITH_BODY, 404, 409)
 )
 async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Body()], gateway: TheGateway) -> Schedule:
-    """Pause a schedule, or resume it. Times that passed during the pause are skipped."""
+    """Pause a schedule, or resume it. Slots during the pause are skipped."""
     runtime = gateway.runtime
     changed = await gateway.in_thread(
         partial(reminders.pause, runtime.database, runtime.clock, runtime.settings, schedule_id, paused=changes.paused)
@@ -75,7 +76,13 @@ async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Bo
     return Schedule.model_validate(changed)
 
 
-@router.delete("/{schedule_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(404))
+@router.delete(
+    "/{schedule_id}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_class=Response,
+    response_description="Removed.",
+    responses=problems(404),
+)
 async def remove(schedule_id: TheSchedule, gateway: TheGateway) -> Response:
     """Remove a schedule."""
     await gateway.in_thread(partial(_remove, gateway, schedule_id))

@@ -26,7 +26,9 @@ from perdure.turns.reading import SETTLED, read_turn
 
 LastEventId = Annotated[
     str | None,
-    Header(description="The id of the last event that was received.", json_schema_extra={"pattern": EventId.PATTERN}),
+    Header(
+        description="The id of the last event that the client received.", json_schema_extra={"pattern": EventId.PATTERN}
+    ),
 ]
 
 router = APIRouter(
@@ -36,7 +38,7 @@ router = APIRouter(
 
 @router.get("", response_description="The turn.", responses=problems(400))
 async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
-    """Read a turn. `wait`: respond when it is settled, or after these seconds with its current status."""
+    """Read a turn. With `wait`, respond when it is settled, or after that many seconds with its current status."""
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
     if not wait or turn.status in SETTLED:
         return turn
@@ -55,7 +57,7 @@ async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: pa
     },
 )
 async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEventId = None) -> Response:
-    """Stream a turn's events. `Last-Event-ID`: the id of the last event that the client has received."""
+    """Stream a turn's events. With `Last-Event-ID`, the stream continues after that event."""
     last = EventId.parse(last_event_id) if last_event_id is not None else None
     found = gateway.events(turn_id, last, sse.HEARTBEAT_S)
     try:
@@ -78,7 +80,7 @@ async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     responses=problems(*WITH_BODY, 409),
 )
 async def approval(turn_id: TheTurn, decision: DecisionBody, gateway: TheGateway) -> Turn:
-    """Approve or deny a call that waits, by its id in `pending_approvals`; `arguments` replace the model's own."""
+    """Approve or deny a call of `pending_approvals`, named by its `call_id`; `arguments` replace the model's own."""
     return await _after(gateway, turn_id, lambda: decide(gateway.runtime, turn_id, decision))
 
 
