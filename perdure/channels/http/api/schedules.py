@@ -46,7 +46,8 @@ TheSchedule = Annotated[UUID, Depends(_schedule)]
 async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
     """Schedule a text to be sent to the agent as the user's message: once `at` a time, or by `cron`, in `timezone`.
 
-    A local time that a clock change skips means the first instant after it; one that occurs twice means the first.
+    A local time that a clock change skips is replaced by the first instant after the change. A local time that occurs
+    twice means its first occurrence.
     """
     return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
 

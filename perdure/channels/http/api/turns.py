@@ -36,7 +36,7 @@ router = APIRouter(
 
 @router.get("", response_description="The turn.", responses=problems(400))
 async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
-    """Read a turn. `wait`: respond when it is settled, or after these seconds with its current status."""
+    """Read a turn. `wait`: seconds to wait for the turn to settle; the response then has its current status."""
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
     if not wait or turn.status in SETTLED:
         return turn
@@ -94,7 +94,7 @@ async def feedback(turn_id: TheTurn, given: FeedbackBody, gateway: TheGateway) -
 
 
 async def _after(gateway: Gateway, turn_id: UUID, act: Callable[[], object]) -> Turn:
-    """The turn after `act`; both in one thread."""
+    """Call `act`, then read and return the turn, both in one thread."""
 
     def act_and_read() -> Turn:
         act()
