@@ -25,11 +25,11 @@ _lock = threading.Lock()
 _parts: dict[int, Parts] = {}
 
 _LATER_S = (0.02, 0.5)
-"""Seconds from the beginning of a commit to a wake-up, and to another if the commit takes longer."""
+"""Seconds from the start of a commit to each of two wake-ups: the second covers a commit that outlasts the first."""
 
 
 class Parts:
-    """Made at first use. A forked child makes its own."""
+    """Settings, a publisher and a database, each opened at first use. A forked child makes its own `Parts`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -41,7 +41,7 @@ class Parts:
 
     @cached_property
     def database(self) -> Database:
-        """Perdure's database, on connections of its own.
+        """Perdure's database, on a connection pool separate from the application's.
 
         Raises:
             Unavailable: `PERDURE_DATABASE_URL` is unset, and no embedded PostgreSQL runs.
@@ -55,7 +55,7 @@ class Parts:
 
     @property
     def _waker(self) -> BackgroundWaker | None:
-        """Publishes wake-ups; `None` if it cannot be made now."""
+        """Publishes wake-ups; `None` if creating the publisher fails, which is logged."""
         if self._publishing is not None:
             return self._publishing
         try:
@@ -72,7 +72,7 @@ class Parts:
         return waker
 
     def wake(self, *users: str) -> None:
-        """Have a worker route the messages of users, by their keys. Does not wait for the broker, and never raises."""
+        """Publish a `turns.route` wake-up for each user key. Does not wait for the broker, and never raises."""
         try:
             if (waker := self._waker) is not None:
                 for user in users:
@@ -81,7 +81,7 @@ class Parts:
             log.exception("a wake-up is not published; the sweeper routes the messages")
 
     def wake_soon(self, *users: str) -> None:
-        """Have `wake` called after each of `_LATER_S`: the commit of the messages begins now, or soon. Never raises."""
+        """Call `wake` in a thread after each of `_LATER_S`, for messages that commit now or soon. Never raises."""
         if not users:
             return
         try:
@@ -125,6 +125,6 @@ def parts() -> Parts:
     pid = os.getpid()
     with _lock:
         if pid not in _parts:
-            _parts.clear()  # a parent's, whose connections are the parent's
+            _parts.clear()  # after a fork, the parent's parts, whose connections belong to the parent
             _parts[pid] = Parts(Settings.load())
         return _parts[pid]

@@ -12,14 +12,14 @@ from perdure.errors import DeadlineExceeded, InvalidRequest
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
-"""Seconds between two reads of the turn. A settled turn is announced and read earlier, a refused message is not."""
+"""Seconds between reads of the turn. `Parts.watch` ends the wait early for a settled turn, not for a refusal."""
 
 
 def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:
-    """The settled turn, as `GET /v1/turns/{id}` answers it; waits up to `timeout` seconds; `None`: no limit.
+    """Wait for a turn to settle and return it in the format of `GET /v1/turns/{id}`.
 
-    `turn` is what `perdure.send` returned, or a turn's id. Call it after the commit: within the transaction the turn
-    does not exist yet. A turn that failed is returned, with its `error`.
+    `turn` is the result of `perdure.send`, or a turn's id. `timeout` is in seconds; `None`: no limit. Call `result`
+    after the commit: perdure's connection cannot see an uncommitted turn. A failed turn is returned, with its `error`.
 
     Raises:
         NotFound: there is no such turn.

@@ -1,9 +1,9 @@
 """`perdure.send`: accepts a message in the application's own transaction.
 
-It inserts one row with the application's own rows: it commits with them, or is rolled back with them. It takes no lock
-that others wait for. After the commit a wake-up is published, and a worker routes the message
-(`turns.inbox.route_unrouted`); if the wake-up is lost, the sweeper routes it. Names in SQL have their schema, since the
-connection is the caller's.
+`send` inserts one row, which commits or rolls back with the application's own rows. The insert takes no lock that other
+transactions wait for. After the commit, `send` publishes a wake-up, and a worker routes the message
+(`turns.inbox.route_unrouted`); if the wake-up is lost, the sweeper routes the message. Names in SQL are qualified with
+the schema, because the caller sets the connection's `search_path`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _STATE = """
 """
 
 _ON_COMMIT = "perdure: users to wake"
-"""The key in the `info` of a session."""
+"""The key in `Session.info` of the users to wake after the commit."""
 
 _checked: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
-"""The engines whose databases have perdure's tables in this schema."""
+"""For each checked engine, the schema that contains perdure's tables."""
 
 _on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
-"""The users to wake after the commit of a connection's transaction."""
+"""For each connection, the users to wake after its transaction commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message in the caller's transaction. `session_id` is `None` until the message is routed."""
+    """A message in the caller's transaction. `session_id` is `None`: a worker assigns the session after the commit."""
 
     turn_id: UUID
     session_id: UUID | None = None
@@ -62,7 +62,7 @@ class Sent:
 
 
 def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None, **fields: Any) -> Sent:
-    """Accept a message within the transaction of `connection`; it is accepted when that commits.
+    """Accept a message in the transaction of `connection`; the message counts as accepted once that commits.
 
     `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
     (`django.db.connection`), to the database of `PERDURE_DATABASE_URL`. `fields` are those of `POST /v1/messages`.
@@ -91,7 +91,7 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         _insert_with_django(own, connection, turn_id, message)
         if connection.in_atomic_block or connection.get_autocommit():
             connection.on_commit(lambda: own.wake(message.user_id))
-        else:  # the application commits by hand, and Django has no event for that
+        else:  # autocommit is off outside `atomic`: Django has no hook for the application's own commit
             own.wake_soon(message.user_id)
     else:
         raise TypeError(
@@ -167,7 +167,7 @@ def _require(schema: str, role: str, there: bool, allowed: bool) -> None:  # noq
 
 
 def _wake_after_session(own: Parts, session: Session, user: str) -> None:
-    """Wake after the commit of the session's outermost transaction, unless it is rolled back."""
+    """Wake the user after the session's outermost transaction commits; a rollback discards the wake-up."""
     users = session.info.get(_ON_COMMIT)
     if users is None:
         users = session.info[_ON_COMMIT] = set()
@@ -206,7 +206,7 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 
 
 def _wake_soon(own: Parts, connection: Connection) -> None:
-    """Wake soon after the commit that begins now: SQLAlchemy has no event after it."""
+    """Wake the users soon: SQLAlchemy's `commit` event precedes the commit, and no event follows it."""
     users = sorted(_on_commit[connection])
     _forget(connection)
     own.wake_soon(*users)

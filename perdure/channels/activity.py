@@ -1,6 +1,6 @@
-"""Typing and presence of users, which channels append to the stream of memory layer 0.
+"""Typing and presence events, which channels append to a user's stream (memory layer 0).
 
-Losing an event does no harm. An event of a user without a row in `users`, or in a process without Redis, is dropped.
+Losing an event does no harm. An event is dropped if the user has no row in `users` or the process has no Redis.
 """
 
 from __future__ import annotations

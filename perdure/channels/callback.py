@@ -1,9 +1,9 @@
-"""Replies to a URL: POSTed as JSON, signed, within one time limit for the whole attempt.
+"""POSTs replies to a URL, as signed JSON, within one time limit for the whole attempt.
 
-The sender of the message chose the URL, so it is checked before each attempt, and the connection goes to an address
-that was checked (`perdure.network.egress`). A redirect, or an answer that exceeds the time limit, is a failed attempt.
-Only the status counts; the body is not read. Each host has a breaker, `webhook:HOST`; while it is open, no worker sends
-a request to the host.
+The sender of the message chose the URL, so each attempt checks the URL and connects only to a checked address
+(`perdure.network.egress`). A redirect, or a response after the time limit, is a failed attempt. Only the response's
+status counts; its body is not read. Each host has a breaker, `webhook:HOST`; while it is open, no worker sends a
+request to the host.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, signat
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
-"""Seconds for one attempt, from the look-up of the name to the status."""
+"""Seconds for one attempt, from the DNS look-up to the response's status."""
 
 
 class UrlCarrier:
-    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. Without `breakers`, every call is sent.
+    """A `perdure.turns.outbox.Carrier` for targets `{"url": ...}`. Threads may share it.
 
-    `keys` sign as Standard Webhooks specifies; `former_key` signs the header `X-Perdure-Signature`.
+    `keys` make the signatures of Standard Webhooks, `former_key` the older header `X-Perdure-Signature`. `breakers` is
+    `None` for attempts without a breaker.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class UrlCarrier:
             raise DeliveryFailed(f"answered with status {status}", status)
 
     async def _post(self, url: httpx2.URL, body: bytes, message_id: str) -> int:
-        """The status of the answer. httpx2 limits each wait; asyncio limits their sum."""
+        """The response's status. httpx2's timeouts limit single waits; `asyncio.timeout` limits the whole request."""
         headers = {
             "Content-Type": "application/json",
             **signed_headers(self._keys, message_id, int(self._clock()), body),
@@ -117,7 +118,7 @@ async def _status(client: httpx2.AsyncClient, request: httpx2.Request) -> int:
 
 
 def _run(attempt: Coroutine[Any, Any, T]) -> T:
-    """Run `attempt` in a new loop. `asyncio.run` would also wait, without a limit, for a name look-up that hangs."""
+    """Run `attempt` in a new event loop. `asyncio.run` would wait without limit for a DNS look-up that hangs."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(attempt)

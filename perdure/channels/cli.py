@@ -1,7 +1,7 @@
-"""The CLI channel: the conversation of one user in a terminal.
+"""The CLI channel: one user's conversation in a terminal, for `perdure chat` and `perdure send`.
 
-`stream` passes events on as they happen, provisional text included; `listen` passes committed messages only, for a
-pipe, where printed text cannot be withdrawn.
+`stream` reports events as they happen, including provisional text. `listen` reports committed messages only: text that
+was printed to a pipe cannot be withdrawn.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A user at a terminal: the id within `tenant`, and the name of the agent (`None`: the session's)."""
+    """A user at a terminal: the user id within `tenant`, and the agent's name (`None`: the session's agent)."""
 
     user_id: str
     tenant: str | None = None
@@ -60,14 +60,14 @@ class Speaker:
 
 
 class Conversation:
-    """The messages and replies of one user. Belongs to one thread.
+    """The messages and replies of one user. Not thread-safe.
 
     Args:
         runtime: The runtime of this process.
         speaker: The user.
-        key: The conversation's key; `None`: the conversation of messages without a key.
-        on_note: Receives a message for the user: once per delay of the reply, and before each retry while the
-            database is unavailable.
+        key: The conversation's key; `None`: the user's conversation without a key.
+        on_note: Receives a note to print: once per delay of the reply, and before each retry while the database is
+            unavailable.
     """
 
     def __init__(self, runtime: Runtime, speaker: Speaker, key: str | None, on_note: Callable[[str], None]) -> None:
@@ -84,12 +84,12 @@ class Conversation:
 
     @property
     def session_id(self) -> UUID | None:
-        """The session that the last message went to."""
+        """The session of the last message, or the one that `resume` found."""
         return self._session_id
 
     @property
     def waited_for(self) -> UUID | None:
-        """The turn of the last message, until `listen` has returned it."""
+        """The turn of the last message, until `listen` or `stream` has returned it."""
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
@@ -107,7 +107,7 @@ class Conversation:
         return self._seen
 
     def switch(self, key: str | None) -> int:
-        """Continue in another conversation; returns what `resume` returns.
+        """Change to another conversation and resume its live session; returns the number of its messages.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -116,7 +116,7 @@ class Conversation:
         return self.resume()
 
     def others(self) -> list[dict[str, Any]]:
-        """The user's conversations that are not archived, the one with the newest activity first.
+        """The user's conversations that are not archived, most recently active first.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -142,7 +142,7 @@ class Conversation:
         """
         speaker = self._speaker
         given = {"user_id": speaker.user_id, "text": text, "agent": speaker.agent, "conversation": self.key}
-        # One id for all tries: a retry after a lost answer must not accept a second message.
+        # One id for all attempts: the lost answer to a commit must not cause a second message.
         given["message_id"] = str(new_id(self._runtime.clock))
         incoming = parse_incoming({"channel": CLI, **given}, tenant=speaker.tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
@@ -173,9 +173,9 @@ class Conversation:
         return turn
 
     def stream(self, on_event: Callable[[Event], None]) -> dict[str, Any]:
-        """Pass the turn's events on as they happen; returns the settled turn.
+        """Pass the turn's events to `on_event` as they happen; returns the settled turn.
 
-        Called again after an interruption, it continues after the last event that was passed on.
+        A call after an interruption continues after the last event that was passed.
         """
         if self._turn_id is None:
             raise LookupError("no message was sent yet")
@@ -206,7 +206,7 @@ class Conversation:
             threads.close()
 
     def _pass_on(self, event: Event, on_event: Callable[[Event], None]) -> dict[str, Any] | None:
-        """Pass an event on; the settled turn if it is the last one."""
+        """Pass an event to `on_event`, except the last event, which contains the settled turn to return."""
         self._last = event.id
         if event.kind is EventKind.DONE:
             return dict(event.data)
@@ -218,7 +218,7 @@ class Conversation:
         return None
 
     def cancel(self) -> bool:
-        """Cancel the turn of the last message; returns False if there is none.
+        """Cancel the turn of the last message; returns `False` if no message was sent.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -229,7 +229,7 @@ class Conversation:
         return True
 
     def end(self) -> bool:
-        """Request the end of the session; returns False if there is none.
+        """Request the end of the session; returns `False` without a session.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -256,7 +256,7 @@ class Conversation:
         return requested is not None
 
     def note_presence(self) -> None:
-        """Report that the user is present now: the conversation is opened or left."""
+        """Record a presence event: the user opens or leaves the conversation."""
         note_activity(self._runtime, self._speaker.user, CLI, PRESENCE)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The CaseBank of a process, whose notices are POSTed, signed, to `PERDURE_CASEBANK__NOTIFY_URL`.
+"""The context of CaseBank runs, which POSTs signed notices to `PERDURE_CASEBANK__NOTIFY_URL`.
 
 The operator sets that URL, so it need not be public.
 """
@@ -20,13 +20,13 @@ _ID_DIGITS = 32
 
 
 def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> RunContext:
-    """The `RunContext` of this process, with its notices and `pause`. Threads may share it."""
+    """A `RunContext` that POSTs its notices and waits with `pause` (seconds). Threads may share it."""
 
     def post(url: str, body: bytes) -> None:
         settings = runtime.settings
         message_id = hashlib.sha256(body).hexdigest()[
             :_ID_DIGITS
-        ]  # the receiver deduplicates: a repeated notice has the same text
+        ]  # a repeated notice has the same text and so the same id, by which the receiver deduplicates
         try:
             UrlCarrier(settings.webhook_keys(), settings.signing_key(), ANYWHERE).carry({"url": url}, body, message_id)
         except DeliveryFailed as error:

@@ -1,4 +1,4 @@
-"""The statement of activity."""
+"""The query of `perdure.channels.activity`."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
     serve/      commands that run processes: up, migrate, gateway, worker, beat, flower, channels; and drain
     talk/       send, chat and link
-    inspect/    commands that show and change stored things, and doctor
+    inspect/    commands that show and change stored data, and doctor
 
-    connecting.py   the database and the wake-ups that commands need of a running installation
+    connecting.py   connects commands to the database and the workers of an installation
     display.py      tables, JSON, progress, text that is safe on a terminal
-    files.py        files that are read tolerantly and written atomically
-    errors.py       errors as a message and an exit status
+    files.py        reads files tolerantly and writes them atomically
+    errors.py       reports errors as a message and an exit status
     completion.py   completion scripts for shells
 
 `perdure --help` prints the table below. A command's module is imported when the command runs or prints its help, and
@@ -51,7 +51,9 @@ COMMANDS = {
     "beat": Command("serve.processes", "beat", "Publish scheduled tasks when they are due."),
     "flower": Command("serve.processes", "flower", "Show workers and tasks on web pages."),
     "channels": Command(
-        "serve.channels", "channels", "Listen on the configured chats: Discord's gateway, Slack's Socket Mode."
+        "serve.channels",
+        "channels",
+        "Listen on chats: Discord's gateway, Slack's Socket Mode, Telegram's long polling.",
     ),
     "doctor": Command(
         "inspect.doctor",
@@ -88,8 +90,8 @@ def main() -> None:
 def _add_working_directory() -> None:
     """Append the working directory, where the module of `PERDURE_AGENTS` may be, to `sys.path`.
 
-    If perdure is imported from a checkout, it is inserted before that: the checkout's `tasks` would hide the
-    application's.
+    If perdure is imported from a checkout, the working directory is inserted before the checkout, whose `tasks` would
+    hide the application's.
     """
     here = str(Path.cwd())
     if here in sys.path:
@@ -101,7 +103,7 @@ def _add_working_directory() -> None:
 
 
 def load(name: str) -> typer.Typer:
-    """An application with this one command or group of commands.
+    """A Typer application with the command or the group of commands `name` only.
 
     Raises:
         Failure: the command does not exist.

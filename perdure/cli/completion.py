@@ -1,6 +1,6 @@
 """`perdure completion`: completion of commands, subcommands and options in a shell.
 
-The script contains all names, so completing starts no Python. Print it again after an upgrade.
+The script contains all names, so completion does not start Python. Print the script again after an upgrade.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.cli import COMMANDS, load
 
 
 class Shell(StrEnum):
-    """A shell that has a script."""
+    """The shells for which there is a script."""
 
     BASH = "bash"
     ZSH = "zsh"

@@ -1,4 +1,4 @@
-"""The database and the wake-ups that commands need of a running installation."""
+"""Connects commands to the database and the workers of an installation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OnlyTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", he
 
 
 class _UnavailableBroker:
-    """The waker if the broker is unavailable: publishes nothing. The sweeper finds what was accepted."""
+    """The waker while the broker is unavailable. It publishes nothing; the sweeper finds the accepted work."""
 
     def session(self, session_id: UUID, priority: int) -> bool:  # noqa: ARG002 (the port's signature)
         return False
@@ -47,7 +47,7 @@ class _UnavailableBroker:
         return False
 
     def ask(self, question: str, within_s: float) -> dict[str, Any]:  # noqa: ARG002 (CeleryWaker's signature)
-        """Wait for `within_s`, so that a caller that polls does not spin."""
+        """Wait for `within_s` seconds, so that a polling caller does not spin; returns no answers."""
         time.sleep(within_s)
         return {}
 
@@ -83,7 +83,7 @@ def database() -> Iterator[Database]:
 
 @contextmanager
 def runtime() -> Iterator[Runtime]:
-    """The parts of a process that accepts messages and cancels turns. The broker may be unavailable.
+    """The runtime, for a command that accepts messages, cancels turns or calls models. The broker may be unavailable.
 
     Raises:
         Unavailable: the database is unavailable.
@@ -109,7 +109,7 @@ def runtime() -> Iterator[Runtime]:
 
 @contextmanager
 def intake() -> Iterator[Intake]:
-    """The parts of a process that accepts messages, without models, embedder and breakers.
+    """The parts of a runtime for accepting messages, without models, embedder and breakers.
 
     Raises:
         Unavailable: the database is unavailable.
@@ -131,7 +131,7 @@ def intake() -> Iterator[Intake]:
 
 @contextmanager
 def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
-    """A function that asks all workers a question and waits for a number of seconds.
+    """A function that sends a question to all workers and waits the given number of seconds for answers.
 
     It returns the answers by worker name: an empty dictionary if no worker or no broker is available.
     """
@@ -145,7 +145,7 @@ def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
 
 
 def parse_user(user: str | None, tenant: str | None) -> tuple[str | None, str | None]:
-    """The key of the user, `None` if none was named, and the tenant.
+    """The user's key (`None` without a `user`) and the tenant.
 
     Raises:
         InvalidRequest: the user's id or the tenant's name is invalid.

@@ -1,7 +1,7 @@
 """Output of commands: a table on a terminal, tab-separated lines elsewhere, JSON with `--json`.
 
-Text of users, models and tools may contain escape sequences that would rewrite the terminal. It is printed with
-visible symbols in place of its control characters.
+Text of users, models and tools may contain escape sequences that would rewrite the terminal, so commands print visible
+symbols in place of control characters.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def progress(task: str) -> Iterator[tuple[Progress, TaskID]]:
 
 
 def _cell(value: Any) -> str:
-    """A value on one line."""
+    """A value as printable text on one line; `-` for `None` and for an empty list."""
     if value is None:
         return "-"
     if isinstance(value, list):

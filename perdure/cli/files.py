@@ -1,4 +1,4 @@
-"""Files that commands read tolerantly and write atomically."""
+"""Reads files tolerantly and writes them atomically, for commands."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import TextIO
 from perdure.cli.errors import Failure
 
 STDIO = Path("-")
-"""stdin or stdout."""
+"""The path that denotes stdin or stdout."""
 
 
 def write_whole(file: Path, text: str | Iterable[str]) -> None:
-    """Write a temporary file and rename it: a reader of `file` sees the old content or all of the new."""
+    """Write a temporary file and rename it, so that a reader of `file` sees the old content or the complete new one."""
     file = file.resolve()
     parts = [text] if isinstance(text, str) else text
     try:
         if file.exists() and not file.is_file():  # a pipe or a device is written to, not replaced
-            with file.open("w", encoding="utf-8") as through:
-                through.writelines(parts)
+            with file.open("w", encoding="utf-8") as stream:
+                stream.writelines(parts)
             return
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as beside:
-                beside.writelines(parts)
-                beside.flush()
-                os.fsync(beside.fileno())
+            with os.fdopen(handle, "w", encoding="utf-8") as temporary:
+                temporary.writelines(parts)
+                temporary.flush()
+                os.fsync(temporary.fileno())
             Path(name).replace(file)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -41,7 +41,7 @@ def write_whole(file: Path, text: str | Iterable[str]) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[TextIO]:
-    """The lines of a file. Bytes that are not UTF-8 become U+FFFD."""
+    """A file opened for reading, stdin for `STDIO`. Bytes that are not UTF-8 become U+FFFD."""
     if file == STDIO:
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
         yield sys.stdin

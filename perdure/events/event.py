@@ -16,7 +16,7 @@ from uuid import UUID
 from perdure.errors import InvalidRequest
 
 PER_TOKEN = 1_000_000_000
-"""Numbers of provisional events that one fencing token has."""
+"""The count of event numbers for each fencing token."""
 
 _EPOCH_DIGITS, _NUMBER_DIGITS = 9, 19
 
@@ -41,7 +41,7 @@ COMMITTED = "committed"
 
 @dataclass(frozen=True, slots=True, order=True)
 class EventId:
-    """The id of an event; `token` is that of the worker which wrote it."""
+    """The id of an event; `token` is the fencing token of the worker that wrote the event."""
 
     PATTERN: ClassVar = f"^(0|[1-9][0-9]{{0,{_EPOCH_DIGITS - 1}}})-(0|[1-9][0-9]{{0,{_NUMBER_DIGITS - 1}}})$"
     """The form of an id, for JSON Schema."""
@@ -51,7 +51,7 @@ class EventId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The id that a client sends back.
+        """Parse an id that a client sends.
 
         Raises:
             InvalidRequest: `text` is not an id.
@@ -85,7 +85,7 @@ def rewind_to(epoch: int) -> dict[str, str]:
 
 
 def news_channel(prefix: str) -> str:
-    """The pub/sub channel that names turns with new events or a new state.
+    """The pub/sub channel that announces turns with new events, and settled turns.
 
     A message is a letter and turn ids in hexadecimal, separated by spaces: `e` new events, `s` settled.
     """
@@ -93,15 +93,15 @@ def news_channel(prefix: str) -> str:
 
 
 def listening_key(prefix: str) -> str:
-    """The sorted set of turns with listeners, by the epoch second at which the interest ends.
+    """The sorted set of turns with listeners; the score is the epoch second at which the interest ends.
 
-    It is also the name of the pub/sub channel that names turns whose interest begins or continues.
+    The pub/sub channel with the same name announces turns whose interest begins or continues.
     """
     return f"{prefix}listening"
 
 
 def hexes(turn_ids: list[UUID]) -> str:
-    """Turn ids in the form of the channels' messages."""
+    """Turn ids in hexadecimal, separated by spaces, as the channels' messages contain them."""
     return " ".join(each.hex for each in turn_ids)
 
 

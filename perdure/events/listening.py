@@ -1,8 +1,8 @@
-"""Which turns have listeners, as this worker process knows it.
+"""Tracks which turns have listeners, in a worker process.
 
-A gateway announces the turns that its clients listen to, again every 20 seconds: in a sorted set, for workers that
-start, and on a channel, for those that run. A worker subscribes with one connection; a turn without a listener costs
-it no command.
+A gateway announces the turns that its clients follow, and repeats this every 20 seconds: in a sorted set, for workers
+that start later, and on a channel, for running workers. A worker subscribes on one connection. A turn without a
+listener needs no Redis command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.events.event import listening_key, parse_hexes
 log = logging.getLogger(__name__)
 
 INTEREST_S = 60.0
-"""Seconds that the interest in a turn lasts after its last listener's gateway announced it."""
+"""Seconds for which a turn counts as having a listener after a gateway's last announcement."""
 
 _WAIT_S = 0.5
 _PAUSE_S = 1.0
@@ -42,11 +42,11 @@ class Listening:
         self._thread = threading.Thread(target=self._run, name="perdure-listening", daemon=True)
 
     def start(self) -> None:
-        """Start following."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop following."""
+        """End the thread; waits for it a second at most."""
         self._closing.set()
         if self._thread.ident is not None:
             with suppress(redis.RedisError):
@@ -54,7 +54,7 @@ class Listening:
             self._thread.join(_WAIT_S * 2)
 
     def has(self, turn_id: UUID) -> bool:
-        """Whether the turn has a listener, or had one within the last minute."""
+        """Whether a gateway announced a listener of the turn within the last `INTEREST_S` seconds."""
         return self._until.get(turn_id, 0.0) > self._clock.monotonic()
 
     def _run(self) -> None:

@@ -1,10 +1,10 @@
-"""A turn's provisional events, batched into its Redis stream by one thread per process.
+"""Writes turns' provisional events to Redis streams, in batches and by one thread per process.
 
 The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. A turn
 without a listener only keeps the text of its current step in memory, so that a later listener receives all of it.
 
 If Redis fails, the entries are lost: the next batch begins with a `rewind`, followed by the whole text. If Redis
-refuses an id, a worker with a higher token writes this turn, and this worker stops writing it.
+refuses an id, a worker with a higher token writes the turn's events, and this worker stops writing them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from perdure.text.untrusted import storable
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 20_000
-"""Entries of one stream. At 20 batches a second this is a quarter of an hour of text."""
+"""The most entries of one stream: at 20 batches a second, a quarter of an hour of text."""
 
 _LONGEST_TURN_MS = 86_400_000
-"""A day: by then a turn has ended, or another worker lists it again."""
+"""A day, in milliseconds: after it, a turn has ended, or another worker has listed the turn again."""
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0
@@ -76,7 +76,7 @@ class Outlet(Protocol):
         ...
 
     def next_number(self) -> int:
-        """A number above all that this process used before: a turn that is begun again has the same token."""
+        """A number above all earlier ones of this process: a turn that is opened again may have the same token."""
         ...
 
 
@@ -90,7 +90,7 @@ class TurnEvents:
         self.turn_id = turn_id
         self.session_id = session_id
         self.listed = False
-        """Whether Redis has the turn among those of its session with a stream."""
+        """Whether the turn is in Redis's set of the session's turns that have a stream."""
         self._outlet = outlet
         self._lock = threading.Lock()
         self._token = token
@@ -98,7 +98,7 @@ class TurnEvents:
         self._text: list[str] = []
         self._length = 0
         self._written = 0
-        """Characters of the step's text that the stream has."""
+        """The number of characters of the step's text that were written to the stream."""
         self._pending: list[tuple[int, str, Mapping[str, Any]]] = []
         self._silent = False
 
@@ -131,7 +131,7 @@ class TurnEvents:
         self._changed()
 
     def take(self) -> list[Entry]:
-        """The entries to write now, which are then considered written."""
+        """Take the entries to write now. They count as written until `lost` is called."""
         with self._lock:
             if self._silent:
                 return []
@@ -141,7 +141,7 @@ class TurnEvents:
             return [Entry(self._id(epoch, kind), kind, data) for epoch, kind, data in pending]
 
     def lost(self) -> None:
-        """Report that the events of the last `take` may not have been written."""
+        """Record that the entries of the last `take` may not have been written."""
         with self._lock:
             self._written = max(self._written, 1)
             self._withdraw(keep_text=True)
@@ -244,7 +244,7 @@ class EventWriter:
             self._condition.notify()
 
     def next_number(self) -> int:
-        """A number above all that this process used before."""
+        """A number above all earlier ones of this process."""
         return next(self._numbers)
 
     def _on_listener(self, turn_id: UUID) -> None:

@@ -1,7 +1,7 @@
 """DNS look-ups with a time limit.
 
 The system's resolver has no time limit, cannot be interrupted, and takes half a minute if a nameserver does not answer.
-It runs in a thread of its own, which ends when the resolver gives up, even if the caller has stopped waiting.
+Each look-up runs in its own thread, which ends when the resolver returns, even if the caller has stopped waiting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 Found = list[tuple[Any, Any, int, str, Any]]
-"""The result of `socket.getaddrinfo`: family, type, protocol, canonical name and socket address of each."""
+"""The result of `socket.getaddrinfo`: (family, type, protocol, canonical name, socket address) of each address."""
 
 
 def look_up(host: str, port: int) -> Future[Found]:

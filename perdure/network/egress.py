@@ -1,8 +1,8 @@
-"""Requests to URLs from users or models: which are allowed, and a connection to the address that was checked.
+"""Checks URLs from users or models, and makes requests that connect only to a checked address.
 
 Such a URL may name this host's own services, or a network behind the firewall. `check` rejects a URL whose text alone
 shows this, in every spelling of an address. `resolve` looks the name up once and checks each of its addresses. `pinned`
-makes a request that connects to one of them, so that a second look-up cannot return another address; TLS still checks
+makes a request that connects to a checked address, because a second look-up might return another one; TLS still checks
 the certificate against the name. Callers follow a redirect only after the same checks.
 
 Called by `http_get` and the delivery of replies.

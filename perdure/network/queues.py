@@ -1,4 +1,4 @@
-"""Names of queues at the broker: perdure's own, and those that `reply_to` may name.
+"""Names of queues at the broker: perdure's own queues, and the queues that `reply_to` may name.
 
 On Redis a queue's name is a key: a reply to an arbitrary name could write to the keys of kombu, of Celery's results or
 of perdure. `PERDURE_REPLY_TASKS` lists the tasks and their queues. `Settings` rejects an entry with a reserved queue;
@@ -27,7 +27,7 @@ _RESERVED = (
     "amq.",  # RabbitMQ's own
 )  # fmt: skip
 _CONTROL = ".pidbox"
-"""Suffixes of the names of Celery's control queues."""
+"""The suffix of the names of Celery's control queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ReplyTask:
 def reply_queue(entries: Iterable[ReplyTask], task: str, queue: str | None) -> str | None:
     """The queue for a reply to `task`; `None` if no entry allows it.
 
-    Without `queue`, it is that of the first entry that matches.
+    If `queue` is `None`, the first matching entry's queue is returned.
     """
     allowed = [entry.queue for entry in entries if fnmatchcase(task, entry.task)]
     return next((each for each in allowed if queue is None or each == queue), None)

@@ -1,4 +1,4 @@
-"""The receivers that `PERDURE_REPLY_URLS` allows besides public addresses: networks and globs of URLs.
+"""The receivers that `PERDURE_REPLY_URLS` allows in addition to public addresses: networks and globs of URLs.
 
 A glob is matched part by part, so that a pattern for the host never matches the path: `http://*.corp/*` does not match
 `http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL, and each address that a name resolves to.
@@ -36,7 +36,7 @@ class UrlGlob:
         The port `*` is any port. Without a port the scheme's default applies, without a path any path matches.
 
         Raises:
-            ValueError: the entry is not such a glob.
+            ValueError: the entry is malformed.
         """
         scheme, _, rest = entry.partition("://")
         authority, slash, path = rest.partition("/")
@@ -48,7 +48,7 @@ class UrlGlob:
         return cls(scheme, host.lower().rstrip("."), number, f"/{path}" if slash else None)
 
     def matches(self, scheme: str, host: str, port: int, path: str) -> bool:
-        """Whether the URL of these parts matches: `host` in lower case, `path` with its query."""
+        """Whether a URL with these parts matches. `host` is in lower case; `path` includes the query."""
         if scheme != self.scheme or self.port not in {None, port}:
             return False
         if not (host == self.host if ":" in self.host else fnmatchcase(host, self.host)):
@@ -58,7 +58,7 @@ class UrlGlob:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """The networks and URLs that are allowed although they are not public. The default allows public ones only."""
+    """The networks and URLs that are allowed although they are not public. By default, there are none."""
 
     networks: tuple[Network, ...] = ()
     urls: tuple[UrlGlob, ...] = ()
@@ -89,16 +89,16 @@ class Reachable:
         return is_public(address) or any(inner in network or address in network for network in self.networks)
 
     def has_url(self, scheme: str, host: str, port: int, path: str) -> bool:
-        """Whether a glob allows the URL of these parts, whatever its host resolves to."""
+        """Whether a glob allows a URL with these parts; the addresses of its host are then not checked."""
         return any(glob.matches(scheme, host, port, path) for glob in self.urls)
 
 
 ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network("::/0")))
-"""For URLs from the operator's settings."""
+"""Allows all addresses, for URLs from the operator's settings."""
 
 
 def _unquoted(path: str) -> str:
-    """`path` as a chain of servers may read it, each of which decodes it once."""
+    """`path`, unquoted until it no longer changes: each server in a chain may unquote it once."""
     while (decoded := unquote(path)) != path:
         path = decoded
     return path

@@ -1,8 +1,9 @@
-"""Which addresses belong to the public Internet, by the project's own table on every Python release.
+"""Decides which addresses are public, by the project's own tables.
 
-`ipaddress.is_global` differs between Python releases. The tables below list every block of IANA's special-purpose
-registries (RFC 6890) that is not globally reachable, and the addresses of clouds' metadata and platform services in
-public blocks. A test compares them with the registries. Called by `http_get` and the delivery of replies.
+`ipaddress.is_global` differs between Python releases, so it is not used. The tables list every block of IANA's
+special-purpose registries (RFC 6890) that is not globally reachable, and the addresses of clouds' metadata and platform
+services in public blocks. A test compares the tables with the registries. Called by `http_get` and the delivery of
+replies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signatures of callbacks by Standard Webhooks 1.0, for which receivers can use any of its libraries.
+"""Signs callbacks as Standard Webhooks 1.0 specifies; receivers can verify them with any library for it.
 
 The signature covers the message's id, the time of the attempt and the body, so that a receiver can reject a replay.
 """

@@ -1,7 +1,8 @@
-"""Tokens of approval buttons: a press counts only for the call, the chat and the person that the button was made for.
+"""Tokens of approval buttons, each valid only for one call, one chat and one person.
 
-A token is the decision, the turn, and an HMAC over these, the call's id, the channel, the chat and the person, with the
-installation's secret. Nothing is stored. It has 45 characters: Telegram allows 64 bytes, Discord 100 characters.
+A token consists of the decision, the turn's id, and an HMAC with the installation's secret over both, the call's id,
+the channel, the chat and the person. Nothing is stored. A token has 45 characters: Telegram allows 64 bytes, Discord
+100 characters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Chat:
 
 
 class Buttons:
-    """Makes and reads tokens. `secret` is `PERDURE_SECRET_KEY`; processes share it."""
+    """Makes and checks tokens. `secret` is `Settings.signing_key`, the same in all processes."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
@@ -40,7 +41,7 @@ class Buttons:
         return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
 
     def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:
-        """The decision and the turn that a token names, which `is_for` must confirm; `None` if it is malformed."""
+        """The decision and the turn's id in a token, unverified: check it with `is_for`. `None` if it is malformed."""
         if len(token) != _CHARS or token[0] not in _DECISIONS or not token.isascii():
             return None
         try:

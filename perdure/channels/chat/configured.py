@@ -1,4 +1,4 @@
-"""The channels that the settings switch on. A channel's library is imported only if the channel is."""
+"""The channels that the settings enable. The library of a channel is imported only if the channel is enabled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def listens(settings: Settings) -> bool:
-    """Whether a configured channel connects to its service, which `perdure channels` does."""
+    """Whether a configured channel needs `perdure channels`, because it connects to its service or polls it."""
     return (
         settings.discord.token is not None
         or (settings.slack.token is not None and settings.slack.app_token is not None)
@@ -30,7 +30,7 @@ def listens(settings: Settings) -> bool:
 
 
 def channels(settings: Settings, clock: Clock) -> dict[str, Channel]:
-    """The configured channels by name. Nothing connects yet; the caller closes them.
+    """The configured channels by name, not connected yet. The caller closes them.
 
     Raises:
         SettingsError: a setting is malformed, or a channel's library is not installed.

@@ -1,7 +1,7 @@
-"""Keeps the bot's typing indicator on while a turn runs: a service shows it for some seconds only.
+"""Repeats the bot's typing indicator while a turn runs; a service shows it for a few seconds only.
 
-A turn that waits for a person or for a model shows no indicator; nor does a turn that was running when this process
-restarted. The thread runs only while there are turns to show.
+A turn that waits for a person or for a model has no indicator. After a restart of this process, turns accepted before
+it have none. The thread runs only while there are turns to show.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from perdure.turns.outbox import DeliveryFailed
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 200
-"""Turns of one channel whose indicator is repeated; others show it once."""
+"""The most turns of one channel whose indicator is repeated; the indicator of further turns is shown once."""
 
 _SHARE = 0.8
-"""The part of the service's time after which the indicator is repeated."""
+"""The fraction of `Channel.typing_s` after which the indicator is repeated."""
 
 _CLOSE_S = 5.0
 
@@ -52,7 +52,7 @@ class TypingIndicators:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop repeating."""
+        """Stop repeating the indicators; waits up to `_CLOSE_S` seconds for the thread."""
         self._closed.set()
         with self._lock:
             thread = self._thread
@@ -79,12 +79,12 @@ class TypingIndicators:
                     return
 
     def _still_running(self, shown: dict[UUID, Place]) -> dict[UUID, bool]:
-        """The turns in `shown` that are unsettled; the value is whether a worker runs the turn or will soon."""
+        """The unsettled turns in `shown`; the value is whether the turn's status is `accepted` or `running`."""
         rows = self._runtime.database.run(queries.RUNNING, {"turn_ids": list(shown)})
         return {row.turn_id: row.status in {"accepted", "running"} for row in rows}
 
     def _type(self, place: Place) -> bool:
-        """Show the indicator once; False if the service refuses it."""
+        """Show the indicator once; `False` if that fails or the indicators are closed."""
         if self._closed.is_set():
             return False
         try:

@@ -1,8 +1,8 @@
 """Turns the events of chats into accepted, edited and cancelled messages, commands and decisions.
 
-The user of a private chat is the one that its person is linked to (`perdure.users.identities`), else `CHANNEL:ID`. A
-chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that no person's memories are recalled for
-another; its messages begin with their author's name, and each of its threads is a conversation.
+A private chat belongs to the user that the person is linked to (`perdure.users.identities`), or else to the user
+`CHANNEL:ID`. A chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that no person's memories are
+recalled for another. The messages of such a chat begin with their author's name, and each thread is a conversation.
 
 An event may arrive several times, also after a crash: the service's message id deduplicates it. Answers to commands
 are sent once, without retries; the agent's replies go through the outbox.
@@ -83,7 +83,7 @@ _NUMBER_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """The user and the conversation of an event, by key. `own`: the chat's own, used unless `/open` chose another."""
+    """The keys of an event's user and conversation. `own`: the chat's own conversation, before any `/open`."""
 
     user: str
     conversation: str | None
@@ -107,7 +107,7 @@ class Ingress:
         self._indicators.close()
 
     def take(self, update: Update) -> None:
-        """Handle one update of the service. A malformed one is logged and dropped.
+        """Handle one update of the service. A malformed update is logged and dropped.
 
         Raises:
             Unavailable: the database cannot be reached; handling the update again is safe.
@@ -152,9 +152,9 @@ class Ingress:
                 assert_never(event)
 
     def _see(self, event: Said | Commanded | Unsupported) -> None:
-        """Record the newest message that was handled, for `_catch_up`.
+        """Record the newest handled message of a chat, for `_catch_up`.
 
-        Interactions are skipped: one that arrives by webhook may be newer than messages that no process has handled.
+        Interactions are skipped: an interaction that arrives by webhook may be newer than unhandled messages.
         """
         if self._channel.reads_history and event.place.token is None and event.message_id.isdecimal():
             at = self._at(self._user(event.place, event.sender), event.place)
@@ -217,7 +217,7 @@ class Ingress:
             cancel(self._runtime, rows[0].turn_id)
 
     def _pressed(self, event: Pressed) -> None:
-        """Carry out the button's decision if its token is for this chat and person and the call still waits."""
+        """Apply the button's decision if its token is for this chat and person and the call still waits."""
         chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
         named = self._buttons.turn_of(event.token)
         if named is None:
@@ -292,7 +292,7 @@ class Ingress:
         return f"This chat continues: {title}"
 
     def _conversations(self, seat: _Seat) -> list[tuple[str, str]]:
-        """The keys and titles of the conversations that may be opened, the one with the newest activity first."""
+        """The keys and titles of the conversations that `/open` can choose, most recently active first."""
         found = list_conversations(self._runtime.database, seat.user, _MOST_LISTED, archived=False)
         return [(each["conversation"], each["title"]) for each in found if each["conversation"] != seat.own]
 
@@ -358,7 +358,7 @@ class Ingress:
             log.warning("the answer to a command on %s could not be sent: %s", self._channel.name, loggable(error))
 
     def _show_typing(self, seat: _Seat, place: Place, turn_id: UUID) -> None:
-        if place.token is not None or not self._channel.typing_s:  # an interaction shows by itself that a reply comes
+        if place.token is not None or not self._channel.typing_s:  # the service shows that an interaction is pending
             return
         self._indicators.show(turn_id, place)
         note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
@@ -371,7 +371,7 @@ class Ingress:
 
 
 def _line(place: Place, sender: Sender, text: str) -> str:
-    """The message as the agent reads it: in a group, the author's name comes first."""
+    """The message as the agent reads it; in a group, prefixed with the author's name."""
     if not place.group:
         return text
     author = first_line(sender.name or sender.external_id, _MOST_AUTHOR_CHARS).replace(":", "")

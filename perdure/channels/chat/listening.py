@@ -1,9 +1,9 @@
-"""Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode.
+"""Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode, Telegram's long polling.
 
-One process of the installation listens on a channel: it holds an advisory lock of PostgreSQL, and a second process
-waits for that lock. If the lock is lost with its connection, two processes may listen until one restarts; the message
-id deduplicates what both receive. An update is retried until the database accepts it, so updates stay in order. A
-connection that fails is made again after a pause that doubles.
+One process of the installation listens on a channel: it holds an advisory lock of PostgreSQL, and other processes try
+to take that lock every `_LOOK_S` seconds. If the lock is lost with its connection, two processes may listen until one
+restarts; message ids deduplicate the updates that both receive. An update is retried until the database accepts it, so
+updates stay in order. A failed connection is retried with exponential back-off.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Listening:
         return bool(self._threads)
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start one thread for each channel."""
         for thread in self._threads:
             thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether `stop` is called within `seconds`."""
+        """Wait up to `seconds` for a requested stop; returns whether a stop was requested."""
         return self._stop.wait(seconds)
 
     def request_stop(self) -> None:
@@ -54,7 +54,7 @@ class Listening:
         self._stop.set()
 
     def stop(self, within_s: float) -> bool:
-        """Ask the threads to end; returns whether each has ended within `within_s`."""
+        """Request a stop and wait up to `within_s` seconds for each thread; returns whether all threads have ended."""
         self._stop.set()
         for thread in self._threads:
             thread.join(within_s)
@@ -75,7 +75,7 @@ class Listening:
                 log.warning("cannot listen on %s: %s; retrying in %g s", channel.name, error.message, pause_s)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            except Exception:  # whatever a library raises: the connection is made again
+            except Exception:  # a channel's library may raise any error: retry the connection
                 log.exception("listening on %s failed; retrying in %g s", channel.name, pause_s)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,7 +1,7 @@
-"""The channel protocol: what a chat service reports, where replies go, and what a channel does.
+"""The channel protocol: the events of a chat service, the places that replies go to, and a channel's methods.
 
-A channel is one module with one class. It verifies and parses what its service sends, and sends text to places. It
-knows nothing of users, sessions and turns; `ingress` and `replies` do that for all channels.
+A channel verifies and parses the updates of its service, and sends text to places. It has no access to users, sessions
+and turns; `ingress` and `replies` handle those for all channels.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Place:
         chat: The service's id of the chat.
         thread: The thread within the chat, if the reply goes into one.
         message: The service's id of the message or interaction.
-        group: Several people read and write there.
-        token: A credential to answer an interaction, if the service has given one.
+        group: Whether several people read and write in the chat.
+        token: A credential for answering an interaction, if the service has sent one.
     """
 
     chat: str
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The person behind an event: the service's id, and the name that others see there."""
+    """The person who caused an event: the id and the display name on the service."""
 
     external_id: str
     name: str | None = None
@@ -50,7 +50,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent. `if_known`: only if the agent takes part in that conversation already."""
+    """A message for the agent. `if_known`: ignore it unless the agent already takes part in the conversation."""
 
     place: Place
     sender: Sender
@@ -80,7 +80,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """A button of a message was pressed; `token` is the button's."""
+    """A person pressed a button of a message; `token` is `Button.token`."""
 
     place: Place
     sender: Sender
@@ -89,7 +89,7 @@ class Pressed:
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """A command, in lower case and without the slash, and the rest of its line."""
+    """A command, in lower case and without the slash, and its argument."""
 
     place: Place
     sender: Sender
@@ -110,7 +110,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The person types in a private chat."""
+    """A person is typing in a private chat."""
 
     place: Place
     sender: Sender
@@ -118,7 +118,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection began without resuming a session: the service does not report earlier messages; see `missed`."""
+    """A new connection, without a resumed session: the service does not repeat earlier messages; see `missed`."""
 
 
 Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Connected
@@ -126,7 +126,7 @@ Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Co
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A button under a message. A press reports its `token`, of at most 64 characters."""
+    """A button under a message. `token` identifies the button in `Pressed`; at most 64 characters."""
 
     label: str
     token: str
@@ -144,30 +144,30 @@ class Channel(Protocol):
     """A chat service. Threads share it."""
 
     name: str
-    """The channel's name, as in `channel` of a message."""
+    """The channel's name, the value of `channel` in a message."""
 
     most_chars: int
-    """The longest text of one message."""
+    """The longest text of one message, in characters."""
 
     typing_s: float
-    """Seconds for which the service shows one `typing`; 0: it has no such indicator."""
+    """Seconds for which the service shows the indicator after a call of `typing`; 0: it has no indicator."""
 
     reads_history: bool
-    """Whether `missed` finds messages; the ids of messages are then numbers that grow."""
+    """Whether `missed` is implemented; if so, message ids are increasing numbers."""
 
     listens: bool
-    """Whether `listen` has something to connect to."""
+    """Whether `listen` is configured; if not, updates arrive by webhook only."""
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Check that the service sent this webhook request recently; `headers` have names in lower case.
+        """Check that a webhook request comes from the service and is recent; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: the check fails, or its secret is not configured.
+            Unauthorized: the check fails, or the channel's secret is not configured.
         """
         ...
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
-        """The updates in a verified request, and its answer.
+        """The updates in a verified request, and the JSON response.
 
         Raises:
             InvalidRequest: the body is malformed.
@@ -186,13 +186,13 @@ class Channel(Protocol):
         """Send one message of at most `most_chars`. `key` is the same at each attempt, and differs between messages.
 
         Raises:
-            DeliveryFailed: the service has not confirmed it; `NotAsked` if it asks for a pause, `Undeliverable` if
-                repeating does not help.
+            DeliveryFailed: the service has not confirmed the message; `NotAsked` if the service asks for a pause,
+                `Undeliverable` if the failure is permanent.
         """
         ...
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button, buttons included, by `text`.
+        """Replace the message of a pressed button, buttons included, with `text`.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -200,7 +200,7 @@ class Channel(Protocol):
         ...
 
     def typing(self, place: Place) -> None:
-        """Show for some seconds that a reply is being written, if the service can.
+        """Show the typing indicator for `typing_s` seconds; does nothing if the service has no indicator.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -218,10 +218,10 @@ class Channel(Protocol):
     def missed(self, chat: str, after: str) -> Sequence[Update]:
         """The updates of messages in a chat after the message with the id `after`, oldest first; bounded.
 
-        Called after `Connected` only. Empty if the chat is gone.
+        Called after `Connected` only. Empty if the chat no longer exists.
 
         Raises:
-            DeliveryFailed: the service cannot be asked now.
+            DeliveryFailed: the request to the service failed.
         """
         ...
 

@@ -1,10 +1,10 @@
-"""The statements of edits, deletions and known conversations of chats."""
+"""The SQL for edits, deletions, known conversations and places of chats."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# Changes the text of a message whose turn has not begun. The lock on the turn waits for a claim of it.
+# Changes the text of a message whose turn has not begun. The row lock waits for a concurrent claim of the turn.
 EDIT = Statement(
     "chats.edit",
     """
@@ -20,7 +20,7 @@ EDIT = Statement(
     """,
 )
 
-# The turn of a message that has not begun, and the number of the messages that it answers.
+# The unclaimed turn of a message, and the number of messages that the turn answers.
 WAITING = Statement(
     "chats.waiting",
     """
@@ -32,7 +32,7 @@ WAITING = Statement(
     writes=False,
 )
 
-# Whether the agent takes part in a conversation; without a key, whether the user exists.
+# Whether the agent takes part in a conversation. `conversation` NULL: whether the user exists.
 IS_KNOWN = Statement(
     "chats.is_known",
     """
@@ -44,7 +44,7 @@ IS_KNOWN = Statement(
     writes=False,
 )
 
-# The conversation that a command has opened at a place.
+# The conversation that `/open` or `/new` chose for a place.
 OPENED = Statement(
     "chats.opened",
     """
@@ -54,7 +54,7 @@ OPENED = Statement(
     writes=False,
 )
 
-# Opens a conversation at a place; without a key, the place's own. A user without a row gets no place.
+# Sets the conversation of a place. `conversation` NULL: the place's own. Does nothing for a user without a row.
 OPEN = Statement(
     "chats.open",
     """
@@ -101,7 +101,7 @@ UNSETTLED = Statement(
     writes=False,
 )
 
-# Those of these turns that are unsettled.
+# The unsettled turns among `turn_ids`, with their status.
 RUNNING = Statement(
     "chats.running",
     "SELECT turn_id, status FROM turns WHERE turn_id = ANY(%(turn_ids)s::uuid[]) AND settled_at IS NULL",

@@ -1,7 +1,7 @@
-"""Sends the replies of settled turns, and requests for approval, to chats, for the outbox.
+"""Sends the replies of settled turns and the requests for approval from the outbox to chats.
 
-A long reply is sent in parts. Their keys differ and stay the same at each attempt, so a channel whose service knows
-such keys sends no part twice; for the others, this process remembers the parts that a failed attempt has sent. Each
+A long reply is sent in parts. Each part has an idempotency key that stays the same at each attempt; services without
+such keys may receive a part twice, except that this process remembers the parts that a failed attempt has sent. Each
 channel has a breaker, `channel:NAME`.
 """
 
@@ -24,7 +24,7 @@ from perdure.text.untrusted import cut
 from perdure.turns.outbox import NotAsked, Undeliverable
 
 TIMEOUT_S = 30.0
-"""Seconds after which a probe of the breaker counts as lost."""
+"""Seconds after which a call that probes the breaker counts as lost."""
 
 _MOST_REMEMBERED = 10_000
 _FRAME_CHARS = 20
@@ -39,7 +39,7 @@ class _Part:
 
 
 class ChatCarrier:
-    """A `perdure.turns.outbox.Carrier` to `{"channel": ..., "place": ...}`. Threads may share it."""
+    """A `perdure.turns.outbox.Carrier` for targets `{"channel": ..., "place": ...}`. Threads may share it."""
 
     def __init__(
         self, channels: Mapping[str, Channel], buttons: Buttons, breakers: BreakerRegistry | None = None
@@ -51,11 +51,11 @@ class ChatCarrier:
         self._lock = Lock()
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send the reply of the turn in `body`, or its calls that wait for approval; send nothing if it has neither.
+        """Send the turn's reply, or a request for each call that waits for approval; nothing if there is neither.
 
         Raises:
-            DeliveryFailed: the service has not confirmed it.
-            Undeliverable: the channel is no longer configured here, or the service refuses the chat permanently.
+            DeliveryFailed: the service has not confirmed a message.
+            Undeliverable: the channel is not configured, or the service refuses the chat permanently.
             NotAsked: the channel's breaker is open, or the service asks for a pause.
         """
         channel = self._channels.get(target["channel"])
@@ -73,7 +73,7 @@ class ChatCarrier:
             raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
 
     def _requests(self, channel: Channel, target: dict[str, Any], turn: dict[str, Any]) -> list[_Part]:
-        """A message for each call that waits, with a button for each decision."""
+        """One message for each call that waits for approval, with a button for each decision."""
         chat = Chat(channel.name, target["place"]["chat"], target["asker"])
         turn_id = UUID(turn["turn_id"])
         return [
@@ -108,7 +108,7 @@ def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
 
 
 def _request(call: dict[str, Any], most: int) -> str:
-    """The question about a call. Its arguments, which a model wrote, cannot end the block that they are shown in."""
+    """The text of a request for approval. Backquotes in the arguments are replaced: they could end the code block."""
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
     question = f"`{call['tool']}` needs your approval:"
     return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"
@@ -117,5 +117,5 @@ def _request(call: dict[str, Any], most: int) -> str:
 def _place(target: dict[str, Any]) -> Place:
     try:
         return Place(**target["place"])
-    except (KeyError, TypeError) as error:  # of an imported file, or of another release
+    except (KeyError, TypeError) as error:  # an imported session, or another release, may have written the place
         raise Undeliverable("the place of the reply is malformed") from error

@@ -4,12 +4,12 @@ In a private chat every message is for the agent. In a channel a message is for 
 reply begins a thread, in which the following messages are for the agent without a mention. Slash commands (`/new`,
 `/end`, `/cancel`, `/link`, `/help`, or `/perdure new`…) and buttons arrive the same way as messages.
 
-Slack repeats an event that was not acknowledged within three seconds, and sends a mention twice, as a message and as a
-mention: both have the message's `ts`, which deduplicates them. Slack has no idempotency key for posted messages, so a
-reply whose attempt was interrupted may appear twice.
+Slack repeats an event that was not acknowledged within three seconds, and reports a mention twice, as `message` and as
+`app_mention`; the message's `ts`, which both have, deduplicates them. Slack has no idempotency key for posted messages,
+so a reply whose attempt was interrupted may appear twice.
 
-Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so a model's text cannot mention anyone, nor hide a link's target
-except in Markdown links to http addresses. Slack has no typing indicator for bots of this kind.
+Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so a model's text cannot mention anyone. Only a Markdown link to
+an http or https URL becomes a link with a label. Slack has no typing indicator for bots of this kind.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PERMANENT = frozenset(
         "invalid_blocks", "cannot_dm_bot", "user_not_found", "messages_tab_disabled", "thread_locked",
     }
 )  # fmt: skip
-"""Permanent errors."""
+"""Slack's error codes that are permanent: the delivery is not retried."""
 
 _ONE_COMMAND = "perdure"
 _SECTION_CHARS = 3_000
@@ -87,7 +87,7 @@ _MARKUP = compiled(
 
 
 class _ShortPauses(RateLimitErrorRetryHandler):
-    """Repeats a call once if Slack asks for a short pause."""
+    """Repeats a rate-limited call once, if Slack's `Retry-After` is at most `LONGEST_PAUSE_S`."""
 
     def _can_retry(
         self,
@@ -106,7 +106,7 @@ class _ShortPauses(RateLimitErrorRetryHandler):
 
 
 class Slack:
-    """See the module. `api_url` is the Web API's base, `None` for Slack's own. Threads may share it."""
+    """The channel `slack`. `api_url` is the base URL of the Web API; `None`: Slack's own. Threads may share it."""
 
     name = "slack"
     most_chars = 4_000
@@ -129,7 +129,7 @@ class Slack:
         """Check the signature of a webhook's request; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: the signature is not Slack's, its time is over five minutes off, or no secret is configured.
+            Unauthorized: the signature is invalid, its timestamp is over five minutes off, or no secret is configured.
         """
         stamp, signature = (headers.get(f"x-slack-{each}", "") for each in ("request-timestamp", "signature"))
         usable = self._verifier is not None and stamp.isascii() and stamp.isdigit() and signature.isascii()
@@ -141,7 +141,7 @@ class Slack:
             raise Unauthorized(_UNSIGNED)
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
-        """The update in a webhook's request, whose signature is valid, and its answer.
+        """The update in a webhook request with a valid signature, and the response to it.
 
         Raises:
             InvalidRequest: the body is neither JSON nor a form.
@@ -152,7 +152,7 @@ class Slack:
         return Received((given,) if given.get("type") or given.get("command") else ())
 
     def parse(self, update: Update) -> list[Event]:
-        """The events in a payload of the Events API, a button or a slash command; empty for all others.
+        """The events in a payload of the Events API, a button or a slash command; empty for other payloads.
 
         Raises:
             KeyError, TypeError, ValueError: the payload is malformed.
@@ -177,7 +177,7 @@ class Slack:
                 return self._said(event, bot)
 
     def _said(self, event: Update, bot: str | None) -> list[Event]:
-        if not _is_a_persons(event):
+        if not _is_from_person(event):
             return []
         place, message_id = _place(event, event), _message_id(event["channel"], event["ts"])
         addressed = not place.group or event["type"] == "app_mention" or f"<@{bot}>" in event.get("text", "")
@@ -192,7 +192,7 @@ class Slack:
 
     def _changed(self, event: Update, bot: str | None) -> list[Event]:
         message, before = event["message"], event.get("previous_message") or {}
-        if not _is_a_persons(message) or message.get("text") == before.get("text"):
+        if not _is_from_person(message) or message.get("text") == before.get("text"):
             return []  # Slack has added a preview
         text = self._text(message.get("text", ""), bot)
         message_id = _message_id(event["channel"], message["ts"])
@@ -216,7 +216,7 @@ class Slack:
         return [Pressed(place, sender, each["value"]) for each in given["actions"] if each.get("type") == "button"]
 
     def _text(self, text: str, bot: str | None) -> str:
-        """Slack's text as a person reads it, without a mention of the bot."""
+        """The plain text of Slack's markup, with mentions shown as names and without a mention of the bot."""
 
         def shown(found: Match) -> str:
             target, label = found[1], found[2]
@@ -237,7 +237,7 @@ class Slack:
         return Sender(user, self._names.get(user))
 
     def _learn_name(self, user: str) -> None:
-        """Look up a user's display name, once; a user without one is shown by id."""
+        """Look up and cache a user's display name; a user without a name is shown by id."""
         if user in self._names:
             return
         try:
@@ -255,8 +255,8 @@ class Slack:
 
         Raises:
             NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S`.
-            Undeliverable: the channel is gone, or the bot may not write there.
-            DeliveryFailed: Slack did not confirm it.
+            Undeliverable: the channel no longer exists, or the bot may not write there.
+            DeliveryFailed: Slack did not confirm the message.
         """
         shown = render(text)
         blocks = [*_sections(shown), _actions(buttons)] if buttons else None
@@ -272,7 +272,7 @@ class Slack:
         )
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button by `text`, without buttons.
+        """Replace the message of a pressed button with `text`, without buttons.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -286,7 +286,7 @@ class Slack:
         """Do nothing: Slack shows no typing indicator for a bot."""
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
-        """Nothing: Slack repeats an event that was not acknowledged."""
+        """Always empty: Slack repeats events that were not acknowledged."""
         return ()
 
     def close(self) -> None:
@@ -321,12 +321,12 @@ class Slack:
 
 
 def _bot_of(update: Update) -> str | None:
-    """The bot's own user id."""
+    """The bot's user id, from the payload's `authorizations`; `None` if it is absent."""
     return next((each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)), None)
 
 
 class _Seconds(SignatureClock):
-    """The clock of a `SignatureVerifier`."""
+    """perdure's clock for a `SignatureVerifier`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -337,7 +337,7 @@ class _Seconds(SignatureClock):
 
 
 def render(text: str) -> str:
-    """Markdown as Slack's mrkdwn."""
+    """Convert Markdown to Slack's mrkdwn; code is only escaped."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     pieces: list[str] = []
     end = 0
@@ -358,7 +358,7 @@ def _marked(found: Match) -> str:
 
 
 def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """JSON, JSON in the form field `payload`, or a form."""
+    """Decode a body that is JSON, a form with JSON in the field `payload`, or another form."""
     try:
         text = body.decode()
         if "x-www-form-urlencoded" in headers.get("content-type", ""):
@@ -373,12 +373,12 @@ def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     return given
 
 
-def _is_a_persons(message: Update) -> bool:
+def _is_from_person(message: Update) -> bool:
     return "user" in message and "bot_id" not in message and message.get("subtype") in _WRITTEN
 
 
 def _place(event: Update, message: Update) -> Place:
-    """Where to reply to `message`: in a channel, in the thread that it is in or begins."""
+    """The place for the reply to `message`: in a channel, the message's thread, or a new thread below the message."""
     channel = event["channel"]
     group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")
     thread = message.get("thread_ts") or (message["ts"] if group else None)
@@ -391,7 +391,7 @@ def _message_id(channel: str, ts: str) -> str:
 
 def _deleted(event: Update) -> list[Event]:
     before = event.get("previous_message") or {}
-    if not _is_a_persons(before):
+    if not _is_from_person(before):
         return []
     place = _place(event, {"ts": event["deleted_ts"], **before})
     return [Deleted(place, Sender(before["user"]), _message_id(event["channel"], event["deleted_ts"]))]
@@ -432,7 +432,7 @@ def _refuse(error: SlackApiError) -> NoReturn:
         raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
     code = response.data.get("error", "") if isinstance(response.data, dict) else ""
     if code in _PERMANENT:
-        # Slack's status is 200, which the breaker would count as a failure of the service; 403 it does not count.
+        # Slack's status is 200, which the breaker would count as a failure of the service. It does not count 403.
         raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
     if status != HTTPStatus.OK:
         raise DeliveryFailed(f"answered with status {status}", status) from error

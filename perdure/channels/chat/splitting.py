@@ -1,4 +1,4 @@
-"""Parts of a long text for a service with a limit: cut between lines where possible, code blocks kept whole.
+"""Splits a long text into messages of a limited length, between lines where possible.
 
 A code block that spans parts is closed at the end of each part and opened again, with its language, in the next one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _FENCE = "```"
 _LONGEST_OPENING = 40
-"""Characters of a fence's first line that are repeated; a longer one is repeated as the bare fence."""
+"""The longest opening line of a code block that is repeated; a longer line is replaced by a bare fence."""
 
 
 def split(text: str, most: int) -> list[str]:
@@ -29,7 +29,7 @@ def split(text: str, most: int) -> list[str]:
 
 
 def _cut(text: str, room: int) -> int:
-    """Where to end a part: after a paragraph, a line or a word in the last half of the room, else at its end."""
+    """The length of the next part: up to a paragraph, line or word end in the last half of `room`, else `room`."""
     for separator in ("\n\n", "\n", " "):
         found = text.rfind(separator, room // 2, room)
         if found > 0:
@@ -38,7 +38,7 @@ def _cut(text: str, room: int) -> int:
 
 
 def _left_open(part: str) -> str:
-    """The first line of the code block that `part` leaves open, with its newline; empty without one."""
+    """The opening line, with its newline, of a code block that `part` does not close; empty if all are closed."""
     opening = ""
     for line in part.split("\n"):
         if line.lstrip().startswith(_FENCE):

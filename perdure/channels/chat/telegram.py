@@ -1,8 +1,8 @@
 """The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
 
 In a private chat every message is for the agent, and so is every message of a group that Telegram shows to the bot.
-Bots are not informed of deletions. Telegram has no idempotency key for sent messages, so a reply whose
-attempt was interrupted may appear twice.
+Telegram reports no deletions to bots. It has no idempotency key for sent messages, so a reply whose attempt was
+interrupted may appear twice.
 
 Text is sent as HTML: `&`, `<` and `>` are escaped, code spans and blocks become elements. Text whose markup Telegram
 refuses is sent again as plain text.
@@ -57,7 +57,7 @@ _REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEB
 
 
 class Telegram:
-    """See the module. `api_url` is the Bot API's base, `None` for Telegram's own. Threads may share it."""
+    """The channel `telegram`. `api_url` is the Bot API's base URL; `None`: Telegram's own. Threads may share it."""
 
     name = "telegram"
     most_chars = 4_096
@@ -85,7 +85,7 @@ class Telegram:
         """Check the secret token of a webhook's request; `headers` have names in lower case.
 
         Raises:
-            Unauthorized: the token is missing or wrong, or none is configured.
+            Unauthorized: the token is missing or wrong, or no token is configured.
         """
         given = headers.get("x-telegram-bot-api-secret-token", "")
         if self._secret is None or not hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):
@@ -124,13 +124,13 @@ class Telegram:
 
         Raises:
             NotAsked: Telegram asks for a pause.
-            Undeliverable: the chat is gone, or the user has blocked the bot.
-            DeliveryFailed: Telegram did not confirm it.
+            Undeliverable: the chat no longer exists, or the user has blocked the bot.
+            DeliveryFailed: Telegram did not confirm the message.
         """
         self._call(lambda: self._send(place, text, _keyboard(buttons)))
 
     async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
-        # Telegram counts UTF-16 units, of which a character may have two.
+        # Telegram counts UTF-16 code units; a character has one or two.
         *others, last = [text] if _units(text) <= self.most_chars else split(text, self.most_chars // 2)
         for part in others:
             await self._post(place, part, None)
@@ -148,7 +148,7 @@ class Telegram:
             await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button by `text`, without buttons, and end the button's progress indicator.
+        """Replace the message of a pressed button with `text` and no buttons, and end the button's progress indicator.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -165,7 +165,7 @@ class Telegram:
             await self._bot.edit_message_text(text, place.chat, int(place.message))
 
     def typing(self, place: Place) -> None:
-        """Show for five seconds that a reply is being written.
+        """Show the bot's typing indicator for five seconds.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -174,9 +174,9 @@ class Telegram:
         self._call(lambda: self._bot.send_chat_action(place.chat, ChatAction.TYPING, message_thread_id=thread))
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
-        """Pass updates to `on_update` in their order until `stop`.
+        """Poll for updates and pass them to `on_update`, in their order, until `stop`.
 
-        The next request acknowledges an update only after `on_update` has returned; Telegram repeats the others.
+        A poll acknowledges only the updates for which `on_update` has returned; Telegram repeats all others.
 
         Raises:
             ChannelFailed: Telegram cannot be reached, refuses the token, or another process polls.
@@ -192,7 +192,7 @@ class Telegram:
                 offset = each.update_id + 1
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
-        """Nothing: Telegram keeps updates that were not acknowledged for a day."""
+        """Always empty: Telegram keeps unacknowledged updates for a day and repeats them."""
         return ()
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class Telegram:
 
 
 def render(text: str) -> str:
-    """Markdown code as Telegram's HTML; all other text escaped."""
+    """Convert Markdown code to Telegram's HTML, and escape all other text."""
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(text):
@@ -237,7 +237,7 @@ def render(text: str) -> str:
 
 
 def _units(text: str) -> int:
-    """The length of a text as Telegram counts it."""
+    """The length of a text in UTF-16 code units."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 

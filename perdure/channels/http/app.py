@@ -1,4 +1,4 @@
-"""The gateway's application: routes, middleware, error handlers and the document."""
+"""The gateway's FastAPI application: routes, middleware, error handlers and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def create_app(
     killed_lately: health.KilledLately = tuple,
     authenticate: Authenticate | None = None,
 ) -> FastAPI:
-    """The application over `runtime`. The server calls `drain` of its `state.gateway` at shutdown.
+    """Make the FastAPI application. At shutdown, the server calls `drain` of the application's `state.gateway`.
 
     Args:
         runtime: The parts of this process; the caller closes them.
-        broker_reachable: Whether the broker is available; may block.
-        killed_lately: The workers that `/readyz` reports as killed.
-        authenticate: An application's own authentication, in place of keys.
+        broker_reachable: Returns whether the broker is available; may block.
+        killed_lately: Returns the killed workers that `/readyz` reports; may block.
+        authenticate: The authentication of an application that mounts the gateway; it replaces keys.
 
     Raises:
         SettingsError: the configured keys are invalid.

@@ -3,11 +3,11 @@
 `perdure.access.keys` defines the entries of a key list, `perdure.access.tokens` the tokens. A key file is read again
 when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.
 
-Without keys, each program that reaches the port has access, and so does each page that a browser on this machine
-shows. The gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose
-`Origin`, if there is one, is the gateway's own.
+Without keys, every program that can reach the port has access. To exclude web pages in a browser on this machine, the
+gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose `Origin`, if
+present, is the gateway's own.
 
-A gateway that is mounted in an application may have the application authenticate its users instead (`authenticated`).
+An application that mounts the gateway may authenticate the users itself (`authenticated`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class KeyKind(StrEnum):
 class Caller:
     """The holder of a key or a token.
 
-    `tenant`: the key gives access to the users of that tenant; `None`: to those without one. `user`: the user key of a
-    token, which gives access to nothing else.
+    `tenant`: the tenant whose users the caller has access to; `None`: users without a tenant. `user`: for a token, the
+    key of the only user that the caller has access to.
     """
 
     kind: KeyKind
@@ -73,22 +73,21 @@ class Caller:
 
 
 Authenticate = Callable[[Request], Awaitable[object] | object]
-"""The application's own authentication: the `user_id` of a request, or `None`. A FastAPI dependency whose only
-parameter is the request is one."""
+"""The application's own authentication: returns the `user_id` of a request, or `None`. A FastAPI dependency with the
+request as its only parameter can be used."""
 
 
 async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
-    """The user of `request`, as the application authenticates it: a caller with access to that user's things only.
+    """The caller of `request`, authenticated by the application, with access to one user's data only.
 
-    The application's session may be in a cookie, which a browser sends with requests of other sites, too. So a request
-    of another origin is refused.
+    A request from another origin is refused, because a browser may send the application's session cookie with it.
 
     Raises:
-        Unauthorized: the application knows no user for the request.
+        Unauthorized: `authenticate` returns no user.
         Forbidden: the request is from a page of another origin.
     """
     _refuse_other_origins(request)
-    # As FastAPI calls a dependency: a plain function, which may query a database, must not block the event loop.
+    # A plain function may query a database, so it runs in a thread, as FastAPI does with dependencies.
     is_async = inspect.iscoroutinefunction(authenticate)
     found = authenticate(request) if is_async else await asyncio.to_thread(partial(authenticate, request))
     user_id = await found if inspect.isawaitable(found) else found
@@ -141,7 +140,7 @@ class _KeyFile:
         return self._keys
 
     def _read(self) -> Sequence[str]:
-        """Read the file if it has changed; one text for each invalid line."""
+        """Read the file if it has changed; returns an error message for each invalid line."""
         status = self._path.stat()
         version = (status.st_mtime_ns, status.st_size, status.st_ino)
         if version == self._version:
@@ -161,7 +160,7 @@ class _KeyFile:
 
 
 class Keys:
-    """The keys of one installation.
+    """The service and admin keys of one installation, and its user tokens.
 
     Raises:
         SettingsError: a file is invalid, a key is listed for two tenants, or `PERDURE_SECRET_KEY` is too short.
@@ -192,8 +191,8 @@ class Keys:
         """The caller that sent `request`.
 
         Raises:
-            Unauthorized: keys are configured, and the request has none of them and no token; or its token is not valid.
-            RateLimited: the request has a wrong key or token, and its address has sent too many of them.
+            Unauthorized: keys are configured and the request has no key or token, or its key or token is invalid.
+            RateLimited: the key or token is invalid, and the client's address has sent too many invalid ones.
             Forbidden: no keys are configured, and the request is for another host or from another origin.
         """
         given = _bearer(request)
@@ -219,7 +218,7 @@ class Keys:
         holder: Caller | None = None
         for kind, entry in self._entries:
             for known in entry.allowed():
-                # Every key is compared: the time must not depend on which one matches.
+                # Compare every key, so that the response time does not depend on which key matches.
                 if hmac.compare_digest(known.digest, digest) and holder is None:
                     holder = Caller(kind, known.tenant)
         return holder

@@ -1,9 +1,9 @@
-"""Request bodies: bounded, strict JSON, read after the caller is known.
+"""Request bodies: bounded, strict JSON, read after the caller is authenticated.
 
 A route of a router with `StrictRoute` declares its body as a pydantic model. FastAPI alone reads a body of any length
-before it authenticates the caller, accepts NaN and duplicate keys, and refuses JSON with another media type, which
-`curl -d` sends. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404
-whatever the body is.
+before it authenticates the caller, accepts NaN and duplicate keys, and refuses JSON with another media type, such as
+that of `curl -d`. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404 for
+any body.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DRAINED_BYTES = 2**26
 
 _DRAIN_S = 5.0
 _INLINE_BYTES = 2**14
-"""Larger bodies are parsed and checked in a thread: one may have 100,000 invalid members, each reported."""
+"""Larger bodies are parsed and validated in a thread: one body may cause 100,000 validation errors."""
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -38,7 +38,7 @@ class StrictRoute(APIRoute):
     """A route whose body, if it has one, is a strict JSON object."""
 
     def get_route_handler(self) -> _Handler:
-        """FastAPI's handler, which receives the body parsed here."""
+        """FastAPI's handler, wrapped so that it receives the strictly parsed body."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -54,7 +54,7 @@ class StrictRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """A request whose body is parsed already."""
+    """A request with an already parsed body, for FastAPI's handler."""
 
     def __init__(self, request: Request, content: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -62,7 +62,7 @@ class _ParsedRequest(Request):
 
     @property
     def headers(self) -> Headers:
-        """The headers without the media type: FastAPI then takes the body as JSON."""
+        """The headers without `Content-Type`, so that FastAPI treats the body as JSON."""
         return Headers(raw=[header for header in self.scope["headers"] if header[0] != b"content-type"])
 
     async def body(self) -> bytes:
@@ -70,12 +70,12 @@ class _ParsedRequest(Request):
         return b"{}"
 
     async def json(self) -> Any:
-        """The object, or the model made of it. For an unusable body, the error's message, which no model accepts."""
+        """The parsed object or the validated model; for an unusable body, the error's message (no model accepts it)."""
         return self._content
 
 
 async def _parse(request: Request, *, model: TypeAdapter[Any], required: bool) -> Any:
-    """What `json` returns. Stores an error in `request.state.unusable_body`; it is raised after the dependencies."""
+    """The content of `_ParsedRequest.json`. An error goes to `request.state.unusable_body`, for the error handler."""
     try:
         body = await read_body(request)
         if not required and not body.strip():
@@ -114,10 +114,10 @@ async def read_body(request: Request) -> bytes:
 
 
 async def _drain(stream: AsyncIterator[bytes]) -> None:
-    """Read the rest of a body and discard it, up to a limit.
+    """Read the rest of a body and discard it, up to `MAX_DRAINED_BYTES` bytes and `_DRAIN_S` seconds.
 
-    Most clients read no answer before they have sent everything. A connection that is closed with unread bytes is
-    reset, and the client loses the answer.
+    Most clients read the response only after they have sent the whole body. Closing a connection with unread bytes
+    resets it, and the client loses the response.
     """
     read = 0
     with suppress(TimeoutError):

@@ -1,6 +1,6 @@
 """`POST /v1/channels/{name}`: the webhook of a chat service.
 
-The service's own signature takes the place of a key. The route is not in the OpenAPI document: the services define it.
+The service's signature replaces a key. The OpenAPI document omits the route, because the services define its format.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Chats = dict[str, tuple[Channel, Ingress]]
 
 @router.post("/{name}")
 async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
-    """Handle a service's webhook request, once its signature is verified.
+    """Verify the signature of a service's webhook request, and handle the request's updates.
 
     An unknown channel gets 401, like a wrong signature. The response is sent after the commit; the service repeats a
-    request that got none.
+    request without a response.
     """
     chats: Chats = request.app.state.chats
     if name not in chats:

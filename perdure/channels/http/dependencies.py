@@ -1,7 +1,7 @@
-"""FastAPI dependencies of the routes: the gateway, the caller, and what the caller has access to.
+"""FastAPI dependencies of the routes: the gateway, the caller, and the caller's access.
 
-A route that names a user takes `TheUsers`, which makes the user's key. A route that names a turn or a session by its
-id takes `TheTurn` or `TheSession`: they answer 404 if it does not exist or the caller has no access to it.
+A route with a `user_id` depends on `TheUsers`, which makes the user's key. A route with the id of a turn or session in
+its path depends on `TheTurn` or `TheSession`, which respond with 404 if the caller has no access to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
 Tenant = Annotated[
     str | None,
     Query(
-        description="The user's tenant; only with an admin key that has none. A key with a tenant implies its own.",
+        description="The user's tenant. Requires an admin key without a tenant; a key with a tenant implies it.",
         json_schema_extra={"pattern": PATTERN},
     ),
 ]
@@ -41,11 +41,11 @@ async def gateway_of(request: Request) -> Gateway:
 TheGateway = Annotated[Gateway, Depends(gateway_of)]
 
 _CALLER = "perdure.caller"
-"""The key of the request's scope that holds the caller, once it is known."""
+"""The key in `request.scope` under which `caller_of` keeps the caller."""
 
 
 async def caller_of(request: Request) -> Caller:
-    """The caller, whose key is checked once a request.
+    """The caller of a request. The key is checked once per request.
 
     Raises:
         Unauthorized, RateLimited, Forbidden: as `Keys.caller`.
@@ -58,7 +58,7 @@ async def caller_of(request: Request) -> Caller:
 
 
 TheCaller = Annotated[Caller, Depends(caller_of)]
-"""Requires a key (on loopback without keys: none)."""
+"""Requires a key or a token, unless no keys are configured."""
 
 
 async def _administrator(caller: TheCaller) -> Caller:
@@ -69,7 +69,7 @@ async def _administrator(caller: TheCaller) -> Caller:
 
 
 TheAdministrator = Annotated[Caller, Depends(_administrator)]
-"""Requires an admin key without a tenant: what the route does concerns all tenants."""
+"""Requires an admin key without a tenant, for a route that affects all tenants."""
 
 
 async def _open_gateway(request: Request) -> Gateway:
@@ -80,14 +80,14 @@ async def _open_gateway(request: Request) -> Gateway:
 
 
 TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
-"""The gateway of a route that brings in work: 503 while the gateway shuts down or the intake is closed."""
+"""The gateway, for a route that accepts work: 503 while the gateway shuts down or the intake is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The users that a request may concern: those of `tenant`, those without a tenant if `None`, or a token's own user.
+    """The users that a request may name: the users of `tenant` (`None`: without a tenant), or a token's user.
 
-    `all_users`: the caller is the operator and has named no tenant, so a list may cover all users.
+    `all_users`: the caller is an operator and the request names no tenant, so a list may cover all users.
     """
 
     caller: Caller
@@ -95,7 +95,7 @@ class Users:
     all_users: bool = False
 
     def key(self, user_id: str) -> str:
-        """The key of the user in the request.
+        """The key of the user with the id `user_id`.
 
         Raises:
             InvalidRequest: no user can have that id.
@@ -107,7 +107,7 @@ class Users:
         return key
 
     def address(self, message: Incoming) -> Incoming:
-        """`message` with the user's key in place of the id.
+        """`message` with `user_id` replaced by the user's key.
 
         Raises:
             InvalidRequest: no user can have that id.
@@ -132,7 +132,7 @@ async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:
 
 
 TheUsers = Annotated[Users, Depends(_users)]
-"""The users that the caller has access to, for a route that names one."""
+"""The users that the caller may name in the request."""
 
 
 def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
@@ -146,11 +146,10 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
 
 
 def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
-    """Check that the caller has access to a turn; returns the id of the turn that its message belongs to. Blocks.
+    """Check that the caller has access to a turn; returns the id of the turn that answers the message. Blocks.
 
     Raises:
-        NotFound: the caller has no access to the turn. An operator has, even if it does not exist: the route's own
-            checks come first.
+        NotFound: the caller has no access to the turn. For an operator, the route itself checks that the turn exists.
     """
     found = turns.find_owner(gateway.runtime.database, turn_id)
     if not caller.is_operator and (found is None or not caller.may_see(found[0])):

@@ -1,7 +1,7 @@
-"""Errors as the gateway answers them: `application/problem+json` (RFC 9457) with a stable `code`.
+"""The gateway's error responses: `application/problem+json` (RFC 9457) with a stable `code`.
 
-This module maps each error to its response, once. An unexpected error is logged with its trace and answered with a
-fixed message: no trace, query or secret reaches the client.
+This module alone maps errors to responses. An unexpected error is logged with its trace and answered with a fixed
+message: no trace, query or secret reaches the client.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CODES = _codes()
 
 
 def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The response for one error."""
+    """A response with a problem document; a `detail` of over `_LONGEST_DETAIL` characters is truncated."""
     if len(detail) > _LONGEST_DETAIL:
         detail = f"{detail[:_LONGEST_DETAIL]}…"
     body = {
@@ -68,7 +68,7 @@ def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | No
 
 
 def problem_of(error: PerdureError) -> Response:
-    """The response for an error of the tree."""
+    """The problem document for a `PerdureError`, with its headers."""
     return problem(error.http_status, error.code, error.message, headers_of(error))
 
 
@@ -77,7 +77,7 @@ Shape = Callable[[PerdureError], Response]
 
 
 def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
-    """Make `app` answer every error as a problem, or in the shape for its path: `shapes` are by a path's beginning."""
+    """Make `app` answer every error with a problem document, or with the shape in `shapes` for the path's prefix."""
     app.state.error_shapes = dict(shapes)
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -86,7 +86,7 @@ def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
 
 
 def headers_of(error: PerdureError) -> dict[str, str]:
-    """The headers that go with an error."""
+    """The response headers for an error, such as `Retry-After`."""
     match error:
         case Unauthorized():
             return {"WWW-Authenticate": 'Bearer realm="perdure"'}
@@ -142,18 +142,18 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """The methods of all routes with the request's path. Starlette has only those of the first route."""
+    """The methods of all routes with the request's path. Starlette reports those of the first route only."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
-    """The error of a request for which pydantic reports `errors`, located as FastAPI does: `("body", "user_id")`."""
+    """The error for pydantic's `errors` in a request; each `loc` is FastAPI's, such as `("body", "user_id")`."""
     return InvalidRequest(" ".join(map(_describe, errors)))
 
 
 def _describe(item: Any) -> str:
-    """The error in one parameter, or one member of the body, as text."""
+    """The message for an error in one parameter or one member of the body."""
     _source, *path = item["loc"]
     return f"{first_line('.'.join(map(str, path)), _LONGEST_NAME)}: {what_is_wrong(item)}."
 
@@ -181,7 +181,7 @@ class _LastResort:
             log.debug("the client of %s %s has disconnected", scope["method"], scope["path"])
         except Exception:
             if began:
-                raise  # too late for an answer: the server closes the connection, and logs the error
+                raise  # the response has begun: the server closes the connection and logs the error
             log.exception("%s %s failed", scope["method"], scope["path"])
             response = _shaped(Request(scope), PerdureError(INTERNAL_ERROR))
             await response(scope, receive, send)

@@ -1,11 +1,10 @@
 """The state that the requests of one gateway share: the runtime, threads for blocking work, and waiting for turns.
 
-Statements block, so they run in threads, as many as there are connections. A request that waits for a turn holds no
-thread.
+Database queries block, so they run in a pool of threads. A request that waits for a turn occupies no thread.
 
 The gateway stops accepting messages before it closes. While it shuts down, and while the fleet's intake is closed, it
 refuses new messages with 503 and a `Retry-After`, and `/readyz` answers 503. Requests that wait for a turn may wait
-until the drain's deadline; then they are answered with the turn's current status.
+until the drain's deadline; the gateway then answers them with the turn's current status.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 
 class Gateway:
-    """The parts of the gateway's process. Belongs to one event loop.
+    """The shared state of one gateway process. Belongs to one event loop.
 
     `authenticate`: the application's own authentication, in place of `keys`.
     """
@@ -82,25 +81,25 @@ class Gateway:
         """Check that the gateway accepts messages.
 
         Raises:
-            Unavailable: the gateway shuts down, or the intake is closed.
+            Unavailable: the gateway is shutting down, or the intake is closed.
         """
         if self._shutting_down or self._intake_closed:
             reason = _SHUTTING_DOWN if self._shutting_down else _INTAKE_CLOSED
             raise Unavailable(reason, retry_after_s=self.runtime.settings.turn.sweep_s)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do blocking work outside the event loop."""
+        """Run blocking work in a thread of the gateway's pool; returns its result."""
         return await self._threads.run(work)
 
     async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
-        """A response with what `read` returns, read and encoded in one thread.
+        """A JSON response with the result of `read`; one thread reads and encodes it.
 
-        For answers that may be long: no model checks and encodes them on the event loop.
+        For responses that may be long: no pydantic model validates and encodes them on the event loop.
         """
         return await self.json_response_and_status(lambda: (read(), status))
 
     async def json_response_and_status(self, read: Callable[[], tuple[Any, int]]) -> Response:
-        """As `json_response`; `read` returns the status, too."""
+        """Like `json_response`, but `read` returns the content and the status."""
 
         def respond() -> Response:
             content, status = read()
@@ -109,9 +108,9 @@ class Gateway:
         return await self.in_thread(respond)
 
     async def events(self, turn_id: UUID, last: EventId | None, pause_s: float) -> AsyncGenerator[Event | None, None]:
-        """The events of a turn after the position `last`, until it is settled or the gateway stops.
+        """The events of a turn after the position `last`, until the turn is settled or the gateway stops.
 
-        `None` after every `pause_s` seconds without an event.
+        Yields `None` after every `pause_s` seconds without an event.
 
         Raises:
             NotFound: there is no such turn.
@@ -127,7 +126,7 @@ class Gateway:
                 yield event
 
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
-        """Return when the turn is settled, the time is up or the gateway stops.
+        """Wait until the turn is settled, `seconds` have passed or the gateway stops.
 
         Raises:
             ClientDisconnect: the client has closed the connection.
@@ -138,7 +137,7 @@ class Gateway:
             await self._wait(seconds, request, settled)
 
     async def until(self, is_reached: Callable[[], bool], seconds: float, request: Request) -> None:
-        """Return when `is_reached` returns True, the time is up or the gateway stops. Polls in a thread.
+        """Wait until `is_reached` returns `True`, `seconds` have passed or the gateway stops. Polls in a thread.
 
         Raises:
             ClientDisconnect: the client has closed the connection.
@@ -151,7 +150,7 @@ class Gateway:
                     return
 
     async def _wait(self, seconds: float, request: Request, *events: asyncio.Future[Any]) -> None:
-        """Return at the first of `events`, when the time is up or when the gateway stops. Cancels `events`.
+        """Wait until one of `events` is done, `seconds` have passed or the gateway stops. Cancels `events`.
 
         Raises:
             ClientDisconnect: the client has closed the connection.
@@ -168,7 +167,7 @@ class Gateway:
                 future.cancel()
 
     async def follow_intake(self) -> None:
-        """Read every few seconds whether the fleet's intake is closed, until cancelled."""
+        """Poll whether the fleet's intake is closed, every `turn.sweep_s` seconds, until cancelled."""
         is_closed = partial(intake.is_closed, self.runtime.database)
         while True:
             try:
@@ -181,9 +180,9 @@ class Gateway:
             await asyncio.sleep(self.runtime.settings.turn.sweep_s)
 
     async def drain(self, hastened: asyncio.Event) -> None:
-        """Refuse new messages; returns when no request waits for a turn, or at the drain's deadline.
+        """Refuse new messages; returns when no request waits for a turn, at the deadline, or when `hastened` is set.
 
-        These are the first two of the four phases of a gateway's shutdown. The server carries out the others.
+        These are the first two of the four phases of a gateway's shutdown; the server executes the others.
         """
         self._shutting_down = True
         before, began = self._finished_waits, self.runtime.clock.monotonic()
@@ -220,7 +219,7 @@ class Gateway:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a request that waits."""
+        """Count the request as waiting while the block runs."""
         self._waiting_requests += 1
         self._no_request_waits.clear()
         try:
@@ -232,7 +231,7 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Return when the gateway no longer waits for turns, since it shuts down or the intake is closed."""
+        """Wait until waits for turns must end, because the gateway shuts down or the intake is closed."""
         await self._stop_waiting.wait()
 
     def start(self) -> None:

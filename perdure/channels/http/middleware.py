@@ -1,6 +1,6 @@
-"""ASGI middleware: the headers of every answer, and paths whose parameters are whole segments.
+"""ASGI middleware: security headers for every response, and path parameters that may contain escaped slashes.
 
-Answers are data, not documents: a browser must not guess their type, frame them, run anything in them or store them.
+Responses are data: a browser must not guess their type, frame them, execute them or store them.
 
 The server unescapes a path before splitting it, so it cannot tell `/v1/users/a%2Fb/export` from `/v1/users/a/b/export`.
 This module unescapes the path except for `%2F` and `%25`; a route reads a segment that may contain either through
@@ -31,13 +31,13 @@ def with_safe_headers(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 
 class SafeHeaders:
-    """Adds the headers of this module to each answer, except those that its route sets."""
+    """Adds the headers of this module to each response, except those that the route sets."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and add the headers to its response."""
+        """Call the application, and add the headers to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -57,7 +57,7 @@ class WholeSegments:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its path unescaped segment by segment."""
+        """Call the application with the path unescaped segment by segment."""
         raw = scope.get("raw_path", b"")
         if scope["type"] == "http" and b"%" in raw:
             segments = raw.decode("ascii", "replace").split("/")

@@ -1,8 +1,7 @@
-"""/openapi.json: FastAPI's document, with the keys, the errors and the limits of this installation.
+"""/openapi.json: FastAPI's document, extended with the gateway's errors and with keys and limits from the settings.
 
-FastAPI makes it from the routes. This module adds what depends on the settings: whether a key is required, and the
-maximum length of a text. It replaces FastAPI's own errors by `Problem`, the only form in which the gateway answers
-them.
+FastAPI makes the document from the routes. This module adds whether a key is required and the maximum length of a text,
+which depend on the settings. It replaces FastAPI's error schemas with `Problem`, the format of the gateway's errors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FASTAPIS_ERRORS = ("HTTPValidationError", "ValidationError")
 
 
 def document(app: FastAPI, settings: Settings) -> dict[str, Any]:
-    """The OpenAPI document of `app`, made once."""
+    """The OpenAPI document of `app`, made by the first call."""
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operation in _operations(made):
@@ -46,7 +45,7 @@ def _operations(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a parameter without `null`: a query cannot hold it, so a client leaves the parameter out."""
+    """A parameter's schema without `null`, which a query cannot contain: a client omits the parameter instead."""
     options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if len(options) != 1:
         return schema
@@ -54,7 +53,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(of_routes: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    # `Problem` is no response model; and FastAPI drops each null, also from the examples of answers.
+    # FastAPI lists no schema for `Problem`, which is no response model, and drops each null from the examples.
     _, made = models_json_schema([(Problem, "serialization")], ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = {
         name: schema for name, schema in of_routes.items() if name not in _FASTAPIS_ERRORS

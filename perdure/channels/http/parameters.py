@@ -1,4 +1,4 @@
-"""Parameters of paths and queries: their types, limits and descriptions."""
+"""Path and query parameters: their types, limits and descriptions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _storable(value: str) -> str:
 
 
 IdPath = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
-"""An id as text: `parse_id` answers a malformed one with 404, like an unknown one."""
+"""An id as text: `parse_id` raises `NotFound` for a malformed id, so it gets 404 like an unknown id."""
 
 Wait = Annotated[
     float | None,
@@ -87,7 +87,7 @@ MessageLimit = Annotated[
 
 
 def parse_name(text: str, thing: str) -> str:
-    """A name in a path, which the caller chose for a `thing`.
+    """The name of a `thing` in a path, unescaped.
 
     Raises:
         NotFound: PostgreSQL cannot store the name, so no `thing` has it.
@@ -98,7 +98,7 @@ def parse_name(text: str, thing: str) -> str:
 
 
 def parse_id(text: str, thing: str) -> UUID:
-    """The id in a path.
+    """The UUID of a `thing` in a path.
 
     Raises:
         NotFound: `text` is not a UUID, so no `thing` has it.

@@ -1,11 +1,11 @@
 """Threads for the blocking work of an event loop, with few wake-ups.
 
-Waking a thread or the loop takes longer than a statement does. So all threads take work from one queue, and results
-that arrive while the loop is busy are delivered together.
+Waking a thread or the loop takes longer than a database query. So all threads take work from one queue, and results
+that are ready while the loop is busy are delivered together.
 
-Additional threads would wait for the interpreter's lock and for each other's commits, which costs more than it gains.
-So `_USUAL` threads serve the queue, and others only while work has waited for `_CHECK_S`: the usual ones may all be in
-slow statements.
+More threads would mostly wait for the interpreter's lock and for each other's commits. So `_USUAL` threads serve the
+queue, and further threads start only if work has waited for `_CHECK_S` seconds, because all usual threads may be in
+slow queries.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Threads:
         self._delivery_scheduled = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread; what it returns or raises. If the caller is cancelled, the result is dropped."""
+        """Run `work` in a thread; returns its result or raises its error. A cancelled caller's result is dropped."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._unfinished += 1
@@ -60,7 +60,7 @@ class Threads:
         return await future
 
     def close(self) -> None:
-        """End the threads; a thread whose work hangs ends with the process."""
+        """End the threads, waiting `_CLOSE_S` seconds at most; a thread whose work hangs ends with the process."""
         for _ in range(len(self._threads) + self._extra):
             self._queue.put(None)
         ends = time.monotonic() + _CLOSE_S
@@ -92,7 +92,7 @@ class Threads:
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         while (item := self._queue.get()) is not None:
             self._execute(item, loop)
-            del item  # or the waiting thread would keep it alive
+            del item  # the waiting thread must not keep the work's objects alive
 
     def _serve_until_empty(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(Empty):
@@ -110,11 +110,11 @@ class Threads:
     def _schedule_delivery(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._delivery_scheduled:
             self._delivery_scheduled = True
-            with suppress(RuntimeError):  # the loop is closed: no caller is left
+            with suppress(RuntimeError):  # the loop is closed: no caller waits for the result
                 loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._delivery_scheduled = False  # first: a result that is ready from now on calls the loop again
+        self._delivery_scheduled = False  # first, so that a result that becomes ready now schedules another delivery
         while self._finished:
             finished = self._finished.popleft()
             if finished is None:
@@ -133,7 +133,7 @@ class Threads:
 def _outcome(work: _Work) -> tuple[Any, BaseException | None]:
     try:
         return work(), None
-    except StopIteration as error:  # a future takes any error but this
+    except StopIteration as error:  # a future refuses this error
         return None, RuntimeError(repr(error))
     except BaseException as error:  # noqa: BLE001 (any error is passed to the caller)
         return None, error

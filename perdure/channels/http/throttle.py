@@ -17,12 +17,12 @@ from perdure.errors import RateLimited
 log = logging.getLogger(__name__)
 
 MAX_WRONG_KEYS = 10
-"""Wrong keys of one address within `WINDOW_S` that are answered with 401."""
+"""The most wrong keys from one address within `WINDOW_S` seconds that get 401; further ones get 429."""
 
 WINDOW_S = 60.0
 
 MAX_ADDRESSES = 10_000
-"""Addresses that are tracked. Beyond, the one whose last wrong key is the oldest is dropped."""
+"""The most addresses that are tracked; the address whose last wrong key is the oldest is dropped first."""
 
 _IPV6_NETWORK = 64
 
@@ -39,7 +39,7 @@ class WrongKeys:
 
         Raises:
             RateLimited: the address has reached the limit; this key is not counted. `retry_after_s`: seconds until the
-                oldest no longer counts.
+                oldest wrong key leaves the window.
         """
         now = self._clock.monotonic()
         client = _client(address)
@@ -67,7 +67,7 @@ class WrongKeys:
 
 
 def _client(address: str) -> str:
-    """`address`, or for IPv6 its network of 64 bits, of which one client usually has all addresses."""
+    """`address`, or for IPv6 its /64 network, because one client usually has the whole network."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -42,7 +42,7 @@ def reset(
 ) -> None:
     """Close a breaker.
 
-    Calls pass again, and the turns that it parked resume.
+    The breaker admits calls again, and the turns parked for it resume.
     """
     with _breakers() as breakers:
         closed = breakers.reset(name).record()
@@ -66,7 +66,7 @@ def _breakers() -> Iterator[Switchboard]:
 
 
 def _shown(column: str, value: Any) -> Any:
-    """A value; a Unix time in milliseconds as ISO 8601."""
+    """A value to print; a time in milliseconds since the epoch becomes ISO 8601."""
     if column not in _MOMENTS or value is None:
         return value
     return datetime.fromtimestamp(value / 1_000, UTC).isoformat(timespec="seconds")

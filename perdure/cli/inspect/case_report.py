@@ -1,4 +1,4 @@
-"""The report of a run of the CaseBank's policy: its counts, then the action and the reason for each case.
+"""Prints the report of a run of the CaseBank's policy: counts, then the action and the reason for each case.
 
 The texts of two duplicates are printed next to each other and truncated; `perdure cases show` prints a case in full.
 """
@@ -74,7 +74,7 @@ def _summary(counted: Mapping[str, Any] | None) -> str | None:
 
 
 def _case(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
-    """One case: its id, the reason, a differing outcome, and its question, next to the kept case's if it is merged."""
+    """One case: its id, the reason, an outcome other than planned, and the question or the comparison of duplicates."""
     yield _text(f"{number:>3}. {line['case_id']}: {line['reason']}")
     if line["outcome_reason"] is not None:
         yield _indented(_text(f"spared when the plan was applied: {line['outcome_reason']}"))
@@ -85,7 +85,7 @@ def _case(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
 
 
 def _side_by_side(line: Mapping[str, Any]) -> Table:
-    """A case and the kept case that it is merged into."""
+    """A table that compares a case with the kept case that it is merged into."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column()
     table.add_column(ratio=1)

@@ -46,7 +46,7 @@ CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="The case's id, a
 OfBank = Annotated[str | None, typer.Option(help="Only cases of this bank.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `perdure cases runs` prints it.")]
 ActionName = Literal["remove", "merge", "archive", "spare"]
-"""The values of `perdure.casebank.plan.policy.Action`, which a test compares."""
+"""The values of `perdure.casebank.plan.policy.Action`; a test checks that both are equal."""
 
 
 @commands.command("import")

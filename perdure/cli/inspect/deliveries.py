@@ -1,4 +1,4 @@
-"""`perdure deliveries`: replies to URLs and tasks, dead letters included, and how to send one again."""
+"""`perdure deliveries`: lists replies to URLs and tasks, including dead letters, and sends a delivery again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.cli.display import AsJson, write_json, write_table, write_text
 commands = typer.Typer(help="Replies sent to URLs and tasks.", no_args_is_help=True)
 
 Status = Literal["pending", "delivered", "failed"]
-"""`perdure.database.tables.DELIVERY_STATUSES`, which a test compares."""
+"""The values of `perdure.database.tables.DELIVERY_STATUSES`; a test checks that both are equal."""
 
 _COLUMNS = ("delivery_id", "turn_id", "user_id", "target", "status", "attempts", "due_at", "last_error", "tenant")
 
@@ -25,7 +25,7 @@ def list_(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List deliveries, newest first. A failed one is a dead letter."""
+    """List deliveries, newest first. A failed delivery is a dead letter."""
     from perdure.turns.outbox import list_deliveries
 
     with connecting.database() as database:
@@ -39,7 +39,7 @@ def list_(
 
 @commands.command()
 def resend(delivery_id: Annotated[str, typer.Argument(metavar="ID", help="The delivery's id.")]) -> None:
-    """Send a delivery again, with all of its attempts. Its id stays, so a receiver that has it can ignore it."""
+    """Send a delivery again, with a new series of attempts and the same id, by which a receiver deduplicates."""
     from perdure.turns.outbox import resend as resend_delivery
 
     wanted = connecting.parse_id(delivery_id, "delivery")

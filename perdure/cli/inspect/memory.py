@@ -37,7 +37,7 @@ _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
 
 
 class LayerName(StrEnum):
-    """The values of `perdure.memory.recall.search.Layer`, which a test compares."""
+    """The values of `perdure.memory.recall.search.Layer`; a test checks that both are equal."""
 
     EPISODIC = "episodic"
     SEMANTIC = "semantic"
@@ -78,7 +78,7 @@ def consolidate(
 ) -> None:
     """Consolidate a batch of ended sessions into memories.
 
-    The exit status is 1 if a session fails. It keeps its error and is retried later.
+    The exit status is 1 if a session fails. A failed session keeps its error and is retried later.
     """
     from perdure.memory.consolidation.consolidate import backlog
 
@@ -98,7 +98,7 @@ def consolidate(
 
 
 def _retry_abandoned(runtime: Runtime, session_id: UUID | None) -> None:
-    """Make abandoned sessions due again: this one, or all if `None`."""
+    """Make an abandoned session due again; `None`: all abandoned sessions."""
     from perdure.memory.consolidation.consolidate import retry_abandoned
 
     chosen = None if session_id is None else [session_id]
@@ -192,8 +192,8 @@ def forget(
 ) -> None:
     """Erase one memory of a user, or with --all the user.
 
-    This cannot be undone. Prints the number of erased rows of each table. The user's data in Redis is erased too, and
-    again after one lease.
+    This cannot be undone. --all also erases the user's data in Redis, and again after one lease; it prints the number
+    of erased rows of each table.
     """
     from perdure.memory.recall.agent_memory import forget as forget_memory
     from perdure.users.tables import USER_TABLES

@@ -31,7 +31,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import conversations. They are searchable when the command ends, and are consolidated like others.
+    """Import conversations. They are searchable when the command ends; the workers consolidate them later.
 
     Importing a file again changes nothing. Invalid lines are reported with their number and reason, and the valid
     ones are imported; the exit status is then 1.

@@ -1,4 +1,4 @@
-"""`perdure schedules`: perdure's own entries and users' schedules, their last slots and their next ones."""
+"""`perdure schedules`: lists perdure's own entries and users' schedules; adds, pauses and removes users' schedules."""
 
 from __future__ import annotations
 

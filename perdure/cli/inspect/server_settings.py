@@ -75,7 +75,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
             raise Unavailable(f"{name} cannot be reached. {remedy(error)}") from error
         configured: dict[str, str] = {}
         try:
-            for setting in _OF_REDIS:  # Redis 6 takes one name at a time
+            for setting in _OF_REDIS:  # Redis 6 accepts one name per command
                 configured |= client.config_get(setting)
         except redis.ResponseError as error:  # a managed server forbids CONFIG
             typer.echo(f"perdure: the settings of {name} were not checked: {error}", err=True)

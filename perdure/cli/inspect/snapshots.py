@@ -1,4 +1,4 @@
-"""`perdure sessions snapshot`: a session's working state, exported to a file and imported from it."""
+"""`perdure sessions snapshot`: exports a session's working state to a file, and imports it from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ commands = typer.Typer(help="Export and import the working state of a session.",
 
 _STDIO = Path("-")
 _MOST_BYTES = 64 * 2**20
-"""The most bytes read from a file. A snapshot holds only the last turns and is far smaller."""
+"""The most bytes read from a file. A snapshot contains only the last turns and is far smaller."""
 
 
 @commands.command("export")
@@ -50,7 +50,7 @@ def import_(
 
     Restores the working variables and accepts the pending messages. Each message is accepted once, by its id, even if
     the file is imported again. The variables are restored only while the session is at the snapshot's tick. A session
-    that is unknown here is opened for its pending messages. The conversation is unchanged.
+    that does not exist in this database is created for its pending messages. The conversation is unchanged.
     """
     from perdure.snapshots.codec import parse
     from perdure.turns.restore_snapshot import restore

@@ -18,7 +18,7 @@ _LOOK_S = 1.0
 
 
 def channels() -> None:
-    """Listen on the configured chats: Discord's gateway, Slack's Socket Mode.
+    """Listen on chats: Discord's gateway, Slack's Socket Mode, Telegram's long polling.
 
     Channels that receive webhooks need only the gateway.
     """
@@ -43,8 +43,8 @@ def channels() -> None:
     try:
         if not listening.any:
             raise Failure(
-                "No channel to listen on: set PERDURE_DISCORD__TOKEN, or PERDURE_SLACK__TOKEN and "
-                "PERDURE_SLACK__APP_TOKEN.",
+                "No channel to listen on: set PERDURE_DISCORD__TOKEN, PERDURE_SLACK__TOKEN and "
+                "PERDURE_SLACK__APP_TOKEN, or PERDURE_TELEGRAM__TOKEN without PERDURE_TELEGRAM__WEBHOOK_SECRET.",
                 WRONG_USAGE,
             )
         _run(listening)
@@ -72,5 +72,5 @@ def _run(listening: Listening) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     listening.start()
-    while not listening.wait(_LOOK_S):  # a wait without a limit would not be interrupted by a signal
+    while not listening.wait(_LOOK_S):  # with a limit, so that signal handlers run within `_LOOK_S` seconds
         pass

@@ -1,9 +1,9 @@
-"""Limits on the gateway's connections: a client cannot hold one without sending, nor exhaust the descriptors.
+"""Limits on the gateway's connections, so that clients cannot hold idle connections or exhaust the file descriptors.
 
-A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. Of the connections whose header is
-incomplete, one address has at most `MOST_PER_ADDRESS`, and all connections together are at most `connection_limit()`;
-beyond either, the server closes the oldest one with an incomplete header. Connections that have sent a header do not
-count against an address, so a proxy and long streams are not affected.
+A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. One address may have
+`MOST_PER_ADDRESS` connections with an incomplete header, and the process may have `connection_limit()` connections.
+Above either limit, the server closes the oldest connection with an incomplete header. Connections that have sent a
+header do not count against an address, so a proxy and long streams are not affected.
 
 `perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol.
 """
@@ -37,12 +37,12 @@ BODY_S = 60.0
 """Seconds from the end of a request's header to the end of its body."""
 
 MOST_PER_ADDRESS = 100
-"""Connections of one address with an incomplete header."""
+"""The most connections of one address with an incomplete header."""
 
 _MOST = 10_000
 _WANTED_DESCRIPTORS = 65_536
 _RESERVED_DESCRIPTORS = 256
-"""Descriptors for the database's connections, Redis, logs and imports."""
+"""File descriptors reserved for the database's connections, Redis, logs and imports."""
 
 
 class Phase(Enum):
@@ -56,27 +56,27 @@ _LIMITS_S = {Phase.HEADER: HEADER_S, Phase.BODY: BODY_S}
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit of open files towards the hard limit, and return it."""
+    """Raise this process's soft limit of open files, up to the hard limit at most; returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_WANTED_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # a sandbox may forbid it; the present limit then holds
+        with suppress(ValueError, OSError):  # a sandbox may forbid it; the old limit then applies
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _WANTED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def connection_limit(descriptors: int) -> int:
-    """Connections that a process with a limit of `descriptors` open files accepts."""
+    """The most connections for a process that may open `descriptors` files."""
     return min(_MOST, max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2))
 
 
 class Door:
-    """The connections of one server. Belongs to one event loop.
+    """Tracks and limits the connections of one server. Belongs to one event loop.
 
     Args:
-        most: Open connections; beyond them the oldest one with an incomplete header is closed.
-        most_per_address: Connections of one address with an incomplete header.
+        most: The most open connections; above it, the oldest one with an incomplete header is closed.
+        most_per_address: The most connections of one address with an incomplete header.
         limits_s: Seconds for each phase of a request.
     """
 
@@ -114,7 +114,7 @@ class Door:
             )
 
     def complete(self, connection: GuardedProtocol) -> None:
-        """Remove a connection whose header is complete."""
+        """Stop counting a connection as incomplete."""
         self._incomplete.pop(connection, None)
         if (of_address := self._by_address.get(connection.address)) is not None:
             of_address.pop(connection, None)
@@ -129,7 +129,7 @@ class Door:
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a deadline for each phase of a request."""
+    """uvicorn's HTTP/1.1 protocol with a deadline for each phase of a request."""
 
     def __init__(self, door: Door, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -139,14 +139,14 @@ class GuardedProtocol(H11Protocol):
         self.address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it
-        """Start the header's deadline."""
+        """Add the connection, and start the deadline of the first header."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._set_deadline(Phase.HEADER)
         self._door.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection."""
+        """Remove the connection and its deadline."""
         self._set_deadline(None)
         self._door.closed(self)
         super().connection_lost(exc)
@@ -157,7 +157,7 @@ class GuardedProtocol(H11Protocol):
         self._update_phase()
 
     def on_response_complete(self) -> None:
-        """Start the next request, which may be in the buffer already."""
+        """Set the deadline of the next request, which the buffer may already contain."""
         super().on_response_complete()
         self._update_phase()
 
@@ -214,5 +214,5 @@ class GuardedProtocol(H11Protocol):
 
 
 def protocol(door: Door) -> Callable[..., asyncio.Protocol]:
-    """The factory of the protocol of each connection, bounded by `door`."""
+    """A factory that makes the protocol of each connection, limited by `door`, for uvicorn."""
     return partial(GuardedProtocol, door)

@@ -20,11 +20,11 @@ from perdure.turns.intake import Phase
 _REASON = "drain"
 _POLL_S = 1.0
 _QUIET_POLLS = 2
-"""Consecutive polls that must find no work: a worker that starts during a poll may miss its question."""
+"""The number of consecutive polls that must find no work: a worker that starts during a poll may miss the question."""
 
 
 class Drain:
-    """A drain. Creating it closes the intake."""
+    """A drain of the installation. The constructor closes the intake."""
 
     def __init__(self, runtime: Runtime, *, end_sessions: bool) -> None:
         self.quiet = False
@@ -39,7 +39,7 @@ class Drain:
         self.left = intake.unfinished(self._database)
 
     def wait(self, limit_s: float) -> None:
-        """Request the end of sessions if wanted, and poll until the installation is quiet or the time is up."""
+        """Request the end of sessions if wanted, then poll until no work runs or `limit_s` seconds have passed."""
         with _progress() as show, connecting.control() as ask:
             if self._end_sessions:
                 self._request_ends()

@@ -1,4 +1,4 @@
-"""The servers and processes of `perdure up`, and what it prints once they run."""
+"""The servers and processes of `perdure up`, and the addresses that it prints once they run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from perdure.settings import Settings
 WORKERS = 2
 
 _WORK, _SERVERS = 1, 2
-"""Ranks of stopping; the gateway has rank 0 and stops first."""
+"""The order of stopping: processes with a lower rank stop first. The gateway has rank 0."""
 
 _SERVERS_STOP_S = 90
 _MARGIN_S = 5
 
 
 def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
-    """Start the servers without a URL. Returns the processes' environment and the servers' keepers."""
+    """Start the servers for which no URL is set; returns the environment of processes, and the servers' keepers."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PERDURE_DATA_DIR": str(data_dir)}
     keepers = []
     for name, url, start in (
@@ -148,7 +148,7 @@ def welcome(data_dir: Path, host: str, port: int, pages: Pages | None, celery: t
 
 
 def typed() -> str:
-    """The command to type for this program: its name if the shell finds it, else its path."""
+    """The shell command for this program: `perdure` if the shell finds this program by that name, else its path."""
     program = Path(sys.executable).parent / "perdure"
     found = shutil.which("perdure")
     if not program.exists() or (found is not None and Path(found).absolute() == program):

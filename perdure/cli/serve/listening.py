@@ -1,4 +1,4 @@
-"""Binding a listening socket, with a message for each reason that it fails."""
+"""Binds a listening socket, with an error message for each cause of failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FINISH_S = 5
 """Seconds for sending responses, once no client waits for a turn."""
 
 ACCEPTED_AT_ONCE = 128
-"""Connections that the event loop accepts per round; without free descriptors, also its attempts per round."""
+"""The most connections that the event loop accepts per iteration, and its attempts if no descriptor is free."""
 
 _BACKLOG = 2048
 
@@ -34,9 +34,9 @@ def bind(host: str, port: int, option: str) -> socket.socket:
 
 
 def _named_tcp(listener: socket.socket) -> socket.socket:
-    """The same socket with the protocol's number, without which asyncio does not set `TCP_NODELAY`.
+    """The same socket with TCP as its protocol number, so that asyncio sets `TCP_NODELAY`.
 
-    Without that option each response on a kept connection waits 40 ms for the client's delayed acknowledgement.
+    Without that option, each response on a keep-alive connection waits 40 ms for the client's delayed acknowledgement.
     """
     return socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, fileno=listener.detach())
 

@@ -160,10 +160,10 @@ def flower(
 
 
 def _celery(settings: Settings, *argv: str) -> None:
-    """Run a Celery process, configured as `celery -A perdure` configures it.
+    """Run a Celery process with the configuration of `celery -A perdure`.
 
     Raises:
-        SettingsError: a setting is wrong.
+        SettingsError: a setting is invalid.
     """
     from perdure.workers.assembly import check
     from perdure.workers.flower import settings as flowering

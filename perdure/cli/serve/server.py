@@ -3,12 +3,13 @@
 A gateway shuts down in four phases, each a log line:
 
     1  new messages get 503 with `Retry-After`
-    2  drain: waiting clients are answered when their turn is settled, at the deadline with its current status
+    2  drain: waiting clients get a response when their turn is settled, or at the deadline with its current status
     3  responses are sent; a response that the client has not read within `FINISH_S` is cut off
     4  connections are closed; exit 0, or 1 if a response was cut off
 
 After the first SIGINT or SIGTERM the gateway keeps listening while clients wait for turns, at most for the drain's time
-limit. A second signal answers them at once; a third one cuts off responses. At the hard limit it exits with status 1.
+limit. A second signal ends the drain; a third signal cuts off responses. At the hard limit the process exits with
+status 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from perdure.workers.shutdown.hard_limit import HardLimit
 log = logging.getLogger(__name__)
 
 _SWITCH_S = 0.001
-"""The interpreter's switch interval: the event loop waits at most this long, not 5 ms, for a thread that computes."""
+"""The interpreter's switch interval: the event loop waits this many seconds for a computing thread (default: 5 ms)."""
 
 
 class Server(uvicorn.Server):
@@ -47,7 +48,7 @@ class Server(uvicorn.Server):
 
     Args:
         app: The gateway's application.
-        on_signal: Called at the first signal, in its handler.
+        on_signal: Called at the first signal, in the signal handler.
         door: Limits the connections.
     """
 
@@ -79,7 +80,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down gracefully."""
+        """Drain the gateway, then send the remaining responses and close the connections."""
         self._loop = asyncio.get_running_loop()
         if self._signals > 1:
             self._hurried.set()
@@ -93,7 +94,7 @@ class Server(uvicorn.Server):
         )  # fmt: skip
 
     async def _wait_tasks_to_complete(self) -> None:
-        """Wait until every response is sent; cancelled when the time is up."""
+        """Wait until every response is sent; uvicorn cancels the wait after `FINISH_S` seconds."""
         try:
             await super()._wait_tasks_to_complete()
         finally:
@@ -138,7 +139,7 @@ def _stop_at_signals(server: Server) -> None:
     """Let SIGINT and SIGTERM stop `server` before uvicorn has installed its own handlers."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if server.signalled_at is None:  # else uvicorn, which has ended, raises the signal that ended it again
+        if server.signalled_at is None:  # otherwise uvicorn has shut down and raises the signal again
             server.handle_exit(number, frame)
 
     for number in (signal.SIGINT, signal.SIGTERM):

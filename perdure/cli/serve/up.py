@@ -1,8 +1,8 @@
 """`perdure up`: runs everything on this machine in the foreground, until Ctrl-C.
 
 It starts embedded PostgreSQL and Redis under the data directory if no URLs are set, then the gateway, two workers,
-beat and Flower, and restarts each process that dies. It checks the settings before it starts anything, and a process
-that refuses a setting stops all of them.
+beat and Flower, and restarts each process that dies. It checks the settings before it starts anything. If a process
+refuses a setting, all processes are stopped.
 
 On shutdown the gateway stops first: it refuses new messages while the workers finish the turns that its clients wait
 for. Then the workers drain and beat and Flower stop; the servers stop last. A second Ctrl-C shortens every step.
@@ -75,7 +75,7 @@ def up(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Until the supervisor handles the signals, each of them ends the start as Ctrl-C does."""
+    """Have SIGINT, SIGTERM and SIGHUP end the start as Ctrl-C does, until the supervisor handles them."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         _ignore_signals()

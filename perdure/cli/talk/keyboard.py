@@ -1,7 +1,7 @@
 """The prompt of `perdure chat` on a terminal: line editing, history, messages of several lines.
 
-Enter sends, Alt-Enter begins a new line, and pasted text keeps its lines. The history holds the messages of the
-conversation, from the database: erasing a user leaves no copy of their messages in a file.
+Enter sends, Alt-Enter begins a new line, and pasted text keeps its lines. The history is the conversation's messages
+from the database. It is not written to a file, which would keep a copy of an erased user's messages.
 """
 
 from __future__ import annotations

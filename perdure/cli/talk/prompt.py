@@ -47,7 +47,7 @@ class _Left(Exception):
 
 
 class _Ended(SystemExit):
-    """SIGTERM, or SIGHUP from a closed terminal. asyncio, on which the prompt runs, re-raises only such exceptions."""
+    """SIGTERM, or SIGHUP from a closed terminal. A `SystemExit`, because the prompt's asyncio loop re-raises those."""
 
 
 class Prompt:
@@ -214,7 +214,7 @@ class Prompt:
             return self._conversation.stream(reply.show)
 
     def _note(self, text: str) -> None:
-        """Print a remark on stderr, apart from the conversation. A closed terminal is ignored."""
+        """Print a note on stderr; stdout has only the conversation. Errors of a closed terminal are ignored."""
         with suppress(OSError):
             self._notes.print(Text(printable(text), style="dim"))
 
@@ -225,7 +225,7 @@ def _print_reply(message: dict[str, Any]) -> None:
 
 
 class _LiveReply:
-    """A reply on a terminal, as it is written. Withdrawn text stays above a remark; the committed text follows."""
+    """Prints a reply as the model writes it. Withdrawn text stays above a note, and the committed text follows."""
 
     def __init__(self, note: Callable[[str], None], status: Status) -> None:
         self._note = note
@@ -233,7 +233,7 @@ class _LiveReply:
         self._shown = ""
 
     def show(self, event: Event) -> None:
-        """Print what an event adds."""
+        """Print the text, the tool call or the request for approval in an event."""
         match event.kind:
             case EventKind.DELTA:
                 self._write(event.data["text"])

@@ -1,6 +1,6 @@
 """`perdure send`: accepts one message and, with `--wait`, prints its reply.
 
-Imports only what accepting needs: most of the command's CPU time goes to imports.
+It imports only the modules that accepting a message needs, because imports take most of the command's CPU time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.turns.inbox.accept import Accepted
 
 _LOOK_S = 0.25
-"""Seconds between two checks whether the reply is delayed."""
+"""Seconds between two checks for a delay of the reply."""
 
 
 def _finite(seconds: float | None) -> float | None:
@@ -95,7 +95,7 @@ def send(
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage: imports make little, and collecting during them takes a tenth of the command's CPU time."""
+    """Disable garbage collection, which takes a tenth of the command's CPU time during imports and frees little."""
     gc.disable()
     try:
         yield
@@ -115,23 +115,23 @@ def _text(given: str | None) -> str:
 
 
 class _Interrupted(Exception):
-    """A signal ends the wait."""
+    """A signal has ended the wait."""
 
 
 class _Wait:
-    """A wait for the reply that a signal ends. A signal during the accept takes effect once the turn's id is known."""
+    """A wait for the reply that a signal ends. An earlier signal takes effect once the turn's id is known."""
 
     def __init__(self) -> None:
         self.ended = False
         self._waiting = False
 
     def begin(self) -> None:
-        """Handle the signals that end the wait; a second one ends the process."""
+        """Install the handlers of the signals that end the wait; a second signal ends the process."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._end)
 
     def wait(self, settled: Future[None], seconds: float) -> None:
-        """Return when the turn is settled, the time is up, or a signal comes."""
+        """Wait until the turn is settled, `seconds` have passed, or a signal arrives."""
         try:
             self._waiting = True
             if not self.ended:
@@ -149,7 +149,7 @@ class _Wait:
 
 
 def _settled(runtime: Intake, accepted: Accepted, seconds: float, interruptible: _Wait) -> dict[str, Any]:
-    """The turn, once it is settled, the time is up, or a signal has ended the wait."""
+    """Wait until the turn is settled, `seconds` have passed, or a signal arrives; returns the turn."""
     from perdure.turns.reading import Delays, SettlementWatch, read_turn
 
     watch, delays = SettlementWatch(runtime.database), Delays(runtime.database, accepted.turn_id)

@@ -5,10 +5,10 @@ mentions the bot or replies to it, and in a thread also once the bot has been me
 and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an endpoint URL.
 An interaction is answered as deferred within Discord's three seconds; the first part of the reply replaces that answer.
 
-A message is sent with a nonce made from the delivery, so a repeated attempt within some minutes sends no second one.
-The text is Markdown, as Discord reads it. No message notifies anyone (`allowed_mentions` is empty), and text that looks
-like a mention is shown as text. A new session of the gateway does not repeat
-earlier events: the messages since the last one that was handled are read from each known channel (`history`).
+Each message has a nonce derived from the delivery, so an attempt repeated within a few minutes sends no duplicate.
+Text is sent as Discord's Markdown. No message notifies anyone (`allowed_mentions` is empty), and text that looks like a
+mention is shown as text. A new session of the gateway does not repeat earlier events, so the channel reads the messages
+after the last handled one from each known channel (`history`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _INTERACTION_S = 840
 _PING, _COMMAND, _COMPONENT = 1, 2, 3
 _PONG, _DEFERRED, _DEFERRED_UPDATE = {"type": 1}, {"type": 5}, {"type": 6}
 _SAID = frozenset({0, 19})
-"""Types of messages that a person wrote: a plain one, and a reply. Others report joins, pins and the like."""
+"""Types of messages that a person wrote: a plain message and a reply. Other types report joins, pins and the like."""
 
 _UNSIGNED = "The request is not signed by Discord."
 _INTERACTION = "INTERACTION_CREATE"
@@ -89,7 +89,7 @@ _NAMED = compiled(r"<@!?([0-9]{1,20})>")
 
 
 class Discord:
-    """See the module. `api_url` is the REST API's base, `None` for Discord's own. Threads may share it."""
+    """The channel `discord`. `api_url` is the base URL of the REST API; `None`: Discord's own. Threads may share it."""
 
     name = "discord"
     most_chars = 2_000
@@ -145,7 +145,7 @@ class Discord:
         return Received(({"t": _INTERACTION, "d": given},), answer)
 
     def parse(self, update: Update) -> list[Event]:
-        """The channel's events for an event of Discord's gateway, `{"t": name, "d": data}`.
+        """Translate an event of Discord's gateway, `{"t": name, "d": data}`, into the channel's events.
 
         Raises:
             KeyError, TypeError, ValueError: the event is malformed.
@@ -155,7 +155,7 @@ class Discord:
         match update["t"]:
             case "MESSAGE_CREATE":
                 events = self._said(data)
-            case "MESSAGE_UPDATE" if data.get("edited_timestamp") and _is_a_persons(data):
+            case "MESSAGE_UPDATE" if data.get("edited_timestamp") and _is_from_person(data):
                 events = [Edited(_place(data), _sender(data), data["id"], self._text(data))]
             case "MESSAGE_DELETE":
                 events = [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
@@ -171,7 +171,7 @@ class Discord:
 
     def _said(self, data: Update) -> list[Event]:
         thread, private = "position" in data, "guild_id" not in data
-        if not _is_a_persons(data) or not (private or thread or self._is_addressed(data)):
+        if not _is_from_person(data) or not (private or thread or self._is_addressed(data)):
             return []
         text, place, sender = self._text(data), _place(data), _sender(data)
         if not text:
@@ -198,8 +198,8 @@ class Discord:
 
         Raises:
             NotAsked: Discord asks for a pause.
-            Undeliverable: the channel is gone, or the bot may not write there.
-            DeliveryFailed: Discord did not confirm it.
+            Undeliverable: the channel no longer exists, or the bot may not write there.
+            DeliveryFailed: Discord did not confirm the message.
         """
         nonce = hashlib.sha256(key.encode()).hexdigest()[:_NONCE_CHARS]
 
@@ -211,7 +211,7 @@ class Discord:
         self._rest.run(work)
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button by `text`, without buttons.
+        """Replace the message of a pressed button with `text`, without buttons.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -225,7 +225,7 @@ class Discord:
         self._rest.run(work)
 
     def typing(self, place: Place) -> None:
-        """Show for ten seconds that the bot types.
+        """Show the bot's typing indicator for ten seconds.
 
         Raises:
             DeliveryFailed: as `send`.
@@ -239,10 +239,10 @@ class Discord:
     def missed(self, chat: str, after: str) -> Sequence[Update]:
         """The messages of a channel after the message `after`, as the gateway would have sent them, oldest first.
 
-        See `history` for the bounds. Empty if the channel is gone, or the bot may not read it.
+        See `history` for the bounds. Empty if the channel no longer exists, or the bot may not read it.
 
         Raises:
-            DeliveryFailed: Discord cannot be asked now.
+            DeliveryFailed: the request to Discord failed.
         """
         try:
             return self._rest.run(partial(read_history, chat=chat, after=after, now=self._clock.now()), HISTORY_S)
@@ -303,11 +303,11 @@ class Discord:
         )
 
     async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
-        """Add the author to the deletion of a private message: Discord names the channel only."""
+        """Add the author to an event that deletes a private message: Discord's event names only the channel."""
         data = update["d"]
         if "guild_id" in data or update["t"] not in {"MESSAGE_CREATE", "MESSAGE_DELETE"}:
             return
-        if update["t"] == "MESSAGE_CREATE" and _is_a_persons(data):
+        if update["t"] == "MESSAGE_CREATE" and _is_from_person(data):
             self._recipients.pop(data["channel_id"], None)
             self._recipients[data["channel_id"]] = data["author"]["id"]
             if len(self._recipients) > _MOST_RECIPIENTS:
@@ -326,7 +326,7 @@ class Discord:
 
 
 def render(text: str) -> str:
-    """Markdown as Discord shows it: what Discord would show as a mention, a time or an emoji stays text."""
+    """Escape text outside code that Discord would show as a mention, a channel link, a time or an emoji."""
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(text):
@@ -339,7 +339,7 @@ def _plain(text: str) -> str:
     return _MENTION.sub(lambda found: f"\\{found[0]}", text)
 
 
-def _is_a_persons(data: Update) -> bool:
+def _is_from_person(data: Update) -> bool:
     author = data.get("author") or {}
     return data.get("type", 0) in _SAID and "id" in author and not author.get("bot") and "webhook_id" not in data
 
@@ -387,7 +387,7 @@ async def _defer(rest: RESTClient, interaction: Update) -> None:
 
 
 async def _answered(rest: RESTClient, place: Place, content: dict[str, Any]) -> bool:
-    """Replace the deferred answer to an interaction; False if Discord does not know it any more."""
+    """Replace the deferred answer to an interaction; `False` if Discord no longer accepts the interaction's token."""
     application, _, token = (place.token or "").partition(":")
     try:
         await rest.edit_interaction_response(int(application), token, **content)
@@ -397,7 +397,7 @@ async def _answered(rest: RESTClient, place: Place, content: dict[str, Any]) -> 
 
 
 async def _recipient(rest: RESTClient, channel_id: str) -> str | None:
-    """The person in a private chat."""
+    """The id of the person in a private chat; `None` if the chat cannot be read or is not private."""
     try:
         channel = await rest.fetch_channel(int(channel_id))
     except hikari.HikariError as error:

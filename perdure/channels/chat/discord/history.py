@@ -1,6 +1,6 @@
-"""The messages that people wrote in a channel while no process listened, from Discord's REST API.
+"""Reads the messages that people wrote in a channel while no process listened, from Discord's REST API.
 
-At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. A message that was handled before is
+At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. A message that was already handled is
 recognised by its id.
 """
 
@@ -28,7 +28,7 @@ async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -
 
 
 def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
-    """A message in the form of the gateway's event. REST omits the server and whether the message is in a thread."""
+    """A message in the format of the gateway's event, with the server and thread added, which REST's message lacks."""
     replied = message.referenced_message
     event: dict[str, Any] = {
         "id": str(message.id),

@@ -23,7 +23,7 @@ _GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
 
 
 class Rest:
-    """hikari's REST client, which needs an event loop: one in a thread of its own, started by the first call."""
+    """Runs hikari's REST client on an event loop in its own thread, which the first call starts."""
 
     def __init__(self, token: str, url: str | None) -> None:
         self._token = token
@@ -36,7 +36,7 @@ class Rest:
         self._client: RESTClient | None = None
 
     def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], within_s: float = TIMEOUT_S) -> T:
-        """The result of `work`, called with the client in its loop.
+        """Run `work` with the client on its event loop and return the result, within `within_s` seconds.
 
         Raises:
             DeliveryFailed: Discord's answer is an error; `NotAsked` for a rate limit, `Undeliverable` if permanent.

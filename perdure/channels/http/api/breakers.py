@@ -22,7 +22,7 @@ async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
 
 @router.post("/{name:path}/reset", response_description="The breaker, now closed.", responses=problems(404))
 async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Breaker:
-    """Close a breaker for the whole fleet: it admits calls, and parked turns resume.
+    """Close a breaker for the whole fleet: it admits calls again, and the turns parked for it resume.
 
     A model's name may contain slashes (`llm:openai:org/model`), escaped or not.
     """

@@ -1,4 +1,4 @@
-"""`/v1/casebank`: search for similar cases, as turns do; sharing by administrators."""
+"""`/v1/casebank`: the search for similar cases that turns use; sharing of cases by administrators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.text.untrusted import IDENTIFIER_PATTERN, identifier
 MAX_K = 100
 
 _ADMINISTRATOR = "an admin key"
-"""The name in a case's history of the administrator who shared it."""
+"""The actor in a case's history if an administrator shares the case or ends its sharing."""
 
 router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WITH_KEY))
 
@@ -62,7 +62,7 @@ async def search(
     )
 
 
-# Callers choose the ids of cases, which may hold slashes.
+# Callers choose the ids of cases, so an id may contain slashes.
 @router.post("/cases/{case_id:path}/share", response_description="Shared.", responses=problems(404, 409))
 async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
     """Share a case that was made from one user's message with all users of its bank."""

@@ -1,4 +1,4 @@
-"""`/v1/consolidation`: runs that prune the CaseBank, decisions about them, and restored cases, for administrators."""
+"""`/v1/consolidation`: for administrators, runs that prune the CaseBank, their approval, and restoring cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.channels.http.schemas.casebank import NoMembers, Pruned, PruningPro
 router = APIRouter(prefix="/consolidation", tags=["casebank"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _ADMINISTRATOR = "an admin key"
-"""The name in a run's row of the administrator who decided about it."""
+"""The value in a run's row for an administrator who approved or rejected the plan."""
 
 _DEFAULT_WAIT_S = 10.0
 _DEFAULT_LIMIT = 20
@@ -114,19 +114,20 @@ async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdmi
     return await _decide(gateway, state.reject, _parse_id(run_id))
 
 
-# Callers choose the ids of cases, which may hold slashes.
+# Callers choose the ids of cases, so an id may contain slashes.
 @router.post("/restore/{case_id:path}", response_description="Restored.", responses=problems(404))
 async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
-    """Make an archived case active again, unchanged; runs spare it for some days."""
+    """Make an archived case active again, unchanged; runs do not archive it for some days."""
     name = parameters.parse_name(case_id, "archived case")
     await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
     return Restored(case_id=case_id, status="restored")
 
 
 async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
-    """Request a run of the workers, and answer with its result or its progress after at most `wait` seconds.
+    """Request a run, wait for it for at most `wait` seconds, and return its result or its progress.
 
-    The request is committed before the wait, so the run continues if the client disconnects or the gateway stops.
+    A worker executes the run. The request is committed before the wait, so the run continues if the client disconnects
+    or the gateway stops.
     """
     runtime = gateway.runtime
     run_id = await gateway.in_thread(partial(state.request, runtime.database, runtime.clock, dry_run=dry_run))
@@ -137,7 +138,7 @@ async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool
 
 
 def _result_or_progress(gateway: Gateway, run_id: UUID) -> tuple[dict[str, Any], int]:
-    """The answer of a run route, and its status."""
+    """The response body and status of `POST /run` and `POST /dry-run`."""
     database = gateway.runtime.database
     progress = state.read_progress(database, run_id)
     if progress["finished_at"] is not None:

@@ -1,4 +1,4 @@
-"""`/v1/conversations`: a user's conversations, by the keys that callers gave them."""
+"""`/v1/conversations`: a user's conversations, by the keys that callers chose for them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def change(
 ) -> Conversation:
     """Set a conversation's title, archive it, or restore it.
 
-    Archiving ends the live session. The next message restores the conversation.
+    Archiving ends the live session. The next message restores an archived conversation.
     """
     user = users.key(_user(user_id, caller.user))
     return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))

@@ -1,8 +1,8 @@
-"""`/healthz`: the process responds. `/readyz`: it accepts messages, and PostgreSQL and the broker respond.
+"""`/healthz`: the process responds. `/readyz`: the process accepts messages, and PostgreSQL and the broker respond.
 
-This release must be able to use the database (`perdure.database.compatibility`). Neither route needs a key, so their
-answers contain no address, user or table. `/readyz` also reports the workers that were killed within the last hour
-(`perdure.resilience.kill_reports`); they do not change its status, because this gateway works without them.
+`/readyz` also requires a database that this release can use (`perdure.database.compatibility`). Neither route needs a
+key, so their responses contain no address, user or table. `/readyz` lists the workers that were killed within the last
+hour (`perdure.resilience.kill_reports`); they do not change its status, because the gateway works without them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _TIMEOUT_S = 2.0
 T = TypeVar("T")
 
 KilledLately = Callable[[], Sequence[Kill]]
-"""Reads the workers that their watchdog killed within the last hour, oldest first; may block."""
+"""Returns the workers that their watchdog killed within the last hour, oldest first; may block."""
 
 
 class Lookup(Generic[T]):
-    """Reads a value in one thread at a time, for all requests that need it. `read` may hang."""
+    """Reads a value for all concurrent requests in one thread, so a `read` that hangs occupies one thread only."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -47,7 +47,7 @@ class Lookup(Generic[T]):
         self._reading: asyncio.Future[T] | None = None
 
     async def result(self) -> T:
-        """What `read` returns.
+        """The result of `read`; concurrent callers share one call.
 
         Raises:
             TimeoutError: `read` does not return within `_TIMEOUT_S` seconds.
@@ -71,7 +71,7 @@ class Check:
         self._fault = Lookup(find_fault)
 
     async def fault(self) -> str | None:
-        """What is wrong with the service, `None` if it works; within `_TIMEOUT_S` seconds."""
+        """The fault of the service, `None` if it works. Takes at most `_TIMEOUT_S` seconds."""
         try:
             return await self._fault.result()
         except TimeoutError:
@@ -79,7 +79,7 @@ class Check:
 
 
 def database_check(database: Database) -> Check:
-    """Checks that the database is available and that this release can use it."""
+    """A check that the database is available and that this release can use it."""
 
     def find_fault() -> str | None:
         try:
@@ -96,7 +96,7 @@ def database_check(database: Database) -> Check:
 
 
 def broker_check(reachable: Callable[[], bool]) -> Check:
-    """Checks that the broker is available."""
+    """A check that the broker is available."""
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/links", tags=["links"], route_class=StrictRoute, res
 
 @router.post("", status_code=HTTPStatus.CREATED, response_description="The code.", responses=problems(*WITH_BODY))
 async def mint(wanted: NewLink, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> LinkCode:
-    """Mint a one-time code; `/link CODE`, sent from another channel, links that channel's user to this one.
+    """Mint a one-time code; a person who sends `/link CODE` on a channel is linked to this user.
 
     A new code replaces the user's last one.
     """
@@ -50,5 +50,5 @@ async def remove(
     gateway: TheGateway,
     users: TheUsers,
 ) -> None:
-    """Remove a link of a user. Removing one that does not exist is no error. Earlier messages stay with the user."""
+    """Remove a user's link, if it exists. Earlier messages stay with the user."""
     await gateway.in_thread(partial(remove_link, gateway.runtime.database, users.key(user_id), channel, external_id))

@@ -1,4 +1,4 @@
-"""`/v1/memory`: the agent's search over a user's memory, and consolidation on request."""
+"""`/v1/memory`: the agents' search of a user's memory, and consolidation on request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchR
 async def consolidate(
     wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
 ) -> ConsolidationRequested:
-    """Request the consolidation of an ended session, even an abandoned one; without an id, of a batch of sessions."""
+    """Request the consolidation of an ended session; without an id, of a batch of pending sessions.
+
+    A session whose consolidation was abandoned is retried.
+    """
     if wanted.session_id is None:
         if caller.tenant is not None or caller.kind is KeyKind.USER:
             raise Forbidden("Name a session_id: a batch covers all tenants and requires a key without a tenant.")

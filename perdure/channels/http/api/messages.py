@@ -26,9 +26,10 @@ router = APIRouter(tags=["messages"], route_class=StrictRoute)
     },
 )
 async def accept(message: IncomingBody, gateway: TheOpenGateway, users: TheUsers, response: Response) -> Accepted:
-    """Accept a message. It is committed before the response, so it gets a reply even if a process dies.
+    """Accept a message. It is committed before the response, so it gets a reply even if a process crashes.
 
-    The same `(user_id, channel, message_id)` again answers 200 with the ids of the first message.
+    If a message with the same `(user_id, channel, message_id)` was accepted before, the status is 200 and the ids are
+    those of the first message.
     """
     accepted = await gateway.in_thread(partial(accepting.accept, gateway.runtime, users.address(message)))
     if accepted.duplicate:

@@ -79,7 +79,7 @@ async def end(
 async def fork(
     session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway
 ) -> Forked:
-    """Copy a session up to its last settled turn at or before a tick. Only messages with its id reach the copy."""
+    """Copy a session up to its last settled turn at or before a tick. The copy gets only messages that name its id."""
     runtime = gateway.runtime
     fork_id = await gateway.in_thread(partial(fork_session, runtime.database, runtime.clock, session_id, given.tick))
     return Forked(session_id=fork_id)

@@ -96,7 +96,7 @@ async def feedback(turn_id: TheTurn, given: FeedbackBody, gateway: TheGateway) -
 
 
 async def _after(gateway: Gateway, turn_id: UUID, act: Callable[[], object]) -> Turn:
-    """The turn after `act`; both in one thread."""
+    """Call `act`, then read and return the turn, both in one thread."""
 
     def act_and_read() -> Turn:
         act()

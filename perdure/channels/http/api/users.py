@@ -42,9 +42,9 @@ async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUse
 
 @_tokens.post("/tokens", status_code=HTTPStatus.CREATED, response_description="The token.")
 async def mint(wanted: NewToken, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> Token:
-    """Mint a token with which a browser or a phone reaches one user's data, and nothing else.
+    """Mint a token that gives a browser or a phone access to one user's data only.
 
-    It expires after `ttl_s` seconds. A new `PERDURE_SECRET_KEY` revokes all tokens.
+    The token expires after `ttl_s` seconds. A new `PERDURE_SECRET_KEY` revokes all tokens.
     """
     if caller.kind is KeyKind.USER:
         raise Forbidden("A user token cannot mint tokens: use a service key.")

@@ -1,7 +1,7 @@
-"""A turn's answer as one growing text, from the turn's events.
+"""A turn's answer as a sequence of text parts, from the turn's events.
 
-A turn may have several steps with text. Their texts are joined by a blank line. An OpenAI stream cannot withdraw text:
-if a step is rewound after some of its text was passed on, following ends with `Rewound`.
+A turn may have several steps with text; a blank line separates their texts. An OpenAI stream cannot withdraw text: if a
+step is rewound after part of its text was yielded, `follow` raises `Rewound`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rewound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The next text of the answer. `progress`: a line about what the agent waits for, not part of the answer."""
+    """The next part of the answer's text. `progress`: a status line, which is not part of the answer."""
 
     text: str
     progress: bool = False
@@ -31,7 +31,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """No event has come for one keep-alive interval."""
+    """No event arrived for one keep-alive interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A line about a committed tool call, after the text of its step; replays have it at the same place."""
+    """A line about a committed tool call, after the text of its step; a replay yields it at the same position."""
 
     line: str
 
@@ -52,10 +52,10 @@ Part = Text | Called | Idle | Ended
 
 
 async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
-    """The parts of a turn's answer, from the turn's first event on. Ends without `Ended` if the gateway stops.
+    """The parts of a turn's answer, given all events of the turn. Ends without `Ended` if the gateway stops.
 
     Raises:
-        Rewound: text that was returned is not part of the answer.
+        Rewound: text that was already yielded was withdrawn from the answer.
     """
     answer = _Answer()
     async for event in events:
@@ -67,24 +67,24 @@ async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
 
 
 def whole_text(messages: list[dict[str, Any]]) -> str:
-    """The answer of a settled turn with these messages: the same text as the parts of `follow`."""
+    """The answer in the messages of a settled turn: the same text as the joined parts of `follow`."""
     return _BETWEEN.join(
         each["content"] for each in messages if each["role"] == "assistant" and each["content"].strip()
     )
 
 
 def calls_of(messages: list[dict[str, Any]]) -> list[str]:
-    """The lines of the tool calls in these messages: the same as those of `follow`."""
+    """The lines about the tool calls in these messages, the same as the `Called` parts of `follow`."""
     return [_line(call) for each in messages if each["role"] == "assistant" for call in each.get("tool_calls", ())]
 
 
 class _Answer:
     def __init__(self) -> None:
         self._has_text = False
-        """An earlier step had text."""
+        """Whether an earlier step had text."""
         self._step = ""
         self._passed = 0
-        """Characters of the current step's text that were passed on."""
+        """The number of characters of the current step's text that were yielded."""
 
     def parts(self, event: Event) -> list[Part]:
         match event.kind:
@@ -103,7 +103,7 @@ class _Answer:
                 return []
 
     def _grow(self, step: str) -> list[Part]:
-        """Pass on the new part of the step's text. A step of only white space has no text."""
+        """The new part of the step's text, which is now `step`; empty while `step` is only white space."""
         self._step = step
         if not step.strip() or len(step) == self._passed:
             return []
@@ -127,7 +127,7 @@ class _Answer:
 
 
 def _line(call: Mapping[str, Any]) -> str:
-    """The line that describes a tool call."""
+    """The line about a tool call: the tool's name and the arguments, truncated."""
     arguments = call["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f"{call['name']} {text[:_LONGEST_CALL]}\n"

@@ -1,8 +1,8 @@
 """The user and the conversation of an OpenAI-compatible request.
 
-The user: `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's own. The conversation:
-`X-Perdure-Conversation`, else `prompt_cache_key`, else the user's default. With a service key, the headers that Open
-WebUI forwards are used last: they come from a front end that the service trusts.
+The user is `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's user. The conversation is
+`X-Perdure-Conversation`, else `prompt_cache_key`, else the user's default. Unless the caller has a user token, the
+headers that Open WebUI forwards are tried last: they come from a front end that the operator trusts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Place:
 
 
 def place_of(request: Request, body: ChatRequest | ResponseRequest, users: Users) -> Place:
-    """The user and the conversation.
+    """The user and the conversation that a request names.
 
     Raises:
         BadParameter: the request names no user.
-        NotFound: a user token names another user.
+        NotFound: the caller has a user token, and the request names another user.
     """
     caller, headers = users.caller, request.headers
     trusted = caller.kind is not KeyKind.USER
@@ -58,7 +58,7 @@ def _header(headers: Headers, name: str) -> str | None:
     """A header's text; `None` if it is missing or blank.
 
     Raises:
-        BadParameter: the header is not UTF-8, or an unfilled template of a front end, which all its users would share.
+        BadParameter: the header is not UTF-8, or a front end has sent a template (`{{...}}`) without filling it in.
     """
     try:
         text = headers.get(name, "").encode("latin-1").decode().strip()

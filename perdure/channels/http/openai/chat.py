@@ -20,25 +20,25 @@ _STOPPING = "This gateway is shutting down. Send the request again: it finds the
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The identity of a completion: the turn's id, the agent, and the epoch second of its acceptance."""
+    """The identity of a completion: the turn's id, the agent's name, and the turn's acceptance in epoch seconds."""
 
     turn_id: str
     agent: str
     created: int
 
     def whole(self, turn: dict[str, Any], text: str) -> dict[str, Any]:
-        """The answer of a settled turn."""
+        """The `chat.completion` object for a settled turn with the answer `text`."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         return {**self._head("chat.completion"), "choices": [choice], "usage": chat_usage(turn)}
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        """One chunk of the stream."""
+        """A `chat.completion.chunk` object with one choice."""
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def usage_chunk(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, with the usage."""
+        """The last chunk, with the usage and no choices."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": chat_usage(turn)}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ async def stream(
     include_usage: bool,
     on_sent: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[bytes]:
-    """The chunks of a turn's answer as server-sent events. `on_sent` is called before the last one."""
+    """The chunks of a turn's answer as server-sent events. `on_sent` is called before the last chunk."""
     yield encode(completion.chunk({"role": "assistant", "content": ""}))
     try:
         async for part in parts:
@@ -67,7 +67,7 @@ async def stream(
                 case Idle():
                     yield _HEARTBEAT
                 case Ended(turn):
-                    await on_sent()  # before the last chunk, after which the client may send the same text again
+                    await on_sent()  # first: once the client has the last chunk, it may send the same text again
                     for chunk in _ending(completion, turn, include_usage=include_usage):
                         yield chunk
                     return
@@ -96,15 +96,15 @@ def _ending(completion: Completion, turn: dict[str, Any], *, include_usage: bool
 
 
 def rewound() -> dict[str, Any]:
-    """The error that ends a stream whose text is withdrawn."""
+    """The error that ends a stream if text that was sent is withdrawn."""
     return error_body(_REWOUND, "server_error", REWOUND)
 
 
 def stopping() -> dict[str, Any]:
-    """The error that ends a stream of a gateway that stops."""
+    """The error that ends a stream if the gateway stops."""
     return error_body(_STOPPING, "server_error", STOPPING)
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """One server-sent event without a name."""
+    """`value` as a server-sent event without a name."""
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

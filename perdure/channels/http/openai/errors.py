@@ -12,7 +12,7 @@ from perdure.channels.http.errors import CODES, headers_of
 from perdure.errors import Conflict, InvalidRequest, PerdureError, RateLimited, Unauthorized
 
 PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
-"""The routes whose errors have this shape, and all below them."""
+"""The prefixes of the paths whose errors have this shape."""
 
 REWOUND = "stream_rewound"
 STOPPING = "gateway_stopping"
@@ -21,7 +21,7 @@ _NO_RETRY = {"x-should-retry": "false"}
 
 
 class BadParameter(InvalidRequest):
-    """A member of the request cannot be used; `param` names it, as `messages[2].content[0]`."""
+    """A member of the request is invalid; `param` is its path, such as `messages[2].content[0]`."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -40,20 +40,20 @@ def error_body(message: str, kind: str, code: str, param: str | None = None) -> 
 
 
 def body_of(error: PerdureError) -> dict[str, Any]:
-    """The body for an error of the tree; its `code` is the error's own."""
+    """The body for a `PerdureError`, with the error's `code` (OpenAI's `model_not_found` for `UnknownModel`)."""
     param = error.param if isinstance(error, BadParameter) else None
     code = "model_not_found" if isinstance(error, UnknownModel) else error.code
     return error_body(error.message, _kind(error.http_status, error), code, param)
 
 
 def response_of(error: PerdureError) -> Response:
-    """The response for an error of the tree."""
+    """The response for a `PerdureError`."""
     headers = headers_of(error) | (_NO_RETRY if isinstance(error, Conflict) else {})
     return respond(body_of(error), error.http_status, headers)
 
 
 def settled_failure(turn: dict[str, Any]) -> Response:
-    """The response for a turn that failed or was cancelled: sending the request again would find the same turn."""
+    """The response for a failed or cancelled turn. SDKs must not retry: a repeated request finds the same turn."""
     found, status = failure_body(turn)
     return respond(found, status, _NO_RETRY)
 
@@ -67,12 +67,12 @@ def failure_body(turn: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def respond(body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response."""
+    """A response with `body` as JSON."""
     return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, "application/json")
 
 
 def _kind(status: int, error: PerdureError | None = None) -> str:
-    """OpenAI's type of an error with this status."""
+    """OpenAI's `type` for an error with this status."""
     if isinstance(error, RateLimited):
         return "rate_limit_error"
     if isinstance(error, Unauthorized):

@@ -1,10 +1,10 @@
-"""Which requests are the same, so that a repeated one finds its turn and does not begin another.
+"""Recognises repeated requests, so that a repeated request finds its turn and does not begin another.
 
-`Idempotency-Key` is the `message_id`. Without one, requests of a user with the same conversation, agent and messages
-have the same fingerprint. The `message_id` of such a request is made of the fingerprint and of the last turn whose
-answer was sent to the end. So a request whose answer was lost finds its turn, even an unsettled one and after a
-restart, whereas "ok" sent twice makes two turns. Within ten minutes of its settling, the turn of an answer that was
-sent is found only by a retry of the SDK (`X-Stainless-Retry-Count`). A turn that settled earlier is never found.
+The `Idempotency-Key`, if sent, is the `message_id`. Without it, requests of a user with the same conversation, agent
+and messages have the same fingerprint, and the `message_id` is made of the fingerprint and the id of the last turn
+whose answer was sent completely. So a request whose answer was lost finds its turn, also if the turn is unsettled or
+the gateway has restarted, whereas "ok" sent twice makes two turns. A settled turn whose answer was sent is found only
+by a retry of the SDK (`X-Stainless-Retry-Count`). A turn that settled more than ten minutes ago is never found.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What identifies a request. `key`: its idempotency key. `is_retry`: the SDK sends it again."""
+    """The data that identify a request. `key`: the `Idempotency-Key`. `is_retry`: the SDK has marked it as a retry."""
 
     message: Incoming
     messages: Sequence[Any]
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the conversation, the agent and the messages; a repeated request has the same."""
+        """A digest of the conversation, the agent, the session and the messages; equal for a repeated request."""
         message = self.message
         parts = [message.conversation, message.agent, None if message.session_id is None else str(message.session_id)]
         text = json.dumps([*parts, self.messages], sort_keys=True, ensure_ascii=True)
@@ -50,7 +50,7 @@ class Request:
 
 
 def accept_once(runtime: Runtime, request: Request) -> Accepted:
-    """Accept a request's message, or find the turn of an earlier one. Blocks.
+    """Accept a request's message, or find the turn of the same request sent earlier. Blocks.
 
     Raises:
         PerdureError: as `accept`.
@@ -73,7 +73,7 @@ def accept_once(runtime: Runtime, request: Request) -> Accepted:
 
 
 def note_sent(executor: Executor, request: Request, turn_id: UUID) -> None:
-    """Record that the answer was sent completely. Blocks."""
+    """Record that the turn's answer was sent completely; does nothing for a request with a key. Blocks."""
     if request.key is None:
         given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}
         executor.run(queries.NOTE_ANSWERED, given)

@@ -1,11 +1,10 @@
 """A turn as an OpenAI response, whole or as a stream of events with sequence numbers.
 
-A sequence number is a function of the answer's text: the position up to which the event's text reaches, and a checksum
-of the text before that position. The lines about tool calls, which are a reasoning item, count as text at their place.
-So the numbers are the same after a restart, on any gateway, in a replay of the committed text. A number that belonged
-to withdrawn text does not match the text that replaced it: resuming there answers the error, and no number ever gets a
-second meaning. Live text and replays are cut into the same pieces, so that a client that filters a replay by numbers
-misses nothing.
+A sequence number is a function of the answer's text: the position at which the event's text ends, and a checksum of the
+text before that position. The lines about tool calls, which form a reasoning item, count as text at their position. So
+the numbers are the same after a restart, on any gateway, and in a replay of the committed text. A number of withdrawn
+text does not match the text that replaced it, so a client that resumes there gets an error. Live text and replays are
+cut into the same pieces, so a client that filters a replay by number misses nothing.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ PIECE_CHARS = 24
 
 _HEARTBEAT = b": still running\n\n"
 _MARK = "\x1f"
-"""Represents, in the text of the checksum, an event without text."""
+"""Represents an event without text in the text of the checksum."""
 
 _CRC_BITS, _CHECK_BITS = 32, 24
-"""Bits of a checksum, and those of them in a sequence number, whose other bits are the position."""
+"""The bits of a checksum, and the number of its high bits that a sequence number contains below the position."""
 
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The members of a turn's response apart from its text."""
+    """The members of a response that do not come from the turn's row and messages."""
 
     agent: str
     conversation: str | None
@@ -52,7 +51,7 @@ class Response:
         *,
         status: str | None = None,
     ) -> dict[str, Any]:
-        """The response; `text` is the answer of a settled turn, and `calls` are the lines about its tool calls."""
+        """The response object; `text` is the answer of a settled turn, and `calls` are the lines about tool calls."""
         status = status or status_of(turn)
         error = turn["error"] if status == "failed" else None
         return {
@@ -79,7 +78,7 @@ class Response:
 
 
 def status_of(turn: dict[str, Any]) -> str:
-    """A turn's status as Responses names it."""
+    """The Responses API's name for a turn's status."""
     return _STATUSES.get(turn["status"], "in_progress")
 
 
@@ -90,7 +89,7 @@ async def stream(
     starting_after: int | None,
     on_sent: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """The events of a response after a sequence number, as server-sent events. `on_sent` is called before the last."""
+    """The events of a response after a sequence number, as server-sent events; `on_sent` precedes the closing ones."""
     events = _Events(response, turn, starting_after)
     for event in events.begin():
         yield event
@@ -132,13 +131,13 @@ class _Events:
         self._turn = turn
         self._after = -1 if starting_after is None else starting_after
         self._known = starting_after is None
-        """The client's position has been reached, so its number belongs to this text."""
+        """Whether an event had the client's sequence number, which proves that the number belongs to this text."""
         self._text = ""
         self._numbered = 0
-        """Characters of the text whose events have numbers."""
+        """The number of characters of the text for which deltas were made."""
         self._calls: list[str] = []
         self._position = 0
-        """Numbered characters of the text and the reasoning, plus one for each other event."""
+        """The numbered characters of the text and the reasoning, plus one for each event without text."""
         self._crc = 0
         self._last = -1
 
@@ -153,7 +152,7 @@ class _Events:
         yield from self._event(3, "response.content_part.added", **self._place, part=part)
 
     def of(self, part: Part) -> Iterator[bytes]:
-        """The events of a part of the answer. Progress is not part of it.
+        """The events for a part of the answer; none for a progress line.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -171,7 +170,7 @@ class _Events:
                 assert_never(part)
 
     def more(self, text: str, *, whole: bool = False) -> Iterator[bytes]:
-        """The deltas of more text.
+        """Append `text` to the answer; the deltas that are now complete, or all if `whole`.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -183,7 +182,7 @@ class _Events:
             yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
 
     def call(self, line: str) -> Iterator[bytes]:
-        """The events of a tool call: a part of the reasoning item's summary. The text before it is complete.
+        """The events for a tool call, which adds a part to the reasoning item's summary. Ends the text before it.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -214,7 +213,7 @@ class _Events:
             Rewound: the client's position belongs to other text.
         """
         self._turn = turn
-        if status_of(turn) != "completed":  # Responses has no event for a cancelled one, only the status
+        if status_of(turn) != "completed":  # the Responses API has no event for a cancelled response, only a status
             kind = "response.failed" if status_of(turn) == "failed" else "response.incomplete"
             yield from self._event(self._last + 1, kind, response=self._response.body(turn))
             return
@@ -254,7 +253,7 @@ def _item(turn: dict[str, Any], text: str | None, status: str) -> dict[str, Any]
 
 
 def _output(turn: dict[str, Any], text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
-    """The items of a response. The message is the first: its id and index are known before any call."""
+    """The items of a response. The message is first, because its index must be known before any tool call."""
     return [_item(turn, text, "completed"), *([_reasoning(turn, calls, "completed")] if calls else [])]
 
 

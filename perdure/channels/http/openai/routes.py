@@ -39,10 +39,10 @@ from perdure.turns.reading import TurnPlace, read_place
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=StrictRoute)
 
 _WAIT_S = 600.0
-"""Seconds that a request waits for its turn; the SDK's own limit is ten minutes."""
+"""Seconds that a request waits for its turn to settle; the SDK's own time limit is ten minutes."""
 
 _CANCEL_S = 2.0
-"""Seconds that a cancellation waits for its turn."""
+"""Seconds that a cancellation waits for its turn to settle."""
 
 _ANY: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}, sse.MEDIA_TYPE: {}}}
 _ERROR: dict[str, Any] = {
@@ -70,7 +70,7 @@ async def model(name: str, _caller: TheCaller, gateway: TheGateway) -> Response:
 async def completions(
     body: Annotated[ChatRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
 ) -> Response:
-    """Answer the newest user message: a turn of the durable conversation, as a chat completion."""
+    """Answer the newest user message with a turn of the durable conversation, returned as a chat completion."""
     require_usable(body)
     _require_model(gateway.runtime, body.model)
     text = newest_user_text(body.messages, "messages")
@@ -89,7 +89,7 @@ async def completions(
             await note()
             return settled_failure(settled.turn)
         completion = chat.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
-        await note()  # before it is sent: the whole answer is one write
+        await note()  # before the response: it is sent in one write
         return respond(completion.whole(settled.turn, answers.whole_text(settled.messages)), HTTPStatus.OK)
     turn = (await _read(gateway, accepted.turn_id)).turn
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -102,7 +102,7 @@ async def completions(
 async def create_response(
     body: Annotated[ResponseRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
 ) -> Response:
-    """Answer the newest user message: a turn of the durable conversation, as a response."""
+    """Answer the newest user message with a turn of the durable conversation, returned as a response."""
     require_usable(body)
     _require_model(gateway.runtime, body.model)
     items = body.items()
@@ -139,7 +139,7 @@ async def read_response(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> Response:
-    """Read a response, or stream it: from its beginning, or after a sequence number."""
+    """Read a response, or stream it from its beginning or after the sequence number `starting_after`."""
     turn_id = await _turn_id(gateway, caller, response_id)
     committed = await _read(gateway, turn_id)
     made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
@@ -151,7 +151,7 @@ async def read_response(
 
 @router.post("/responses/{response_id}/cancel", responses={200: _ANY, **_ERRORS}, response_description="The response.")
 async def cancel_response(response_id: str, gateway: TheGateway, caller: TheCaller, request: Request) -> Response:
-    """Cancel a response that runs; a settled one is unchanged."""
+    """Cancel a running response; a settled response does not change."""
     turn_id = await _turn_id(gateway, caller, response_id)
     await gateway.in_thread(partial(cancel, gateway.runtime, turn_id))
     await gateway.until_settled(turn_id, _CANCEL_S, request)
@@ -183,7 +183,7 @@ def _agent_name(runtime: Runtime, model: str) -> str:
 
 
 async def _response_place(gateway: Gateway, request: Request, body: ResponseRequest, users: TheUsers) -> Place:
-    """The user and the conversation, which a previous response or `conversation` names."""
+    """The user and the conversation; `previous_response_id` or `conversation` overrides the request's headers."""
     place = place_of(request, body, users)
     if body.previous_response_id is not None:
         if body.conversation is not None:
@@ -210,7 +210,7 @@ async def _read(gateway: Gateway, turn_id: UUID) -> Committed:
 
 
 async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> Committed:
-    """The turn once it is settled.
+    """Wait for a turn to settle, for `_WAIT_S` seconds at most; returns the turn and its messages.
 
     Raises:
         DeadlineExceeded: the turn is not settled in time.
@@ -231,16 +231,16 @@ async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]
 
 
 async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
-    """The same parts, with the first one fetched, so that an error before it gets its own status."""
+    """The same parts. The first part is fetched now, so that an error before it determines the HTTP status."""
     first = await anext(parts, None)
 
-    async def all_of_them() -> AsyncIterator[answers.Part]:
+    async def with_first() -> AsyncIterator[answers.Part]:
         if first is not None:
             yield first
             async for part in parts:
                 yield part
 
-    return all_of_them()
+    return with_first()
 
 
 def _whole(made: responses.Response, committed: Committed) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:
 
 
 def _conversation(runtime: Runtime, user: str, turn_id: UUID) -> TurnPlace:
-    """The conversation of a user's turn.
+    """The agent and the conversation of a user's turn.
 
     Raises:
         NotFound: the user has no such turn.

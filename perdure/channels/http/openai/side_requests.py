@@ -1,7 +1,7 @@
 """Requests of chat front ends for titles, tags and follow-up questions of a conversation.
 
-The summary model answers them without a turn, and they are not stored in the conversation. Recognised by the headers
-`X-OpenWebUI-Task` and `X-Perdure-Task`, else by a first line `### Task:`.
+The summary model answers them without a turn, and they are not stored in the conversation. They are recognised by the
+header `X-OpenWebUI-Task` or `X-Perdure-Task`, or by a first line `### Task:`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest
 from perdure.runtime import Runtime
 
 MOST = 4
-"""Side requests of one gateway that run at once."""
+"""The most side requests that one gateway runs concurrently."""
 
 _HEADERS = ("x-openwebui-task", "x-perdure-task")
 _FIRST_LINE = "### Task:"
@@ -40,10 +40,10 @@ class SideRequests:
         self._threads = ThreadPoolExecutor(MOST, "side-request")
 
     async def answer(self, spoken: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """The completion of a side request with these messages: roles and texts.
+        """The completion for a side request; `spoken` has the role and the text of each message.
 
         Raises:
-            RateLimited: too many run.
+            RateLimited: `MOST` side requests are running.
             PerdureError: the model fails.
         """
         if self._running >= MOST:
@@ -58,7 +58,7 @@ class SideRequests:
         return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
 
     def close(self) -> None:
-        """End the threads; calls that run are abandoned."""
+        """End the threads; running calls are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, spoken: Sequence[tuple[str, str]]) -> ModelReply:
@@ -70,7 +70,7 @@ class SideRequests:
 
 
 async def as_stream(completion: dict[str, Any]) -> AsyncIterator[bytes]:
-    """A whole completion as a stream of one piece."""
+    """A completion as a stream with the whole text in one chunk."""
     [choice] = completion["choices"]
     head = {**completion, "object": "chat.completion.chunk"}
     del head["usage"]

@@ -1,7 +1,7 @@
-"""Requests in OpenAI's shapes, reduced to what an agent can use, and the parts of its answers.
+"""OpenAI's request formats, reduced to the members that an agent can use, and parts of OpenAI's responses.
 
-A member that changes the answer in a way that an agent cannot follow is refused by name; sampling parameters are
-ignored, since the agent's own settings decide.
+A request with a member that an agent cannot satisfy, such as `tools`, is refused; the error names the member. Sampling
+parameters are ignored, because the agent's settings apply.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ResponseRequest(_Request):
 
     @property
     def conversation_key(self) -> str | None:
-        """The conversation that the request names."""
+        """The key of the conversation in `conversation`, if any."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
     def items(self) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def require_usable(request: ChatRequest | ResponseRequest) -> None:
     """Check that an agent can answer the request.
 
     Raises:
-        BadParameter: the request asks for something that an agent does not do.
+        BadParameter: the request needs a feature that agents do not have.
     """
     if request.tools:
         raise BadParameter("tools: an agent has its own tools; a request cannot add any.", "tools")
@@ -115,7 +115,7 @@ def _require_text_format(wanted: object, param: str) -> None:
 
 
 def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
-    """The text of the newest user message, which only instructions may follow; `param` names the list.
+    """The text of the newest user message; only instructions may follow it. `param`: the list's name, for errors.
 
     Raises:
         BadParameter: there is no such message, or it has a part that is not text.
@@ -134,7 +134,7 @@ def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The role and the text of each message with text, for a model that is asked on the side."""
+    """The role and the text of each message with text, for a side request."""
     found = []
     for position, message in enumerate(messages):
         role = str(message.get("role"))
@@ -160,12 +160,12 @@ def _text(content: object, param: str) -> str:
 
 
 def epoch_s(instant: str) -> int:
-    """An instant of an answer, in epoch seconds."""
+    """A time in ISO 8601 format as epoch seconds, rounded down."""
     return int(datetime.fromisoformat(instant).timestamp())
 
 
 def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn's usage as Chat Completions has it."""
+    """A turn's usage in the format of Chat Completions."""
     used = turn["usage"] or {}
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
     return {
@@ -178,7 +178,7 @@ def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def response_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn's usage in the form of the Responses API."""
+    """A turn's usage in the format of the Responses API."""
     used = turn["usage"] or {}
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
     return {
@@ -196,7 +196,7 @@ def response_id(turn_id: UUID | str) -> str:
 
 
 def turn_of(identifier: str) -> UUID | None:
-    """The turn of a response's id; `None` if it is no such id."""
+    """The id of the turn that a response's id names; `None` if the response's id is malformed."""
     prefix, _, rest = identifier.partition("_")
     try:
         return UUID(rest) if prefix == "resp" else None

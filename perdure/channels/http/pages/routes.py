@@ -1,4 +1,4 @@
-"""Serves the web chat's files: no key is needed to read them, and every request that they make needs one."""
+"""Serves the web chat's files. Reading them needs no key; the requests that the page sends need one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _File:
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    """The web chat; with its user, if the application authenticates users."""
+    """The web chat. If the application authenticates users, the page contains the user's id."""
     gateway: Gateway = request.app.state.gateway
     if gateway.authenticate is None:
         return _respond(request, "chat.html")
@@ -62,7 +62,7 @@ async def file(name: str, request: Request) -> Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """All files by name. They do not change while the program runs."""
+    """All files by name, read once per process."""
     found = {}
     for path in sorted(_DIRECTORY.iterdir()):
         content = path.read_bytes()

@@ -1,6 +1,6 @@
-"""The request bodies and the answers of the HTTP API as pydantic models, one module per resource.
+"""The request and response bodies of the HTTP API as pydantic models, one module per resource.
 
-Routes in `api` declare them; FastAPI checks bodies with them, serialises answers with them and makes the OpenAPI
-document from them. `answer` has their shared parts. Bodies that other channels also send (`Incoming`, `Decision`,
+The routes in `api` declare the models; FastAPI uses them to validate requests, to serialise responses and to make the
+OpenAPI document. `answer` contains shared parts. The bodies that other channels also send (`Incoming`, `Decision`,
 `Feedback`) are defined in the domain; this package adds their examples.
 """

@@ -1,4 +1,4 @@
-"""Shared parts of all answers: the base model, the format of a time, and the errors that a route declares."""
+"""Shared parts of all responses: the base model, the format of a time, and the errors that a route declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from perdure.channels.http.errors import CODES, MEDIA_TYPE
 
 Responses = dict[int | str, dict[str, Any]]
-"""FastAPI's `responses`: what a route answers besides its response model, by status."""
+"""FastAPI's `responses`: by status, the responses of a route apart from its response model."""
 
 
 def _instant(value: str) -> str:
@@ -20,7 +20,7 @@ def _instant(value: str) -> str:
 
 
 Instant = Annotated[str, AfterValidator(_instant), Field(json_schema_extra={"format": "date-time"})]
-"""A time as PostgreSQL or Python formats it: pydantic's format would differ from that of the routes that bypass it."""
+"""A time in ISO 8601, kept as text: pydantic's own format differs from that of the routes that bypass pydantic."""
 
 WITH_KEY = (401, 403, 429, 500, 503)
 """Errors of a route that takes a key."""
@@ -38,7 +38,7 @@ RUN_ID = "01931e70-0a52-7d11-b0c6-8a5e3f6b9c20"
 
 
 class Answer(BaseModel):
-    """An answer. A member that it does not declare is a defect of the gateway."""
+    """The base of response models. A member that the model does not declare is a bug of the gateway."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ class Problem(Answer):
 
 
 def problems(*statuses: int) -> Responses:
-    """The errors that a route answers, with the codes of each status."""
+    """The `responses` of a route for its error statuses, with the codes of each status."""
     return {
         status: {
             "description": f"{HTTPStatus(status).phrase}: {', '.join(CODES[status])}.",
@@ -65,5 +65,5 @@ def problems(*statuses: int) -> Responses:
 
 
 def examples(*values: dict[str, Any]) -> ConfigDict:
-    """The configuration of a model whose schema shows `values`."""
+    """A model's configuration that adds `values` to the schema as examples."""
     return ConfigDict(json_schema_extra={"examples": list(values)})

@@ -44,7 +44,7 @@ class NoMembers(BaseModel):
 
 
 class Merged(Answer):
-    """A duplicate, and the case that takes over its counts."""
+    """A duplicate (`removed`), and the case that takes over its counts (`keeper`)."""
 
     keeper: str
     removed: str
@@ -69,7 +69,7 @@ class PruningDetails(Answer):
 
 
 class Pruning(Answer):
-    """The cases that are removed, and those that are spared."""
+    """The cases to remove, merge and archive, with their counts, and the cases that are spared."""
 
     removed_cases: int
     merged_cases: int
@@ -110,7 +110,7 @@ class PruningProgress(Answer):
 
 
 class PruningRun(PruningProgress):
-    """A run: its progress, its plan once there is one, and its outcome as far as it is applied."""
+    """A run: its progress, its plan (null until it is made), and the outcome of the part that is applied."""
 
     model_config = examples({**_PROGRESS, "plan": _PLAN, "outcome": None})
 

@@ -9,7 +9,7 @@ from perdure.turns.inbox.incoming import UserId
 
 
 class NewLink(BaseModel):
-    """The user whom another channel is linked to."""
+    """The user to link another channel to."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann"}]})
 
@@ -17,7 +17,7 @@ class NewLink(BaseModel):
 
 
 class LinkCode(Answer):
-    """A one-time code, sent as `/link CODE` from the other channel, and when it expires."""
+    """A one-time code, to be sent as `/link CODE` from the other channel, and its expiry."""
 
     model_config = examples({"code": "K7QM-42XD-9TRA", "expires_at": "2026-05-02T09:40:00+00:00"})
 

@@ -34,7 +34,7 @@ class Search(BaseModel):
 
 
 class SearchResult(Answer):
-    """A message with its one id, or a memory with the ids of the messages that it came from."""
+    """A message, or a memory; `message_ids` are the ids of that message or of the memory's sources."""
 
     layer: Literal["episodic", "semantic"]
     id: str
@@ -66,16 +66,16 @@ class SearchResults(Answer):
 
 
 class Consolidate(BaseModel):
-    """The session to consolidate; null: a batch of all pending sessions."""
+    """The session to consolidate; null: a batch of pending sessions."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 
-    # Any text is accepted: a malformed UUID is answered with 404, like an unknown one.
+    # Any text is accepted: a malformed UUID gets 404, like an unknown UUID.
     session_id: Annotated[StrictStr, Field(json_schema_extra={"format": "uuid"})] | None = None
 
 
 class ConsolidationRequested(Answer):
-    """The session whose consolidation was requested; null: a batch of all pending sessions."""
+    """The session whose consolidation was requested; null: a batch of pending sessions."""
 
     model_config = examples({"session_id": None}, {"session_id": SESSION_ID})
 

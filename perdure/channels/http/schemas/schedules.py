@@ -13,7 +13,7 @@ from perdure.text.untrusted import NOT_BLANK_PATTERN
 from perdure.turns.inbox.incoming import ChannelName, Name, Text, UserId
 
 SCHEDULE_ID = "01980000-0000-7000-8000-0000000000d1"
-"""The id of the examples."""
+"""The schedule's id in the examples."""
 
 
 class NewSchedule(BaseModel):
@@ -88,7 +88,7 @@ _SCHEDULE: dict[str, Any] = {
 
 
 class Schedule(Answer):
-    """A schedule. `next_due` is null while it is paused; `error`: why its last message was refused."""
+    """A schedule. `next_due` is null while the schedule is paused. `error`: why its last message was refused."""
 
     model_config = examples(_SCHEDULE)
 

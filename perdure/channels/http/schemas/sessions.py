@@ -26,12 +26,12 @@ class ForkSession(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 1}, {}]})
 
     tick: Annotated[StrictInt, Field(ge=0), BeforeValidator(whole)] | None = Field(
-        None, description="Default: the session's own."
+        None, description="Default: the session's current tick."
     )
 
 
 class Consolidation(Answer):
-    """The consolidation of an ended session's messages into memories; `error` is that of the last of its `runs`."""
+    """The consolidation of an ended session's messages into memories. `error`: the error of the last run."""
 
     status: Literal["waiting", "done", "skipped", "given_up"]
     runs: int
@@ -39,7 +39,7 @@ class Consolidation(Answer):
 
 
 class Session(Answer):
-    """A session. `title` is its conversation's. `summary_kind` is `extractive` where no model wrote the summary."""
+    """A session. `title`: its conversation's title. `summary_kind` is `extractive` if no model wrote the summary."""
 
     model_config = examples(
         {
@@ -91,7 +91,7 @@ class Forked(Answer):
 
 
 class Call(Answer):
-    """A tool call that the model asked for; `arguments` is text if the model's arguments are not an object."""
+    """A tool call that the model requested; `arguments` is text if the model's arguments are not an object."""
 
     id: str
     name: str

@@ -11,11 +11,11 @@ from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import UserId
 
 LONGEST_TTL_S = 30 * 24 * 3600
-"""A token cannot be revoked alone, so it does not live longer than a month."""
+"""The longest lifetime of a token, in seconds: a single token cannot be revoked."""
 
 
 class NewToken(BaseModel):
-    """The user whom a token is for, and the seconds until it expires."""
+    """The user of a new token, and its lifetime in seconds."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, json_schema_extra={"examples": [{"user_id": "ann", "ttl_s": 3600}]}
@@ -26,7 +26,7 @@ class NewToken(BaseModel):
 
 
 class Token(Answer):
-    """A token, sent as `Authorization: Bearer TOKEN`, and when it expires."""
+    """A token, to be sent as `Authorization: Bearer TOKEN`, and its expiry."""
 
     model_config = examples({"token": "TOKEN", "expires_at": "2026-05-02T10:30:00+00:00"})
 

@@ -22,7 +22,7 @@ IncomingBody = Annotated[
         openapi_examples={
             "shortest": {"summary": "A message", "value": {"user_id": "ann", "text": "What is 12 * 7?"}},
             "full": {
-                "summary": "A message that may be sent again, in a conversation of its channel",
+                "summary": "A message with a `message_id`, so that it may be sent again",
                 "value": {
                     "user_id": "ann",
                     "text": "Remind me of the meeting.",
@@ -101,10 +101,10 @@ class Approval(Answer):
 
 
 class Awaited(Answer):
-    """The task or the time that a parked turn waits for: the one that is due first. `name` is the tool's.
+    """The task or timer that a parked turn waits for; of several, the one that is due first. `name`: the tool's name.
 
-    `until`: when it is due; a task that has not ended by then counts as lost. `progress`: what the task last reported,
-    as text; null if nothing.
+    `until`: when the task or timer is due; a task that is still running then counts as lost. `progress`: the task's
+    last progress report, as text.
     """
 
     kind: Literal["task", "timer"]

@@ -26,9 +26,9 @@ class Export(Answer):
 
 
 class Erased(Answer):
-    """The count of erased rows, by table.
+    """The number of erased rows, by table.
 
-    `everywhere`: Redis and the snapshots are erased; otherwise a worker erases them later.
+    `everywhere`: whether Redis and the snapshots are erased, too; if not, a worker erases them later.
     """
 
     model_config = examples({"user_id": "ann", "rows": {"sessions": 1, "turns": 1, "messages": 2}, "everywhere": True})

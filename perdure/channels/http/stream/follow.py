@@ -1,8 +1,8 @@
 """The events of one turn for one client, from any position.
 
 Committed messages come from PostgreSQL, provisional events from the turn's Redis stream. A client never receives a gap:
-a piece of text is passed on only if it continues the text that the client has. If text was withdrawn, or the client's
-position is unknown because Redis lost the stream, the client receives a `rewind`.
+a piece of text is sent only if it continues the client's text. If text was withdrawn, or the client's position is
+unknown because Redis lost the stream, the client receives a `rewind`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from perdure.events.writer import Entry
 from perdure.turns.committed import Committed
 
 Read = Callable[[UUID, int], Awaitable[Committed]]
-"""`read_committed` in a thread: the turn's id, and the number of messages that the client has."""
+"""`read_committed` in a thread. Takes the turn's id and the number of messages that the client has."""
 
 
 class Follower:
-    """The events of a turn after the position `last`; without one, from the beginning."""
+    """Yields the events of a turn after the position `last`; `None`: from the beginning."""
 
     def __init__(self, hub: Hub, read: Read, turn_id: UUID, last: EventId | None = None) -> None:
         self._hub = hub
@@ -31,7 +31,7 @@ class Follower:
         self._settled = False
 
     async def events(self, pause_s: float) -> AsyncGenerator[Event | None, None]:
-        """The events until the turn is settled or the gateway stops; `None` after every `pause_s` without one.
+        """The events until the turn is settled or the gateway stops; `None` after each `pause_s` seconds without any.
 
         Raises:
             NotFound: there is no such turn.
@@ -52,17 +52,17 @@ class Follower:
         return self._settled or self._hub.stopped
 
     async def _look(self) -> Committed:
-        """What PostgreSQL has and the client does not."""
+        """Read the turn, and the committed messages that the client does not have."""
         committed = await self._read(self._turn_id, self._client.messages)
         self._settled = committed.settled
         return committed
 
     async def _resume(self, committed: Committed) -> list[Event]:
-        """A `rewind` if the client has provisional events that are not known to be valid."""
+        """A `rewind` if the client has provisional events that the turn's stream does not confirm."""
         last = self._client.position
         if last.number == 0 and last.epoch <= committed.count:
             return []
-        if committed.settled and last.epoch > committed.count:  # the client has the `error`, or all
+        if committed.settled and last.epoch > committed.count:  # the client has the `error`, or all events
             return []
         if last.epoch == committed.count and not committed.settled:
             known = await self._hub.entries_until(self._turn_id, last)
@@ -72,7 +72,7 @@ class Follower:
         return [self._client.rewind_to(min(last.epoch, committed.count))]
 
     async def _new(self, news: News) -> AsyncIterator[Event]:
-        """The events since the last look, until the turn is settled."""
+        """The events since the last call, until the turn is settled."""
         written, changed = news.take()
         for entry in await self._hub.entries(self._turn_id, self._client.position) if written else ():
             if entry.id.epoch > self._client.messages or entry.kind == EventKind.STATE:
@@ -89,7 +89,7 @@ class Follower:
 
 
 class _Client:
-    """What the client has: the position `last`, and the text of the current step."""
+    """The client's state: its position, its committed messages, and the length of the current step's text."""
 
     def __init__(self, last: EventId) -> None:
         self.position = last
@@ -97,7 +97,7 @@ class _Client:
         """The number of committed messages that the client has."""
         self._token = 0
         self._length = 0
-        """Characters that it has of the current step's text, which the worker with `_token` wrote."""
+        """The number of characters that the client has of the current step's text, written under `_token`."""
         self._status: tuple[str, Any] | None = None
         self._approvals: set[str] = set()
 
@@ -109,16 +109,16 @@ class _Client:
                 pass
 
     def rewind_to(self, epoch: int) -> Event:
-        """Withdraw everything after the messages of an epoch."""
+        """The event that withdraws everything after the first `epoch` messages."""
         self._move(epoch)
         return self._event(EventKind.REWIND, rewind_to(epoch))
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
-        """Messages, and then the turn's ending, or its state and approvals."""
+        """The events of the new messages, then of the turn's ending, or of its state and approvals."""
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
                 for kind, data in _tool_events(message):
-                    yield self._event(kind, data)  # before the message: a client that resumes misses none
+                    yield self._event(kind, data)  # before the message, so that a client that resumes gets each
                 self._move(number)
                 yield self._event(EventKind.MESSAGE, message)
         yield from self._ending(committed) if committed.settled else self._state(committed.turn)
@@ -138,7 +138,7 @@ class _Client:
             case EventKind.REWIND if self._length:
                 yield self._withdraw()
             case _:
-                pass  # PostgreSQL has the state; other kinds are a newer release's
+                pass  # states come from PostgreSQL; other kinds are from a newer release
 
     def _ending(self, committed: Committed) -> Iterator[Event]:
         error_id = committed.error_id
@@ -159,7 +159,7 @@ class _Client:
                 yield self._event(EventKind.APPROVAL_REQUIRED, approval)
 
     def _continue(self, delta: Any) -> Iterator[Event]:
-        """The text of a delta, if it continues what the client has."""
+        """The event of a delta, if the delta begins where the client's text ends."""
         if delta.get("at") == self._length:
             self._length = delta["to"]
             yield self._event(EventKind.DELTA, {"text": delta["text"]})
@@ -177,7 +177,7 @@ class _Client:
 
 
 def _tool_events(message: dict[str, Any]) -> Iterator[tuple[EventKind, dict[str, Any]]]:
-    """The tool calls that a message asks for, or the result that it is."""
+    """The events for the tool calls in a message, or for a message that is a tool's result."""
     for call in message.get("tool_calls", ()):
         yield EventKind.TOOL_CALL, call
     if "tool_call_id" in message:

@@ -1,9 +1,9 @@
-"""What wakes the streams and the waiting requests of one gateway.
+"""Wakes the streams and the waiting requests of one gateway.
 
-Workers announce turns with new events, and settled turns, on one Redis channel. The gateway subscribes with one
-connection, reads the streams of its listeners with another, and announces their turns to the workers every
-`_ANNOUNCE_S`. Every `_LOOK_S`, and more often while Redis is unavailable, one statement compares the turns' state in
-PostgreSQL. That finds what Redis lost, and what no worker announces.
+Workers announce turns with new events, and settled turns, on one Redis channel. The gateway subscribes to the channel
+on one connection, reads the turns' streams on another, and announces the turns that have listeners to the workers every
+`_ANNOUNCE_S` seconds. Every `_LOOK_S` seconds, and more often while Redis is unavailable, one query reads the turns'
+states from PostgreSQL. It finds changes that Redis lost or no worker announced.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PAUSE_S = 1.0
 _RETRY_AFTER_S = 5.0
 _CANCEL_AGAIN_S = 0.1
 _MOST_READ = 1_000
-"""Entries that are read at once."""
+"""The most stream entries in one read."""
 
 
 @dataclass(eq=False)
@@ -61,23 +61,23 @@ class News:
 
     @property
     def pending(self) -> bool:
-        """Whether `take` would return news."""
+        """Whether there are changes to take."""
         return self._written or self._changed
 
     def take(self) -> tuple[bool, bool]:
-        """Whether there are new entries in Redis, and whether the turn's state may have changed."""
+        """Take the changes: whether Redis may have new entries, and whether the turn's state may have changed."""
         taken = self._written, self._changed
         self._written = self._changed = False
         return taken
 
     def add(self, *, changed: bool) -> None:
-        """Wake the stream."""
+        """Record new entries and wake the stream. `changed`: the turn's state may have changed, too."""
         self._written = True
         self._changed |= changed
         self._event.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Whether there is news within these seconds."""
+        """Wait up to `seconds` for a change; returns whether there is one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -87,7 +87,7 @@ class News:
 
 
 class Hub:
-    """Belongs to one event loop. `on_settled` is called with turns that workers announce as settled."""
+    """Wakes listeners in one event loop. `on_settled` is called with turns that workers announce as settled."""
 
     def __init__(self, runtime: Runtime, threads: Threads, on_settled: Callable[[list[UUID]], None]) -> None:
         settings = runtime.settings
@@ -110,21 +110,21 @@ class Hub:
         self._client: Any = _client(runtime.redis_url)
 
     def start(self) -> None:
-        """Start the tasks."""
+        """Start the tasks that subscribe, announce listeners and poll PostgreSQL."""
         tasks = [self._look_forever()]
         if self._client is not None:
             tasks += [self._subscribe_forever(), self._announce_forever()]
         self._tasks = [asyncio.ensure_future(_logged(task)) for task in tasks]
 
     def stop(self) -> None:
-        """End the open streams after their next event."""
+        """Wake the open streams, and have them end."""
         self.stopped = True
         for listeners in self._listeners.values():
             for news in listeners:
                 news.add(changed=False)
 
     async def close(self) -> None:
-        """End the tasks and the connections."""
+        """End the tasks and close the connections."""
         pending = set(self._tasks)
         while pending:  # a cancellation that arrives while redis-py connects can be lost
             for task in pending:
@@ -135,7 +135,7 @@ class Hub:
 
     @contextmanager
     def listening(self, turn_id: UUID) -> Iterator[News]:
-        """News of a turn for one open stream.
+        """Register one open stream for the news of a turn while the block runs.
 
         Raises:
             RateLimited: `PERDURE_STREAM__MAX_OPEN` streams are open.
@@ -163,11 +163,11 @@ class Hub:
                 self._has_listeners.clear()
 
     async def entries(self, turn_id: UUID, after: EventId) -> list[Entry]:
-        """The entries of a turn's stream after an id; none while Redis is unavailable."""
+        """The entries of a turn's stream after the id `after`; empty while Redis is unavailable."""
         return await self._range(turn_id, f"({after}", "+")
 
     async def entries_until(self, turn_id: UUID, last: EventId) -> list[Entry]:
-        """The entries of an id's epoch up to that id; empty while Redis is unavailable."""
+        """The entries in the epoch of `last`, up to and including `last`; empty while Redis is unavailable."""
         return await self._range(turn_id, str(EventId(last.epoch)), str(last))
 
     async def _range(self, turn_id: UUID, first: str, last: str) -> list[Entry]:
@@ -193,7 +193,7 @@ class Hub:
                     self.connected = True
                     self._wake_all()
                     async for message in subscription.listen():
-                        self._hear(message["data"])
+                        self._on_news(message["data"])
             except (redis.RedisError, OSError) as error:
                 if self.connected:
                     log.warning("streams and waiting requests poll PostgreSQL, without Redis: %s", loggable(error))
@@ -201,7 +201,7 @@ class Hub:
                 self.connected = False
             await asyncio.sleep(_PAUSE_S)
 
-    def _hear(self, message: bytes) -> None:
+    def _on_news(self, message: bytes) -> None:
         settled = message[:2] == b"s "
         turn_ids = parse_hexes(message[2:])
         if settled:
@@ -218,7 +218,7 @@ class Hub:
         self._announce_soon.set()
 
     async def _announce_forever(self) -> None:
-        """Announce new listeners at once, and all of them every `_ANNOUNCE_S`."""
+        """Announce turns with new listeners at once, and all turns with listeners every `_ANNOUNCE_S` seconds."""
         loop = asyncio.get_running_loop()
         due = loop.time() + _ANNOUNCE_S
         while True:
@@ -263,7 +263,7 @@ class Hub:
 
 
 async def _logged(task: Coroutine[Any, Any, None]) -> None:
-    """A task that runs as long as the gateway; an error that ends it is logged at once."""
+    """Run a task that must not end before the gateway; an error that ends the task is logged at once."""
     try:
         await task
     except Exception:

@@ -25,12 +25,12 @@ def encode(event: Event | None) -> bytes:
 
 
 async def chunks(first: Event | None, others: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
-    """The encoded events."""
+    """`first` and then `others`, each encoded."""
     yield encode(first)
     async for event in others:
         yield encode(event)
 
 
 def response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
-    """A response that no cache keeps and no proxy buffers."""
+    """A streaming response with headers that forbid caching and buffering by proxies."""
     return StreamingResponse(chunks, media_type=MEDIA_TYPE, headers=_HEADERS)

@@ -1,10 +1,10 @@
-"""The socket `GET /v1/ws`: messages in, and the events of any number of turns out, over one connection.
+"""The WebSocket `GET /v1/ws`: a client sends messages and receives the events of several turns on one connection.
 
 The first frame must authenticate the client within `AUTH_S` seconds: a browser cannot send a header with the upgrade,
-and a token in the URL would be logged. If the application authenticates its users, the upgrade itself does, by its
-cookie or header. The key or token is checked again with each frame. A page of another origin is
-refused. Frames are JSON objects; the server answers each with a frame that repeats its `ref`, and sends events as they
-come. uvicorn bounds a frame's size, sends pings, and closes a connection that does not answer them.
+and a token in the URL would be logged. If the application authenticates its users, the cookie or header of the upgrade
+request authenticates the client instead. The key or token is checked again with each frame. A page of another origin is
+refused. Frames are JSON objects. The server answers each with a frame that repeats its `ref`, and sends events as they
+occur. uvicorn limits a frame's size, sends pings, and closes a connection that does not answer them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AUTH_S = 5.0
 MAX_FRAME_BYTES = 2**17
 """The longest frame that uvicorn reads; a longer one closes the connection with 1009."""
 MOST_FOLLOWED = 50
-"""Turns that one connection follows at once."""
+"""The most turns that one connection follows at once."""
 PING_S = 20.0
 
 UNAUTHORIZED, LATE, STOPPING = 4401, 4408, status.WS_1012_SERVICE_RESTART
@@ -52,7 +52,7 @@ _MESSAGE = frozenset({"text", "conversation", "message_id", "session_id", "agent
 
 
 class _Frame(BaseModel):
-    """The members that every frame has; the others depend on its type."""
+    """The members of all frames. Further members depend on the frame's type."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -62,7 +62,7 @@ class _Frame(BaseModel):
 
 @router.websocket("/v1/ws")
 async def socket(connection: WebSocket) -> None:
-    """Serve one client."""
+    """Authenticate one client, then answer its frames until it disconnects or the gateway stops."""
     gateway: Gateway = connection.app.state.gateway
     if not _same_origin(connection):
         await connection.close(status.WS_1008_POLICY_VIOLATION, "another origin")
@@ -75,9 +75,9 @@ async def socket(connection: WebSocket) -> None:
 
 
 async def _authenticated(connection: WebSocket, gateway: Gateway) -> tuple[Caller, Request] | None:
-    """The caller, with the request that has its key or token.
+    """The caller, and the request with the caller's key or token.
 
-    `None`: the connection is closed, since the first frame is late or has no valid token.
+    `None`: the client has disconnected, or the connection was closed for a late first frame or an invalid token.
     """
     try:
         request = _own_request(connection) if gateway.authenticate else await _signed_request(connection)
@@ -117,7 +117,7 @@ class _Client:
         }
 
     async def serve(self) -> None:
-        """Answer frames until the client leaves or the gateway stops."""
+        """Answer frames until the client disconnects or the gateway stops."""
         stopping = asyncio.ensure_future(self._gateway.stopped())
         try:
             await self._note_presence()
@@ -130,7 +130,7 @@ class _Client:
                     return
                 text = receiving.result()
                 try:
-                    await self._gateway.caller(self._signed)  # the token has not expired, the key is still listed
+                    await self._gateway.caller(self._signed)  # the token may have expired, or the key been removed
                 except PerdureError as error:
                     await self._connection.close(UNAUTHORIZED, error.message[:100])
                     return
@@ -156,7 +156,7 @@ class _Client:
     async def _send(self, frame: _Frame) -> dict[str, Any]:
         """Accept a message, and follow its turn."""
         self._gateway.admit()
-        self._require_room()  # before the message is accepted: it would run although the client gets an error
+        self._require_room()  # first: after the acceptance, the turn would run although the client gets an error
         given = {name: value for name, value in _members(frame).items() if name in _MESSAGE}
         given["user_id"] = self._user_id(frame)
         message = self._users.address(parse_incoming({**given, "channel": WEB}))
@@ -170,13 +170,13 @@ class _Client:
         }
 
     async def _typing(self, frame: _Frame) -> dict[str, Any]:
-        """Record that the user types."""
+        """Record a typing event of the user."""
         user = self._users.key(str(self._user_id(frame)))
         await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, TYPING))
         return {}
 
     async def _note_presence(self) -> None:
-        """Record that the user of a token is present: the connection is opened or closed."""
+        """Record a presence event if the caller has a user token, when the connection opens or closes."""
         user = self._caller.user
         if user is not None:
             await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, PRESENCE))
@@ -211,7 +211,7 @@ class _Client:
         return {"turn_id": str(turn_id)}
 
     async def _turn(self, frame: _Frame) -> UUID:
-        """The turn that a frame names, to which the caller has access."""
+        """The id of the turn that a frame names, after checking the caller's access."""
         try:
             turn_id = UUID(str(_members(frame).get("turn_id")))
         except ValueError:
@@ -219,7 +219,7 @@ class _Client:
         return await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
 
     async def _begin(self, turn_id: UUID, last: EventId | None) -> None:
-        """Follow a turn from a position on; a turn that is followed already is followed from there anew."""
+        """Follow a turn after the position `last`. If the turn is already followed, replace its stream."""
         former = self._followed.pop(turn_id, None)
         if former is not None:
             former.cancel()
@@ -237,7 +237,7 @@ class _Client:
             del self._followed[turn_id]
 
     async def _pass_on(self, turn_id: UUID, last: EventId | None) -> None:
-        """Send the events of a turn."""
+        """Send the events of a turn after the position `last`, until the turn is settled."""
         head = {"type": "event", "turn_id": str(turn_id)}
         try:
             async with aclosing(self._gateway.events(turn_id, last, _PAUSE_S)) as events:
@@ -258,7 +258,7 @@ async def _received(connection: WebSocket) -> str:
     """The next frame's text; empty for a binary frame, which no action accepts.
 
     Raises:
-        WebSocketDisconnect: the client has left.
+        WebSocketDisconnect: the client has disconnected.
     """
     message = await connection.receive()
     if message["type"] == "websocket.disconnect":
@@ -267,7 +267,7 @@ async def _received(connection: WebSocket) -> str:
 
 
 def _parsed(text: str) -> _Frame:
-    """A client's frame.
+    """Parse a client's frame.
 
     Raises:
         InvalidRequest: the frame is not a JSON object with a `type`.
@@ -283,7 +283,7 @@ def _members(frame: _Frame) -> dict[str, Any]:
 
 
 async def _signed_request(connection: WebSocket) -> Request:
-    """The connection as a request with the token of its first frame in the header, as `Keys` reads it.
+    """The connection as a request, with the token of its first frame in the `Authorization` header for `Keys`.
 
     Raises:
         TimeoutError: the frame is late.
@@ -301,13 +301,13 @@ async def _signed_request(connection: WebSocket) -> Request:
 
 
 def _own_request(connection: WebSocket, headers: list[tuple[bytes, bytes]] | None = None) -> Request:
-    """The connection as a request, with the headers of its upgrade unless others are given."""
+    """The connection as a request; `None` for `headers`: those of the upgrade request."""
     scheme = "https" if connection.scope["scheme"] == "wss" else "http"
     scope = {**connection.scope, "type": "http", "method": "GET", "scheme": scheme}
     return Request(scope if headers is None else {**scope, "headers": headers})
 
 
 def _same_origin(connection: WebSocket) -> bool:
-    """Whether no page of another origin opened the connection. Programs send no origin."""
+    """Whether the `Origin` header is absent, as in requests of programs, or names the gateway's host."""
     origin = connection.headers.get("origin")
     return origin is None or origin.partition("://")[2].lower() == connection.headers.get("host", "").lower()
