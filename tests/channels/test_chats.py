@@ -1002,7 +1002,7 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
-def test_a_service_that_fails_for_long_is_left_alone(installation: Installation, servers: Servers, name: str) -> None:
+def test_a_failing_service_opens_its_breaker(installation: Installation, servers: Servers, name: str) -> None:
     """Repeated failures of the service open its breaker, which stops attempts; a refusal by a chat does not."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)

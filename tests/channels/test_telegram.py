@@ -59,10 +59,8 @@ def harness() -> Iterator[TelegramHarness]:
 
 
 class TestTelegram(ChannelSuite):
-    """Telegram."""
-
     def test_a_signed_request_is_its_services(self, harness: TelegramHarness) -> None:  # type: ignore[override]
-        """Telegram sends a secret token and signs no body, so only the token decides."""
+        """Telegram sends a secret token instead of a signature, so only the token is verified."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates
