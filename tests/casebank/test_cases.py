@@ -30,7 +30,7 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "why"),
     [
         ({"success_rate": -0.1}, "success_rate"),
         ({"success_rate": 100.1}, "success_rate"),

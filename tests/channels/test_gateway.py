@@ -310,7 +310,7 @@ def test_a_session_is_ended_on_request(client: TestClient, say: Say, run: Run, w
 
 
 @pytest.mark.parametrize(
-    ("body", "says"), [({"reason": 7}, "reason"), ({"reason": "x" * 1_001}, "reason"), ({"why": "x"}, "why")]
+    ("body", "named_member"), [({"reason": 7}, "reason"), ({"reason": "x" * 1_001}, "reason"), ({"why": "x"}, "why")]
 )
 def test_an_end_with_an_invalid_body_is_refused(
     client: TestClient, say: Say, body: dict[str, Any], named_member: str, waker: RecordingWaker

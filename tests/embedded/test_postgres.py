@@ -129,19 +129,19 @@ def test_a_server_that_perdure_did_not_start_is_left_running(cluster: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         ({"data/PG_VERSION": "17\n"}, "created by PostgreSQL 17"),
         ({"data/holiday.jpg": ""}, "not a PostgreSQL cluster"),
         ({"PG_VERSION": "18\n"}, "did not create"),
     ],
 )
-def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], printed: str) -> None:
+def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], message: str) -> None:
     """A directory that perdure did not create is not changed; the error names it and the setting."""
     for name, content in made.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    with pytest.raises(EmbeddedServerError, match=printed) as refused:
+    with pytest.raises(EmbeddedServerError, match=message) as refused:
         postgres.start(tmp_path)
     assert str(tmp_path) in str(refused.value)
     assert "PERDURE_DATA_DIR" in str(refused.value)

@@ -105,7 +105,7 @@ def test_a_program_that_is_too_old_is_skipped(tmp_path: Path, on_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("printed", "shown"),
     [("Redis server v=5.0.7 sha=00000000:0", "redis-server is 5.0"), ("hello", "redis-server is unknown")],
 )
 def test_without_a_program_the_message_says_what_to_install(

@@ -52,7 +52,7 @@ def _where(client: TestClient, user: str) -> list[str | None]:
         ({"X-Perdure-User": " "}, {"user": "ann"}, "ann", None),
     ],
 )
-def test_the_first_name_counts(
+def test_the_order_of_precedence(
     client: TestClient, headers: dict[str, str], body: dict[str, Any], user: str, conversation: str | None
 ) -> None:
     """Headers of perdure take precedence over the body, and the body over headers that Open WebUI forwards."""
