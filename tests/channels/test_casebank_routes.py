@@ -245,8 +245,8 @@ def _add(runtime: Runtime, case_id: str, **more: Any) -> None:
     assert cases.add(runtime.database, new, now=runtime.clock.now())
 
 
-def _found(client: TestClient, **routes: str) -> set[str]:
-    answer = client.get("/v1/casebank/search", params={"q": "reset the router", **routes})
+def _found(client: TestClient, **parameters: str) -> set[str]:
+    answer = client.get("/v1/casebank/search", params={"q": "reset the router", **parameters})
     NearCases.model_validate(answer.json())
     return {each["case_id"] for each in answer.json()["results"]}
 

@@ -86,7 +86,7 @@ def test_a_models_failure_fails_the_turn() -> None:
 
 
 def test_a_model_that_breaks_off_fails_the_turn() -> None:
-    """A model that raises `Abandoned`, although no one ended the call, fails the turn as in the engine."""
+    """A model that raises `Abandoned`, although the call was not ended, fails the turn as in the engine."""
 
     class Abandoning(Scripted):
         def respond(self, *_: Any) -> NoReturn:

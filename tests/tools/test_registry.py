@@ -92,14 +92,14 @@ def test_the_schema_holds_what_a_model_may_give() -> None:
     assert "title" not in schema.parameters["properties"]["city"]
 
 
-def test_a_tool_is_unsafe_unless_it_says_otherwise() -> None:
+def test_a_tool_is_unsafe_by_default() -> None:
     """A tool is unsafe by default, because an effect of unknown class must not be repeated."""
     assert everything.effect is Effect.UNSAFE
     assert everything.timeout_s is None
     assert everything.probe is None
 
 
-def test_a_tool_says_what_it_is() -> None:
+def test_a_tool_keeps_its_declaration() -> None:
     """A tool keeps its declaration, which decides how an effect in doubt is resolved."""
 
     def did_not(context: ToolContext) -> ProbeOutcome:
@@ -113,7 +113,7 @@ def test_a_tool_says_what_it_is() -> None:
     assert (pay.name, pay.effect, pay.timeout_s, pay.max_result_chars) == ("pay-now", Effect.IDEMPOTENT, 2.5, 100)
     assert pay.probe is not None
     assert pay.probe(CONTEXT) == DidNotHappen()
-    assert pay(3) == "paid 3", "its author's own tests call it as the function it is"
+    assert pay(3) == "paid 3", "the tool can be called like the function that it wraps"
 
 
 def test_arguments_become_what_the_signature_says() -> None:
@@ -178,7 +178,7 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "  \n", "{}"])
 def test_no_arguments_at_all_are_an_empty_object(arguments: str) -> None:
-    """Several providers send an empty string as the arguments of a tool without parameters."""
+    """Empty arguments count as `{}`, because several providers send an empty string."""
     assert nothing.parse(arguments) == {}
     assert nothing.call({}, CONTEXT) == "null"
 
@@ -311,7 +311,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
         ({"breaker": "the bank"}, "breaker='the bank'"),
     ],
 )
-def test_a_declaration_that_makes_no_sense_is_refused(declaration: dict[str, Any], reason: str) -> None:
+def test_an_invalid_declaration_is_refused(declaration: dict[str, Any], reason: str) -> None:
     """An invalid declaration is refused: providers refuse a whole request for one bad tool name."""
 
     def fine(a: int) -> str:
