@@ -132,7 +132,7 @@ def test_a_routing_error_sends_nothing(application: Celery, client: Any) -> None
 
 
 def test_without_a_result_backend_the_state_is_unknown(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a result backend the links alone return the outcome, which logs no warning."""
+    """Without a result backend the state is unknown, without a warning: the links return the outcome."""
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
     assert caplog.text == ""

@@ -106,7 +106,7 @@ class Held:
 
 
 def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
-    """A worker stops consuming from a full queue only; messages already on their way return after the cancellation."""
+    """A worker stops consuming only from a full queue; messages already delivered return after the cancellation."""
     broker = Broker()
     rooms = Rooms(2, broker)
     rooms.enter("turns")
@@ -120,7 +120,7 @@ def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
 
 
 def test_tasks_whose_countdown_passes_wait_for_room() -> None:
-    """Tasks whose countdown has passed begin in order as room frees, without occupying threads or prefetch slots."""
+    """Tasks whose countdown has passed begin in order as slots become free, without occupying threads before."""
     broker, slots = Broker(), SharedSlots()
     consumer = Consumer.__new__(Consumer)
     consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)

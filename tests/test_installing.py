@@ -109,7 +109,7 @@ def test_a_queue_of_the_same_name_is_refused(app: Celery) -> None:
 
 
 def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) -> None:
-    """Perdure's own workers refuse pickle, and a worker of the application accepts perdure's messages."""
+    """Messages of perdure are JSON, and the application's workers accept JSON from perdure's queues."""
     app.conf.accept_content = ["pickle"]
     assert {app.amqp.router.route({}, name)["serializer"] for name in TASKS} == {"json"}
     assert "serializer" not in app.amqp.router.route({}, "own")

@@ -46,7 +46,7 @@ def test_the_whole_story(
     page: Page,
     tmp_path: Path,
 ) -> None:
-    """Two conversations, an approval, a rating, a rename, a stopped answer, hostile text and a phone's width."""
+    """The page handles two conversations, an approval, a rating, a rename, a stop, hostile text and a small screen."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     page.press("Helpful")
@@ -223,7 +223,7 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
 def test_with_keys_the_page_asks_for_a_token(
     celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
 ) -> None:
-    """If API keys are set, the page asks for a token. It shows why a token is invalid, and puts none into a URL."""
+    """If API keys are set, the page asks for a token. It shows why a token is invalid, and no URL contains a token."""
     keys = {
         "PERDURE_API_KEYS": "a-service-key-of-these-tests",
         "PERDURE_SECRET_KEY": "the-secret-of-these-tests-tokens",

@@ -25,7 +25,7 @@ URL = "https://hooks.example/casebank"
 
 
 def test_the_administrator_gets_the_plan_and_the_results(filled: Database, clock: MovedClock) -> None:
-    """The administrator gets the plan before anything is removed, and the results."""
+    """The administrator gets the plan before anything is removed, and the results afterwards."""
     active: list[int] = []
     post = Post()
 

@@ -317,7 +317,7 @@ class Adviser:
 
 
 def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedClock) -> None:
-    """Only one process asks for suggestions in a minute. A suggestion stays while its case is flagged."""
+    """In a minute, one process requests at most five suggestions. A suggestion stays while its case is flagged."""
     for number in range(7):
         put(database, f"{number}", query=f"question {number}")
         use(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")

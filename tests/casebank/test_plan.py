@@ -162,7 +162,7 @@ def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
 
 
 def test_a_chain_is_cut_where_the_keeper_is_no_longer_near() -> None:
-    """A case near only to a merged case stays: duplicates are compared with their keeper."""
+    """A case that is near only to a merged case stays, because duplicates are compared with their keeper."""
     step = math.acos(0.96)
     chain = [
         candidate(facts(name, usage=usage), [math.cos(at * step), math.sin(at * step), 0, 0])

@@ -94,7 +94,7 @@ class DiscordServer:
         asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
 
     def drop(self, code: int = 4000) -> None:
-        """Close the gateway's connections; a bot resumes after 4000."""
+        """Close the gateway's connections. After code 4000 a bot resumes its session."""
 
         async def close_all() -> None:
             sockets, self._sockets = self._sockets, []

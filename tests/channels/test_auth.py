@@ -62,7 +62,7 @@ def guarded(runtime: Runtime, key_file: Path) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_known_key_is_accepted(guarded: TestClient, scheme: str) -> None:
-    """Each form of a key is accepted, and HTTP's scheme is case-insensitive."""
+    """Each form of a key is accepted, and the authentication scheme is case-insensitive."""
     for key in (SERVICE, HASHED, FILED, ADMIN):
         assert guarded.get(PATH, headers={"Authorization": f"{scheme} {key}"}).status_code == 200, key
 
@@ -84,7 +84,7 @@ def test_the_body_of_a_request_without_a_key_is_not_read(guarded: TestClient) ->
 
 
 def test_the_key_is_checked_before_the_body(guarded: TestClient) -> None:
-    """401 and 403 come before 400."""
+    """A missing or insufficient key gets 401 or 403, even if the body is invalid."""
     wrong = {"Authorization": f"Bearer {SERVICE}"}
     statuses = [
         guarded.post("/v1/messages", content=b"[").status_code,
@@ -260,7 +260,7 @@ def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) ->
 
 
 def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
-    """Behind a proxy the gateway has another host name; only the key counts."""
+    """With keys any host name is served, because behind a proxy the gateway has another one."""
     headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
 
     assert guarded.get(PATH, headers=headers).status_code == 200

@@ -89,7 +89,7 @@ def servers(discord: DiscordServer, slack: SlackServer) -> Servers:
 
 
 class Installation:
-    """A runtime with both channels, whose turns and deliveries the test runs itself."""
+    """A runtime with both channels. The test itself runs the turns and the deliveries."""
 
     def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
         self.runtime = runtime
@@ -233,7 +233,7 @@ def test_discord_is_answered(installation: Installation, discord: DiscordServer)
 def test_discord_shows_typing_until_the_turn_is_settled(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord shows typing for ten seconds, so the bot repeats it until the turn is settled."""
+    """Discord's typing indicator lasts ten seconds, so the bot repeats it until the turn is settled."""
     monkeypatch.setattr(discord_module.Discord, "typing_s", 0.05)
     installation.ingress("discord").take(said("what is 12*7+5?"))
     discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
@@ -550,7 +550,7 @@ def first(name: str, content: str) -> dict[str, Any]:
 def test_an_edit_changes_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """An edit changes a message whose turn has not begun, and nothing later. A repeated original stays a duplicate."""
+    """An edit changes a message only before its turn begins. The repeated original remains a duplicate."""
     handle = installation.ingress(name).take
     handle(first(name, "what is 1+1?"))
     handle(changed(name, "what is 12*7+5?"))
@@ -964,7 +964,7 @@ def test_a_call_is_approved_by_a_button(installation: Installation, servers: Ser
 
 
 def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
-    """An update that presses a button; on Slack the same people have other ids."""
+    """An update with a press of a button. Discord's ids of people and chats are mapped to Slack's."""
     if name == "discord":
         message = {"id": "5"}
         given = _interaction(3, channel_id=chat, user={**ANA, "id": person}, message=message, data={"custom_id": token})

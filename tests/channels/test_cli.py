@@ -34,7 +34,7 @@ def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.Monk
 
 @pytest.fixture
 def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
-    """Runs woken sessions, in a thread."""
+    """A function that runs the session of the last wake-up in a thread."""
     runner = Runner(runtime, owner="test")
     threads: list[threading.Thread] = []
 

@@ -238,7 +238,7 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
 
 
 def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
-    """If Redis does not answer about killed workers, `/readyz` succeeds: the list is only a notice."""
+    """If Redis does not answer about killed workers, `/readyz` succeeds: the list is only informative."""
     release = threading.Event()
 
     def hangs() -> tuple[Kill, ...]:
@@ -253,7 +253,7 @@ def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
 
 
 def test_the_gateway_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
-    """A release on tables that are not migrated must not get traffic."""
+    """Without the migration `/readyz` fails, so that a new release gets no traffic on old tables."""
     command.downgrade(config(database_url), "base")
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         response = client.get("/readyz")
@@ -354,7 +354,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """The headers stop browsers from treating an answer as a page, framing it, storing it or sharing it with pages."""
+    """Browsers must not treat an answer as a page, frame it, store it or share it with other origins."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers

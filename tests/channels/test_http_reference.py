@@ -112,7 +112,7 @@ class ExampleGateway:
         self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
 
     def add_case(self, status: str) -> None:
-        """Add the examples' case, made from a message of ann's."""
+        """Add the case of the examples, with `ann` as its author."""
         query = "reset the router"
         embedder = self.runtime.embedder
         [vector] = embedder.embed([query])

@@ -78,7 +78,7 @@ def test_without_a_secret_every_request_is_refused() -> None:
 
 
 def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> None:
-    """Commands, edits, photos and buttons become distinct events; those of one message have its id."""
+    """Commands, edits, photos and buttons become distinct events; events of one message have its id."""
     message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
     command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
     photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
@@ -111,7 +111,7 @@ def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:
 
 
 def test_a_user_who_blocked_the_bot_is_not_tried_again(harness: TelegramHarness) -> None:
-    """A blocked bot's delivery ends without further attempts."""
+    """If the user has blocked the bot, the delivery ends without further attempts."""
     harness.server.fail("sendMessage", 403, description="Forbidden: bot was blocked by the user")
     with pytest.raises(Undeliverable):
         harness.channel.send(harness.place, "hello", (), "key")

@@ -338,7 +338,7 @@ def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenan
 
 
 def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
-    """A case without an author belongs to all users of its tenant; one without a tenant belongs to no tenant."""
+    """A case without an author belongs to all users of its tenant, or to the users without a tenant."""
     runtime = tenants.runtime
     for tenant in TENANTS:
         case = NewCase(

@@ -118,7 +118,7 @@ def test_routes_about_the_installation_refuse_a_token(installation: Installation
 
 
 def test_a_token_cannot_exceed_its_users_rights(installation: Installation) -> None:
-    """A token cannot make tokens or links, reply elsewhere, raise a priority or request a batch of consolidation."""
+    """A token cannot mint tokens or links, set `reply_to`, raise a priority or request a batch of consolidation."""
     token, says = installation.token(), {"user_id": "ana", "text": "hello"}
     for method, path, body in (
         ("POST", "/v1/tokens", {"user_id": "ana", "ttl_s": 60}),

@@ -45,7 +45,7 @@ def environment(tmp_path: Path, database_url: str, redis_url: str) -> Environmen
 
 
 class Perdure:
-    """Runs `perdure` in a directory, with an environment unless a call passes another."""
+    """Runs `perdure` in a directory. Each call may pass another environment."""
 
     def __init__(self, environment: Environment, directory: Path, program: str = "perdure.cli:main") -> None:
         self._environment = environment

@@ -65,7 +65,7 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
 
 
 def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
-    """If the reply is late, `send` fails and prints the turn's id, with which it can be read later."""
+    """If the reply is late, `send` fails and prints the turn's id, so that the reply can be read later."""
     sent = perdure("send", "hello", "--wait", "0.2", "--json")
     turn = json.loads(sent.stdout)
 
@@ -174,7 +174,7 @@ def test_a_failure_is_a_message_and_a_status(perdure: Perdure, environment: Envi
 
 @pytest.mark.long
 def test_without_servers_a_command_names_perdure_up(perdure: Perdure, nowhere: Environment) -> None:
-    """A user who forgot `make up` reads how to start the servers."""
+    """Without servers, the message says how to start them."""
     for arguments in (("send", "hi"), ("worker",), ("gateway",)):
         ended = perdure(*arguments, env=nowhere, whole=arguments == ("worker",))
         assert ended.returncode == 3, arguments

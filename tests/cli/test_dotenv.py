@@ -15,7 +15,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with no vendor's variable in the environment, now or after the test."""
+    """The test's current directory. No vendor's variable is set at the start of the test or after it."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "FLOWER_BASIC_AUTH", "OTHER_KEY"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)

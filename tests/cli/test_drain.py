@@ -14,7 +14,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """A short sweep interval and drain, so that workers notice a drain soon and end it soon."""
+    """A short sweep interval and drain, so that workers notice and complete a drain quickly."""
     return {**environment, "PERDURE_TURN__SWEEP_S": "0.3", "PERDURE_SHUTDOWN__DRAIN_S": "1"}
 
 
@@ -25,7 +25,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
-    """Messages accepted during a drain wait for `--resume`, and their sessions cannot end before."""
+    """Messages accepted during a drain wait for `--resume`; until then, their sessions cannot end."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
     drained = perdure("drain", "--json")

@@ -52,7 +52,7 @@ def flower(nowhere: Environment, redis_url: str, tmp_path: Path, output: Path) -
 
 @contextmanager
 def running(process: BaseProcess, output: Path) -> Iterator[set[str]]:
-    """The addresses on which the process listens. It is killed after the block."""
+    """The addresses on which the process listens. The process is killed after the block."""
     deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
     try:
         while not (found := _listens_on(process)):
@@ -100,7 +100,7 @@ def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = No
 def test_flower_requires_a_password_that_is_generated_once(
     flower: Start, tmp_path: Path, output: Path, command: str
 ) -> None:
-    """A password is generated once, because any account or browser page of the machine can reach the port."""
+    """Flower requires a password, because any account or browser page of the machine can reach the port."""
     passwords = set()
     for _ in range(2):
         port = free_port()
@@ -162,7 +162,7 @@ def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
     ],
 )
 def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
-    """Accepted hosts: loopback, the address, configured names; beyond loopback any, if none is configured."""
+    """Loopback, the address and configured names are accepted; beyond loopback any name, if none is configured."""
     assert serves(host, address, hosts) is expected
 
 
@@ -209,7 +209,7 @@ def test_beyond_loopback_without_authentication_it_is_refused(
 
 
 def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path) -> None:
-    """With authentication Flower runs on any address, as compose runs it, with both commands."""
+    """With authentication Flower runs on any address, as in compose.yaml."""
     port = free_port()
     command = f"celery -A perdure flower --address=0.0.0.0 --port={port}"
     with running(flower(command, FLOWER_BASIC_AUTH="ann:secret"), output) as addresses:

@@ -103,7 +103,7 @@ def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime
 
 
 def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path: Path) -> None:
-    """`forget --all` erases only the named user, and only with both options."""
+    """`memory forget` erases a user only with both `--user` and `--all`, and no other user's data."""
     command("messages", "import", str(file))
     out = tmp_path / "ann.json"
     assert command("memory", "export", "--user", "ann", str(out)).exit_code == 0

@@ -203,7 +203,7 @@ def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, s
     ],
 )
 def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
-    """A request that is not HTTP is a problem with a code and the usual headers, not the server's plain text."""
+    """A request that is not HTTP gets a problem with a code, instead of the server's plain text."""
     head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -269,7 +269,7 @@ def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Se
 
 
 def test_a_kept_connection_answers_at_once(served: Served) -> None:
-    """Without `TCP_NODELAY` each response after the first waits 40 ms for a delayed acknowledgement."""
+    """A kept connection answers at once; without `TCP_NODELAY` each response would be delayed by 40 ms."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     taken = []
     for _ in range(30):

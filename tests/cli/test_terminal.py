@@ -84,8 +84,8 @@ class Terminal:
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown.
 
-        Python's line editing loses a signal that arrives just before it waits for keys. It waits once it has
-        shown a key and sleeps again.
+        Python's line editing loses a signal that arrives just before it reads keys. It reads again once it has echoed a
+        key and the process sleeps.
         """
         for _ in range(_PRESSES):
             self.type("x")

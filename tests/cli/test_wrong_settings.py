@@ -141,7 +141,7 @@ def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variabl
     ],
 )
 def test_programs_without_a_model_need_no_key(run: Run, tmp_path: Path, program: str, variable: str) -> None:
-    """Programs that call no model start without its key; here they end later, with status 3, without a database."""
+    """Programs that call no model start without its key. Here they end with status 3, because no database exists."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits="model='anthropic:claude'"))
     keyless = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "PERDURE_DATABASE_URL"), "")
     ended = run(program, PERDURE_AGENTS="shop", **{**keyless, variable: "openai:small"})

@@ -127,7 +127,7 @@ def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monk
 
 @pytest.mark.parametrize("installed", ["0.8.3", "0.7.4", "0.5"])
 def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, release: Database, installed: str) -> None:
-    """A database keeps its extension's version until an administrator updates it, whatever the server has installed."""
+    """A database with an old pgvector is refused; it keeps that version until an administrator updates it."""
     migrate(empty)
     with engine.connect() as connection:
         connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})

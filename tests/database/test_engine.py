@@ -259,7 +259,7 @@ def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) 
 
 
 def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(database: Database, other: Database) -> None:
-    """The engine cannot repeat a transaction, whose results may be in use already; the caller's next one succeeds."""
+    """A transaction with a deallocated statement fails once, because the engine cannot repeat a transaction."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     with pytest.raises(Unavailable), database.transaction("broken") as transaction:  # noqa: PT012 (the transaction is the block)

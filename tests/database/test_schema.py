@@ -274,7 +274,10 @@ def test_a_search_path_in_the_url_has_no_effect(url: URL, opened: Any, *, prepar
 
 
 def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: Engine) -> None:
-    """A schema with another application's tables is refused before any table is created, naming table and setting."""
+    """A schema with another application's tables is refused before any change.
+
+    The error names a table and the setting.
+    """
     run(engine, "CREATE TABLE public.users (id int)")
     with pytest.raises(IncompatibleDatabase, match=r"'public' .* has a table 'users' that is not perdure's: set PERD"):
         migrate(url, schema="public")

@@ -35,7 +35,7 @@ print(json.dumps({"stopped": running.stop()}), flush=True)
 
 @pytest.fixture(params=["postgres", "redis"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each test runs once for each server."""
+    """The name of a server. Each test runs once for each server."""
     return str(request.param)
 
 
@@ -95,7 +95,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """After kill -9 of `perdure up`, the next one finds its servers and stops them at its end."""
+    """After kill -9 of `perdure up`, the next `perdure up` finds its servers and stops them at its end."""
     starter = program(HOLD, kind, directory)
     pid = json.loads(starter.until("pid"))["pid"]
     starter.process.kill()

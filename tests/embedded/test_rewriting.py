@@ -96,7 +96,7 @@ def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
 
 
 def test_only_the_directorys_redis_is_embedded(server: Running, tmp_path: Path) -> None:
-    """Only the directory's own Redis is rewritten; another server's file is its operator's."""
+    """Only the directory's own Redis is rewritten; another server's file belongs to its operator."""
     assert redis.is_of(tmp_path, server.url)
     assert not redis.is_of(tmp_path, "redis://127.0.0.1:6379/0")
     assert not redis.is_of(tmp_path / "elsewhere", server.url)

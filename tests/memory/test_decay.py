@@ -94,7 +94,7 @@ def test_channels_accesses_and_connections_slow_decay(
 
 
 def test_the_formula_agrees_with_a_manual_calculation() -> None:
-    """The value of a fact on two channels, with three accesses and two connections, after a thousand hours."""
+    """The formula agrees with a manual calculation for two channels, three accesses and two connections."""
     rate = decay_rate("fact", 2, 3, 2)
     assert rate == pytest.approx(0.0001210, rel=1e-3)
     assert decayed(0.8, rate, 1000) == pytest.approx(0.7088, rel=1e-3)

@@ -104,7 +104,7 @@ def _stream(session_id: UUID, turn_id: UUID, word: str, client: Any) -> None:
 
 @pytest.fixture
 def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
-    """Counts the rows of every table and the keys of Redis that contain a word."""
+    """A function that counts the table rows and the Redis keys that contain a word."""
 
     def count(word: str) -> dict[str, int]:
         found = {}
@@ -309,7 +309,7 @@ def test_writes_of_a_paused_process_are_erased_later(
 
 
 def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness, redis_memory: RedisMemory) -> None:
-    """After the server's clock was ahead and is corrected, the second pass is due at once."""
+    """A second pass that was scheduled while the clock was ahead is due once the clock is corrected."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)

@@ -203,7 +203,7 @@ def test_an_outdated_entry_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """If the sender repeated a message after the failover, its first answer is refused."""
+    """If the sender repeated a message after the failover, the earlier answer is refused."""
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
     session.keep(remembered(session.token))
@@ -332,7 +332,7 @@ def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory
 def test_a_shutdown_flush_returns_the_number_of_turns(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A shutdown flushes nothing under a stale token or with a parked turn, which is logged, and then all turns."""
+    """A shutdown's flush returns the number of turns, or `None` under a stale token or with an unsettled turn."""
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
     harness.send("parked")

@@ -22,7 +22,7 @@ _EMBEDDER = HashEmbedder(_DIMENSIONS)
 
 @pytest.fixture
 def filled(database: Database) -> Iterator[Connection]:
-    """Memories and messages of two hundred users, half of them of one user, with random, indexed vectors."""
+    """Memories and messages of 51 users, half of them one user's, with random, indexed vectors."""
     registered = register(database, _EMBEDDER.name, _DIMENSIONS)
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

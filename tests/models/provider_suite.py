@@ -84,7 +84,7 @@ class ProviderSuite(ModelSuite):
         assert conversation[-1].role is Role.ASSISTANT
 
     def test_calls_tools_by_names_that_the_provider_would_refuse(self, model: Model, server: ProviderServer) -> None:
-        """Tools of MCP servers are named `server:tool`; providers refuse the colon."""
+        """Names that a provider refuses, such as `server:tool` of MCP servers, are translated in both directions."""
         tools = tuple(ToolSchema(name, "", {"type": "object", "properties": {}}) for name in ("a_b", "a:b", "a.b"))
         server.script(Answer(calls=[Call("a_b_2", id="x"), Call("a_b", id="y"), Call("a_b_3", id="z")]))
         reply = model.respond(ModelRequest((QUESTION,), tools), new_call())
@@ -189,7 +189,7 @@ class ProviderSuite(ModelSuite):
         assert ask(model, QUESTION).content == "still here"
 
     def test_a_compressed_error_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """The SDKs read an error's whole body, so a compressed one is left out; `Retry-After` is kept."""
+        """A compressed error body is dropped, because the SDKs would read all of it. `Retry-After` is kept."""
         headers = {"Content-Encoding": "gzip", "Retry-After": "7"}
         server.script(Raw(gzip_bomb(), "application/json", status=429, headers=headers))
         with peak() as found, pytest.raises(RateLimited) as caught:
@@ -207,7 +207,7 @@ class ProviderSuite(ModelSuite):
         assert caught.value.transient
 
     def test_an_error_in_mid_stream_is_a_transient_failure(self, model: Model, server: ProviderServer) -> None:
-        """An overloaded provider may report it in the middle of a stream."""
+        """A provider's error event in the middle of a stream is a transient failure."""
         server.script(Broken(Answer("a good beginning"), 4, Status(500, message=SECRET)))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)

@@ -60,7 +60,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Status:
-    """An error, with the provider's form of body."""
+    """An error response in the provider's format."""
 
     status: int
     code: str | None = None

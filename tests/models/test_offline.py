@@ -182,7 +182,7 @@ def test_summarises_by_extract() -> None:
 
 
 def test_extracts_memories_as_valid_json() -> None:
-    """Consolidation parses the reply. Small talk, questions and the assistant's lines give no memories of the user."""
+    """The reply is valid JSON. Small talk, questions and the assistant's lines give no memories of the user."""
     conversation = (
         "user: Hi there! I'm fine.\n"
         "assistant: I am a bot and I like you.\n"

@@ -76,7 +76,7 @@ def test_a_template_that_was_not_filled_in_is_refused(client: TestClient) -> Non
 
 
 def test_a_token_is_its_user_whatever_a_front_end_forwards(client: TestClient, runtime: Runtime) -> None:
-    """With a token, a browser's headers name neither user nor conversation."""
+    """With a token, headers that a front end forwards set neither the user nor the conversation."""
     settings = Settings(_env_file=None, **SETTINGS)
     token = Keys(settings, runtime.clock).tokens.mint(user_key(None, "ann"), 60)[0]
     assert _post(client, token, WEBUI).status_code == 200

@@ -104,7 +104,7 @@ def release(harness: StoreHarness) -> Answer:
 
 
 def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
-    """Settle as many consecutive calls as failed as the threshold."""
+    """Settle consecutive calls as failed, up to the threshold."""
     for _ in range(POLICY.failure_threshold - 1):
         harness.ask()
         harness.end(Outcome.FAILED)
@@ -112,7 +112,7 @@ def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
 
 
 def failures_with_a_success_between(harness: StoreHarness) -> Answer:
-    """Settle as many calls as failed as the threshold, but not consecutively."""
+    """Settle `failure_threshold` calls as failed, with a success between them."""
     for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.FAILED):
         harness.ask()
         answer = harness.end(outcome)
@@ -125,7 +125,7 @@ def late_successes(harness: StoreHarness) -> Answer:
 
 
 def late_failures(harness: StoreHarness) -> Answer:
-    """Settle as many calls of an earlier epoch as failed as the threshold."""
+    """Settle `failure_threshold` calls of an earlier epoch as failed."""
     return _late(harness, Outcome.FAILED)
 
 
@@ -136,7 +136,7 @@ def _late(harness: StoreHarness, outcome: Outcome) -> Answer:
 
 
 def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> Answer:
-    """Settle a probe whose lease has expired as failed: its slot is free, but the failure still counts."""
+    """Settle a probe as failed after its lease expired: its slot is free, but the failure still counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
     return harness.end(Outcome.FAILED)

@@ -82,7 +82,7 @@ class Harness:
         self.breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), self.clock)
 
     def call(self, timeout_s: float = 300) -> ModelCall:
-        """A call that records its deltas in `heard`, and marks its rewinds."""
+        """A call that records its deltas in `streamed`, and marks its rewinds."""
         return ModelCall(self.clock, timeout_s, self.streamed.append, lambda: self.streamed.append("<rewind>"))
 
     def guard(self, model: Model, timeout_s: float = 120) -> GuardedModel:
@@ -374,7 +374,7 @@ class Own:
     "found", [None, RuntimeError("a bug in the strategy"), ModelReply(" "), "no reply at all"], ids=repr
 )
 def test_a_third_partys_strategy_that_finds_nothing(harness: Harness, found: object) -> None:
-    """A strategy that finds nothing, raises or returns nonsense keeps the original error, and its text is withdrawn."""
+    """If a strategy finds nothing, raises or returns nonsense, the original error is raised."""
     with pytest.raises(ProviderError) as caught:
         ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert caught.value is DOWN

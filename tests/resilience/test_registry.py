@@ -310,7 +310,7 @@ def test_calls_continue_while_redis_is_stopped(
 def test_an_unresponsive_redis_delays_one_call_per_pause(
     server: Running, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped Redis keeps its socket open, so a call waits 0.25 s for it, and only one call per pause does."""
+    """An unresponsive Redis delays only one call per pause, by 0.25 s."""
     breakers = Breakers(SETTINGS, clock, server.url)
     breaker = breakers.get("llm:test")
     succeed(breaker)

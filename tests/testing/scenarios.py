@@ -163,7 +163,7 @@ TRANSFER: Script = [call("transfer", cents=5), "Done."]
 
 
 def _doubts() -> Iterator[tuple[str, Callable[[], Agent]]]:
-    """Each effect class and each answer of a probe, for unknown outcomes and for timeouts."""
+    """The name and the agent for each effect class and probe, with unknown outcomes and with timeouts."""
     probes: dict[str, Any] = {
         "happened": lambda _: Happened("receipt 7"),
         "did not happen": lambda _: DidNotHappen(),

@@ -72,7 +72,7 @@ def test_a_script_that_is_too_short_fails_the_test() -> None:
 
 
 def test_a_models_bug_reaches_the_test() -> None:
-    """An exception that is no `PerdureError` is a bug of the model's and is raised, not turned into a reply."""
+    """An exception that is no `PerdureError` is a bug in the model and is raised, not turned into a reply."""
     with pytest.raises(ZeroDivisionError):
         ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
 

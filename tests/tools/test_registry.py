@@ -215,52 +215,52 @@ def test_defaults_are_not_shared_between_calls() -> None:
 
 
 async def asynchronous_generating() -> Any:
-    """Yield."""
+    """An asynchronous generator."""
     yield 1
 
 
 def generating() -> Any:
-    """Yield."""
+    """A generator."""
     yield 1
 
 
 def variadic(*args: int) -> str:
-    """Take any."""
+    """A function with `*args`."""
     return ""
 
 
 def keywords(**kwargs: int) -> str:
-    """Take any."""
+    """A function with `**kwargs`."""
     return ""
 
 
 def positional(a: int, /) -> str:
-    """Take by position."""
+    """A function with a positional-only parameter."""
     return ""
 
 
 def bare(a) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001 (the very mistake)
-    """Take something."""
+    """A function with a parameter without an annotation."""
     return ""
 
 
 def unresolved(a: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821 (the very mistake)
-    """Has an annotation that is not defined."""
+    """A function with an undefined annotation."""
     return ""
 
 
 def unfit(a: threading.Lock) -> str:
-    """Take what no JSON can be."""
+    """A function with a parameter that pydantic cannot check."""
     return ""
 
 
 def callback(a: Callable[[], None]) -> str:
-    """Take what has no schema."""
+    """A function with a parameter that has no JSON schema."""
     return ""
 
 
 def two_contexts(a: ToolContext, b: ToolContext) -> str:
-    """Take too much."""
+    """A function with two contexts."""
     return ""
 
 
