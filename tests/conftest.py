@@ -205,7 +205,7 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
 
 @pytest.fixture
 def prepared(pytestconfig: pytest.Config) -> None:
-    """For tests that recognise statements by the names under which they are prepared."""
+    """Skips a test that recognises statements by their prepared names, if statements are not prepared."""
     if pytestconfig.getoption("unprepared"):
         pytest.skip("statements have no names")
 

@@ -187,21 +187,21 @@ class Databases:
         self.administer(f"DROP DATABASE {copy.name} WITH (FORCE)")
 
     def _rename(self, former: str, name: str) -> None:
-        give_up = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             self._alone(former)
             try:
                 self.administer(f"ALTER DATABASE {former} RENAME TO {name}")
             except ObjectInUse:  # a thread that outlived its test has connected again
-                assert time.monotonic() < give_up, f"somebody comes back to {former} again and again"
+                assert time.monotonic() < deadline, f"connections to {former} are opened again and again"
             else:
                 return
 
     def _alone(self, name: str, known: Iterable[int] = ()) -> None:
         """Terminate all other connections to the database except `known`, and wait until they have ended."""
-        give_up = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _PATIENCE_S
         while self.administer(_OTHERS, name, [*known]):
-            assert time.monotonic() < give_up, f"somebody stays connected to {name}"
+            assert time.monotonic() < deadline, f"connections to {name} do not end"
             time.sleep(0.001)
 
 

@@ -60,7 +60,7 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "marks": repeated("< "),
     "marks that open": repeated("<recalled_memory>"),
     "marks without an end": repeated("< / recalled_memor"),
-    # stars, and what a calculation is made of
+    # stars and calculations
     "stars": repeated("*", before="what is 1"),
     "signs": repeated("-", before="what is 1", after="x"),
     "calls of functions": repeated("sqrt ", before="calculate "),
@@ -145,7 +145,7 @@ ESCAPES = {
 def assert_linear(run: Callable[[str], object], text: Callable[[int], str], what: str) -> None:
     """Fail if the time of `run` grows faster than its text.
 
-    CPU time of this thread, the best of some runs: other processes hardly disturb it.
+    The time is this thread's CPU time, the best of `_RUNS` runs, which other processes hardly affect.
     """
     long = short = float("inf")
     for _ in range(_RUNS):

@@ -77,10 +77,10 @@ def test_background_messages_equal_celerys(settings: Settings, redis_url: str, b
     assert found[0] == found[1]
 
 
-def test_what_waits_is_published_together_and_once(
+def test_pending_wake_ups_are_published_together_and_once(
     settings: Settings, redis_url: str, broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred requests for one session publish one hint, and a hundred sessions need one round trip."""
+    """A hundred requests for one session publish one wake-up, and a hundred sessions need one round trip."""
     batches, begun, go_on = [], threading.Event(), threading.Event()
     tried = BackgroundWaker._publish_batch
 
@@ -106,7 +106,7 @@ def test_what_waits_is_published_together_and_once(
 
 
 def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url: str, broker: Any) -> None:
-    """After a restart of the broker between two messages, the second message's hint is still published."""
+    """If the broker closes the connection between two wake-ups, the second one is still published."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         waker.session(uuid4(), 5)
         _until(lambda: sum(map(len, _messages(broker).values())) == 1)
@@ -117,7 +117,7 @@ def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url:
 
 
 def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """The caller continues at once, one log line counts the dropped hints, and for a second new ones are refused."""
+    """The caller continues at once, one log line counts the dropped wake-ups, and new ones are refused for a second."""
     nowhere = "redis://127.0.0.1:1/0"
     with caplog.at_level(logging.WARNING), published_by(BackgroundWaker, settings, nowhere) as waker:
         began = time.monotonic()
@@ -139,7 +139,7 @@ def test_an_unencodable_wake_up_does_not_stop_the_others(settings: Settings, red
     assert sum(map(len, _messages(broker).values())) == 10
 
 
-def test_nothing_is_taken_after_the_close(settings: Settings, redis_url: str) -> None:
+def test_a_closed_waker_refuses_wake_ups(settings: Settings, redis_url: str) -> None:
     """A closed waker refuses wake-ups, because no thread would publish them."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         assert waker.session(uuid4(), 5)

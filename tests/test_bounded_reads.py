@@ -1,4 +1,4 @@
-"""Statements that list, find or delete rows read no more of them than their LIMIT, whatever the size of the tables."""
+"""Statements that list, find or delete rows read a number of rows that their LIMIT bounds, at any table size."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
 
 
 @pytest.mark.long
-def test_what_lists_and_what_deletes_goes_by_an_index(large: Database) -> None:
+def test_statements_that_list_or_delete_use_an_index(large: Database) -> None:
     """No statement scans a whole table, neither with a custom plan nor with the generic one."""
     for statement, given, most in BOUNDED:
         for nodes in plans(large, statement, {**_GIVEN, **given}):

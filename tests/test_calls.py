@@ -22,7 +22,7 @@ from perdure.workers.assembly import Addresses
 from perdure.workers.publish.calls import CeleryCalls
 
 TASK = UUID(int=7)
-NOBODY = "redis://127.0.0.1:1/0"
+UNREACHABLE = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_states_of_the_result_backend(calls: CeleryCalls, application: Celery) -
     assert revoked.failed
 
 
-def test_a_result_that_is_not_readable_is_none(calls: CeleryCalls, client: Any) -> None:
+def test_an_unreadable_result_is_unknown(calls: CeleryCalls, client: Any) -> None:
     """A result that another serializer or another program wrote counts as unknown."""
     client.set(f"celery-task-meta-{TASK}", b"\x80\x04pickle")
     assert calls.ask(TASK) is None
@@ -107,7 +107,7 @@ def test_a_result_that_is_not_readable_is_none(calls: CeleryCalls, client: Any) 
 
 def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) -> None:
     """An unavailable broker is reported as "not sent", and the second call fails without waiting again."""
-    made = CeleryCalls.at(settings, Addresses("postgresql://", NOBODY, NOBODY))
+    made = CeleryCalls.at(settings, Addresses("postgresql://", UNREACHABLE, UNREACHABLE))
     assert made.send(_call()) is Sent.NO
     assert made.ask(TASK) is None
     made.revoke([TASK])
@@ -122,7 +122,7 @@ def _routed(name: str, *_: Any, **__: Any) -> None:
         raise LookupError(f"no queue for {name}")
 
 
-def test_a_route_that_cannot_be_found_sends_nothing(application: Celery, client: Any) -> None:
+def test_a_routing_error_sends_nothing(application: Celery, client: Any) -> None:
     """A routing error is reported as "not sent", and does not mark the broker as unavailable."""
     application.conf.task_routes = (_routed,)
     made = CeleryCalls(application, owned=False)
@@ -131,10 +131,8 @@ def test_a_route_that_cannot_be_found_sends_nothing(application: Celery, client:
     assert client.llen("celery") == 1
 
 
-def test_an_application_without_a_result_backend_has_no_answer(
-    redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without a result backend the links alone return the outcome, which logs no warning."""
+def test_without_a_result_backend_the_state_is_unknown(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a result backend the state is unknown, without a warning: the links return the outcome."""
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
     assert caplog.text == ""
@@ -153,8 +151,8 @@ def test_an_eager_application_sends_a_message(redis_url: str, client: Any) -> No
 
 
 @pytest.mark.long
-def test_a_broker_that_dies_does_not_hold_up_a_revocation(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an open connection kombu retries a broadcast without a limit; the sweeper must continue."""
+def test_a_dead_broker_does_not_delay_a_revocation(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revocation over a dead connection ends in bounded time, although kombu retries a broadcast without a limit."""
     back = threading.Event()
     monkeypatch.setattr(application.control, "revoke", lambda _ids: back.wait(30))
     calls = CeleryCalls(application)
@@ -168,7 +166,7 @@ def test_a_broker_that_dies_does_not_hold_up_a_revocation(application: Celery, m
 
 @pytest.mark.long
 def test_an_applications_backend_answers_within_a_limit(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connections may have no timeout; concurrent questions are answered, a hanging one is given up."""
+    """Concurrent requests to the application's result backend are answered, and a hanging one ends after a limit."""
     calls = CeleryCalls(application, owned=False)
     backend = type(application.backend)  # each thread has a backend of its own
     monkeypatch.setattr(backend, "get_task_meta", lambda *_, **__: {"status": "SUCCESS", "result": 7})
@@ -179,6 +177,6 @@ def test_an_applications_backend_answers_within_a_limit(application: Celery, mon
     monkeypatch.setattr(backend, "get_task_meta", lambda *_, **__: hanging.wait(30))
     began = time.monotonic()
     assert calls.ask(TASK) is None
-    assert calls.ask(TASK) is None, "not asked in the pause after a failure"
+    assert calls.ask(TASK) is None, "no request is made in the pause after a failure"
     assert time.monotonic() - began < 5
     hanging.set()

@@ -22,7 +22,7 @@ from perdure.workers.consumer.consumer import Consumer
 from perdure.workers.consumer.room import Rooms
 
 
-def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp_path: Path) -> None:
+def test_a_waiting_channel_is_closed_completely_after_its_server_died(tmp_path: Path) -> None:
     """A channel with an unacknowledged message is closed completely, although its server was killed."""
     app = Celery("test", set_as_current=False)
     app.conf.worker_enable_prefetch_count_reduction = False
@@ -51,7 +51,7 @@ def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp
 
 
 class Broker:
-    """A `perdure.workers.consumer.room.Tap` whose event loop runs when the test calls `turn`."""
+    """A `perdure.workers.consumer.room.Tap` whose event loop runs when the test calls `run_loop`."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[Callable[[str], None], str]] = []
@@ -72,7 +72,7 @@ class Broker:
         """Consume from the queue again."""
         self.taking.add(queue)
 
-    def turn(self) -> None:
+    def run_loop(self) -> None:
         """Run the event loop until it has no more work."""
         while self.pending:
             work, queue = self.pending.pop(0)
@@ -106,21 +106,21 @@ class Held:
 
 
 def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
-    """A worker stops consuming from a full queue only; messages already on their way return after the cancellation."""
+    """A worker stops consuming only from a full queue; messages already delivered return after the cancellation."""
     broker = Broker()
     rooms = Rooms(2, broker)
     rooms.enter("turns")
     rooms.enter("turns")
     rooms.hold("turns", Held(broker))
-    broker.turn()
+    broker.run_loop()
     assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])
     rooms.leave("turns")
-    broker.turn()
+    broker.run_loop()
     assert broker.taking == {"turns", "deliveries"}
 
 
 def test_tasks_whose_countdown_passes_wait_for_room() -> None:
-    """Tasks whose countdown has passed begin in order as room frees, without occupying threads or prefetch slots."""
+    """Tasks whose countdown has passed begin in order as slots become free, without occupying threads before."""
     broker, slots = Broker(), SharedSlots()
     consumer = Consumer.__new__(Consumer)
     consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)
@@ -134,33 +134,33 @@ def test_tasks_whose_countdown_passes_wait_for_room() -> None:
     request.execute_using_pool = execute_using_pool
     for _ in range(5):
         consumer._begin(request)
-    broker.turn()
+    broker.run_loop()
     assert (len(began), slots.extra, broker.taking) == (2, 3, {"deliveries"})
     for ended in range(5):
         began[ended].set_result(None)
-        broker.turn()
+        broker.run_loop()
         assert len(began) == min(ended + 3, 5)
     assert slots.extra == 0
     assert broker.taking == {"turns", "deliveries"}
 
 
 def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
-    """A task that ends during the cancellation reopens its queue, so the worker is not left without it."""
+    """A task that ends during the cancellation reopens its queue, so that the worker still consumes from it."""
     broker = Broker()
     rooms = Rooms(1, broker)
     broker.on_cancel = lambda: rooms.leave("turns")
     rooms.enter("turns")
-    broker.turn()
+    broker.run_loop()
     assert broker.taking == {"turns", "deliveries"}
 
 
-def test_a_queue_that_was_selected_again_by_others_is_cancelled_again() -> None:
-    """A queue reopened from outside while it is full is cancelled again, so that messages do not bounce."""
+def test_a_full_queue_that_is_reopened_is_cancelled_again() -> None:
+    """A full queue that other code reopens is cancelled again, so that its messages do not return repeatedly."""
     broker = Broker()
     rooms = Rooms(1, broker)
     rooms.enter("turns")
-    broker.turn()
+    broker.run_loop()
     broker.taking.add("turns")
     rooms.hold("turns", Held(broker))
-    broker.turn()
+    broker.run_loop()
     assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])

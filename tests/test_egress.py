@@ -79,14 +79,14 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("url", SPELLINGS)
-def test_what_is_certain_from_the_text_is_refused(url: str) -> None:
+def test_a_special_address_in_the_url_is_refused(url: str) -> None:
     """A URL with a special address is refused when the message is accepted, without a name lookup."""
     with pytest.raises(Refused):
         check(url, PUBLIC_ONLY)
 
 
 @pytest.mark.parametrize("url", PUBLIC)
-def test_what_may_be_public_is_accepted(url: str) -> None:
+def test_a_url_that_may_be_public_is_accepted(url: str) -> None:
     """A public-looking name is accepted. It is resolved only when the reply is delivered."""
     check(url, PUBLIC_ONLY)
 
@@ -140,7 +140,7 @@ def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
 @pytest.mark.parametrize(
     "entry", ["hooks.internal", "10.0.0.1/8", "ftp://a/", "http://", "http://a@b/", "http://a:0/", "http://a:b/", "//a"]
 )
-def test_an_entry_that_is_neither_stops_the_start(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_entry_stops_the_start(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A malformed entry stops the start, because it would allow nothing, or too much."""
     monkeypatch.setenv("PERDURE_REPLY_URLS", f"10.0.0.0/8,{entry}")
     with pytest.raises(SettingsError, match=r"PERDURE_REPLY_URLS: the entry .* cannot be used: .*accepted: a network"):
@@ -156,9 +156,7 @@ def _resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     "addresses",
     [["127.0.0.1"], ["::1"], ["169.254.169.254"], ["::ffff:10.0.0.1"], ["93.184.216.34", "10.0.0.1"], []],
 )
-def test_a_name_that_resolves_to_what_is_not_public_is_refused(
-    monkeypatch: pytest.MonkeyPatch, addresses: list[str]
-) -> None:
+def test_a_name_with_a_special_address_is_refused(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
     """A name is refused if any of its addresses is special: a domain's owner may point it anywhere."""
     _resolves_to(monkeypatch, *addresses)
     url = check("http://public.example/", PUBLIC_ONLY)
@@ -167,7 +165,7 @@ def test_a_name_that_resolves_to_what_is_not_public_is_refused(
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/8", "http://public.example"])
-def test_what_the_operator_allows_is_resolved(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+def test_an_allowed_private_address_is_accepted(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
     """A private address is accepted if an entry allows its network or the URL's host."""
     _resolves_to(monkeypatch, "10.0.0.1", "10.0.0.1", "93.184.216.34")
     reachable = Reachable.parse([entry])

@@ -76,7 +76,7 @@ def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Format
         try:
             fail()
         except ToolError:
-            raise ExceptionGroup(SECRET, [ValueError(SECRET), Unavailable("It is away.")])  # noqa: B904 (a context)
+            raise ExceptionGroup(SECRET, [ValueError(SECRET), Unavailable("It is unavailable.")])  # noqa: B904 (a context)
 
     with pytest.raises(ExceptionGroup) as caught:
         handle()
@@ -85,7 +85,7 @@ def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Format
     order = [written.index(each) for each in ("KeyError", "TOOL_ERROR", "ExceptionGroup")]
     assert order == sorted(order)
     assert "ValueError" in written
-    assert "UNAVAILABLE: It is away." in written
+    assert "UNAVAILABLE: It is unavailable." in written
     assert "in fail" in written
 
 

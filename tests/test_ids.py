@@ -18,7 +18,6 @@ class Stepping(SystemClock):
         self._step, self._now = step, BEGIN
 
     def now(self) -> datetime:
-        """The time of day, aware, in UTC."""
         self._now += self._step
         return self._now
 

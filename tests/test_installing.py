@@ -44,8 +44,8 @@ def app() -> Iterator[Celery]:
         yield made
 
 
-def test_the_names_of_the_tasks_are_those_that_are_registered() -> None:
-    """`TASKS` equals the registered tasks: a process that loads no tasks routes by it."""
+def test_the_listed_tasks_are_those_that_are_registered() -> None:
+    """`TASKS` equals the registered tasks; a process that loads no task routes by `TASKS`."""
     assert {name for name in registered() if not name.startswith(("celery.", "pytest_celery."))} == TASKS
 
 
@@ -60,7 +60,7 @@ def test_install_does_nothing_yet(app: Celery) -> None:
         app.perdure()
 
 
-def test_a_late_configuration_counts(app: Celery) -> None:
+def test_a_late_configuration_applies(app: Celery) -> None:
     """A configuration set after `install` applies: the application keeps its queues and routes, next to perdure's."""
     assert set(app.amqp.queues) == {"shop", *QUEUES}
     assert set(app.amqp.queues.consume_from) == {"shop"}
@@ -109,7 +109,7 @@ def test_a_queue_of_the_same_name_is_refused(app: Celery) -> None:
 
 
 def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) -> None:
-    """Perdure's own workers refuse pickle, and a worker of the application accepts perdure's messages."""
+    """Messages of perdure are JSON, and the application's workers accept JSON from perdure's queues."""
     app.conf.accept_content = ["pickle"]
     assert {app.amqp.router.route({}, name)["serializer"] for name in TASKS} == {"json"}
     assert "serializer" not in app.amqp.router.route({}, "own")
@@ -119,8 +119,8 @@ def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) 
         assert app.amqp.TaskConsumer(connection).accept == {PICKLE, "application/json"}
 
 
-def test_the_applications_highest_priority_is_not_perdures(app: Celery) -> None:
-    """RabbitMQ refuses a queue that two programs declare with different arguments."""
+def test_the_applications_maximum_priority_is_not_perdures(app: Celery) -> None:
+    """Queues of perdure keep their own arguments, because RabbitMQ refuses a declaration with different ones."""
     app.conf.update(broker_url="amqp://127.0.0.1:1//", task_queue_max_priority=10)
     for amqp in (app.amqp, publisher(app).amqp):
         found = {name: amqp.queues[name].queue_arguments for name in QUEUES}
@@ -137,8 +137,8 @@ def test_tasks_are_not_run_eagerly(app: Celery) -> None:
         app.tasks["turns.run"].delay(session_id="any")
 
 
-def test_wake_ups_go_where_the_application_reads(app: Celery) -> None:
-    """Wake-ups use the application's transport options and queues plus perdure's timeouts, which it does not get."""
+def test_wake_ups_use_the_applications_queues_and_options(app: Celery) -> None:
+    """Wake-ups use the application's queues and transport options, with perdure's timeouts added for wake-ups only."""
     publishing = publisher(app)
     options = publishing.conf.broker_transport_options
     assert (options["visibility_timeout"], options["global_keyprefix"]) == (7200, "shop:")
@@ -159,7 +159,7 @@ def test_a_worker_without_perdures_queues_has_no_step(app: Celery) -> None:
     assert InstalledStep(Worker()).include_if(Worker())
 
 
-def test_beat_has_plain_entries_beside_the_applications(app: Celery, tmp_path: Any) -> None:
+def test_beat_has_plain_entries_next_to_the_applications(app: Celery, tmp_path: Any) -> None:
     """Beat's entries are plain schedules that any scheduler can store, and survive a later `beat_schedule`."""
     app.loader.import_default_modules()
     assert {PREFIX + "consolidate", "own"} <= set(app.conf.beat_schedule)
@@ -175,7 +175,7 @@ def test_beat_has_plain_entries_beside_the_applications(app: Celery, tmp_path: A
         service.scheduler.close()
 
 
-def test_an_entry_names_its_slots_entry() -> None:
+def test_an_entrys_header_names_its_slot() -> None:
     """An entry's header names the schedule slot that the task takes."""
     prune = entries(Settings(_env_file=None))[PREFIX + "prune"]
     assert prune["options"] == {"queue": "maintenance", "serializer": "json", "headers": {"perdure_entry": "prune"}}

@@ -21,16 +21,16 @@ SIGNALS = (
 
 
 def test_the_log_is_configured_before_anything_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery sends `setup_logging` after `worker_init`, which lost the check's warnings and the threads' messages."""
-    happened: list[str] = []
+    """The log is configured at `worker_init`, because Celery sends `setup_logging` only after the check has logged."""
+    steps: list[str] = []
     signals = {name: Signal() for name in SIGNALS}
     for name, signal in signals.items():
         monkeypatch.setattr(lifecycle, name, signal)
-    monkeypatch.setattr(logs, "configure", lambda: happened.append("log"))
-    monkeypatch.setattr(lifecycle.Lifecycle, "check", lambda _: happened.append("check"))
-    monkeypatch.setattr(lifecycle.Lifecycle, "start", lambda _: happened.append("start"))
+    monkeypatch.setattr(logs, "configure", lambda: steps.append("log"))
+    monkeypatch.setattr(lifecycle.Lifecycle, "check", lambda _: steps.append("check"))
+    monkeypatch.setattr(lifecycle.Lifecycle, "start", lambda _: steps.append("start"))
 
     lifecycle.follow(Celery(set_as_current=False), Settings(_env_file=None), Addresses("", "", ""))
     signals["worker_init"].send(sender=None)
 
-    assert happened == ["log", "check", "start"]
+    assert steps == ["log", "check", "start"]

@@ -37,8 +37,8 @@ def client(redis_url: str) -> Iterator[Any]:
         yield made
 
 
-def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: Any) -> None:
-    """An unacked message that is too young to restore is checked again: its worker may have died a second ago."""
+def test_a_message_that_is_too_young_is_checked_again(redis_url: str, client: Any) -> None:
+    """An unacked message that is too young to restore is checked again later, because its worker may have died."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     app.loader.import_default_modules()
     message = {
@@ -77,7 +77,7 @@ def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: 
 
 
 class UserTable:
-    """A consumer of a queue in which all tasks are unknown. Its event loop runs when the test calls `turn`."""
+    """A consumer of a queue in which all tasks are unknown. Its event loop runs when the test calls `run_loop`."""
 
     def __init__(self, channel: Any, queue: str) -> None:
         self.timer = Timer()
@@ -106,7 +106,7 @@ class UserTable:
         """Whether the queue is consumed from."""
         return self._takes
 
-    def turn(self) -> None:
+    def run_loop(self) -> None:
         """Run the queued work."""
         while self._pending:
             work, queue = self._pending.pop()
@@ -124,7 +124,7 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
         holding = UserTable(channel, "turns")
         while holding.takes():
             connection.drain_events(timeout=10)
-            holding.turn()
+            holding.run_loop()
         assert client.hlen("perdure:unacked") == HELD
         assert holding.qos.value == PREFETCHED + HELD
         waiting = sorted(holding.timer.queue)
@@ -135,7 +135,7 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
         assert client.llen("turns") == HELD + 2 * PREFETCHED
         while holding.takes():
             connection.drain_events(timeout=10)
-            holding.turn()
+            holding.run_loop()
         holding.unknown.release_all()
         assert client.llen("turns") == HELD + 2 * PREFETCHED
         assert not client.exists("perdure:unacked", "perdure:unacked_index")

@@ -74,6 +74,6 @@ def test_no_service_of_a_cloud_platform_is_public(service: str) -> None:
         ("2001:0:808:808::", False),
     ],
 )
-def test_an_address_within_an_address_counts(outer: str, public: bool) -> None:
+def test_an_address_within_an_address_is_checked(outer: str, public: bool) -> None:
     """An embedded IPv4 address is checked, because a gateway may translate to it. Deprecated forms are refused."""
     assert is_public(ipaddress.ip_address(outer)) is public

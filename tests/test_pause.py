@@ -51,8 +51,8 @@ def app() -> Celery:
     return made
 
 
-def test_a_broker_that_fails_costs_no_queue_its_place(app: Celery) -> None:
-    """All queues stay selected although the broker fails: Celery restarts its consumer with the selected queues."""
+def test_a_failing_broker_loses_no_queue(app: Celery) -> None:
+    """After `resume` all queues are selected although the broker fails: Celery restarts its consumer with them."""
     consumer = FailingConsumer(app)
     consumption = Consumption()
     consumption.attach(SimpleNamespace(app=app, consumer=consumer))

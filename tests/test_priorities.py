@@ -21,7 +21,7 @@ TURNS_LEVELS = [0, 3, 6, 9]
 
 @pytest.fixture
 def waker(settings: Settings, redis_url: str) -> Iterator[CeleryWaker]:
-    """Publishes to a Redis without workers."""
+    """A waker that publishes to a Redis without workers."""
     made = CeleryWaker(settings, Addresses("postgresql://", redis_url, redis_url))
     yield made
     made.close()
@@ -64,7 +64,9 @@ def test_other_work_neither_overtakes_turns_nor_comes_last(waker: CeleryWaker, r
     waker.publish("turns.submit", {}, queue="ingress")
     order = [message.headers["task"] for message in _consumed(redis_url, 11, QUEUES)]
     assert set(order[:2]) == {"turns.run", "turns.submit"}
-    assert set(order[2:6]) == {"turns.run", "deliveries.send", "sessions.end"}, "side by side"
+    assert set(order[2:6]) == {"turns.run", "deliveries.send", "sessions.end"}, (
+        "deliveries and endings run with ordinary turns"
+    )
     assert set(order[2:9]) == {"turns.run", "deliveries.send", "sessions.end"}
     assert order[9:] == ["memory.consolidate_session", "turns.run"]
 
@@ -80,7 +82,7 @@ def test_a_worker_reads_all_ten_levels(redis_url: str) -> None:
     assert levels == list(range(10))
 
 
-def test_on_rabbitmq_nine_is_first_and_the_queue_is_declared_as_ever(settings: Settings) -> None:
+def test_on_rabbitmq_nine_is_first_and_the_queue_keeps_its_arguments(settings: Settings) -> None:
     """The queue keeps its `x-max-priority` on RabbitMQ, because a different value would be refused at declaration."""
     broker_url = "amqp://127.0.0.1:1//"
     assert [broker_priority(broker_url, each) for each in range(10)] == list(range(10))

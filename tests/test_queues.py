@@ -76,23 +76,23 @@ QUEUE_OF: list[tuple[str, str | None, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("task", "asked", "queue"), QUEUE_OF)
-def test_the_queue_of_a_reply_is_its_entrys(task: str, asked: str | None, queue: str | None) -> None:
-    """Without a queue the first matching entry's is used; a requested queue must be an entry's."""
-    assert reply_queue(ENTRIES, task, asked) == queue
+@pytest.mark.parametrize(("task", "requested", "queue"), QUEUE_OF)
+def test_the_queue_of_a_reply_is_its_entrys(task: str, requested: str | None, queue: str | None) -> None:
+    """Without a requested queue, the first matching entry's is used; a requested queue must be a matching entry's."""
+    assert reply_queue(ENTRIES, task, requested) == queue
 
 
 class Broker:
-    """A broker that records tasks, and refuses them while `away`."""
+    """A broker that records tasks, and refuses them while `unavailable`."""
 
     def __init__(self) -> None:
-        self.away = False
+        self.unavailable = False
         self.sent: list[tuple[str, dict[str, Any], Any]] = []
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Record the task."""
         self.sent.append((task, arguments, options["queue"]))
-        return not self.away
+        return not self.unavailable
 
 
 def test_a_stored_queue_is_checked_again_before_each_attempt() -> None:
@@ -105,7 +105,7 @@ def test_a_stored_queue_is_checked_again_before_each_attempt() -> None:
     assert broker.sent == []
     to_task.carry({"task": "shop.replied"}, b'{"a": 1}', "id")
     assert broker.sent == [("shop.replied", {"a": 1}, "shop")]
-    broker.away = True
+    broker.unavailable = True
     with pytest.raises(DeliveryFailed) as failed:
         to_task.carry({"task": "shop.replied"}, b"{}", "id")
     assert not isinstance(failed.value, Undeliverable)

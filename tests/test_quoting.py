@@ -70,7 +70,7 @@ def test_quoted_text_is_removed(given_: str, before: str, after: str) -> None:
         f"a<{MEMORY}>x <{CONVERSATION} 0123456789abcdef> y</{MEMORY}>",
     ],
 )
-def test_a_quotation_that_was_cut_off_or_shouted_is_taken_out(text: str) -> None:
+def test_truncated_and_upper_case_quotations_are_removed(text: str) -> None:
     """Unterminated, upper-case and old quotations without codes are removed, too: truncation drops the closing mark."""
     assert without_quotations(text) == "a"
 

@@ -35,7 +35,7 @@ def _write(database: Database, statement: str, **parameters: Any) -> None:
 
 
 def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
-    """Run a turn whose sender asked for a callback. Returns its session."""
+    """Run a turn whose sender requested a callback. Returns its session."""
     message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
     sent = accept(runtime, Incoming.model_validate(message))
     Runner(runtime, "tests").run(sent.session_id)
@@ -103,7 +103,7 @@ def test_the_newest_hundred_uses_of_a_case_stay(
     assert _count(database, "case_executions WHERE case_id = 'seldom'") == 1
 
 
-def test_a_process_that_leaves_stops_between_commits(
+def test_a_process_that_shuts_down_stops_between_commits(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that shuts down stops after a commit, and the next run deletes the rest."""
@@ -149,7 +149,7 @@ def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, c
     assert _count(database, "messages WHERE content = 'answered'") == 1
 
 
-def test_snapshots_of_ended_sessions_leave(runtime: Runtime, clock: MovedClock) -> None:
+def test_snapshots_of_ended_sessions_are_deleted(runtime: Runtime, clock: MovedClock) -> None:
     """Snapshots of an ended session are deleted; those of a live session stay at any age."""
     database = runtime.database
     ended, live = _answered(runtime, "ana"), _answered(runtime, "ben")
@@ -172,10 +172,8 @@ def test_snapshots_of_ended_sessions_leave(runtime: Runtime, clock: MovedClock) 
     assert _count(database, "snapshots") == 2
 
 
-def test_every_page_of_a_walk_is_looked_at(
-    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that are kept at the beginning of a table do not stop the walk from reaching those behind them."""
+def test_every_page_of_a_walk_is_visited(runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are kept at the beginning of a table do not stop the walk from reaching later rows."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     for number in range(5):

@@ -40,7 +40,7 @@ def test_the_public_tasks_are_registered() -> None:
 
 @pytest.mark.parametrize("task", sorted(_own()))
 def test_each_task_has_a_route(task: str) -> None:
-    """Without a route it goes to the default queue, where it delays messages that wait to be accepted."""
+    """Each task has a route, because in the default queue it would delay messages that wait to be accepted."""
     assert any(fnmatchcase(task, pattern) for pattern in ROUTES)
 
 

@@ -64,7 +64,7 @@ def test_a_wrong_value_is_named_with_what_is_accepted(
         Settings.load(_env_file=None)
     assert name in str(caught.value)
     assert accepted in str(caught.value)
-    assert "Settings" not in str(caught.value), "whoever operates this sees variables, not classes"
+    assert "Settings" not in str(caught.value), "the message names variables, not classes"
 
 
 def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.setenv("PERDURE_CASEBANK__OF_LATER", "auto")
     with caplog.at_level(logging.WARNING):
         assert Settings.load(_env_file=None).turn.max_steps == 15
-    told = {record.getMessage().split()[0] for record in caplog.records}
-    assert told >= {"PERDURE_CASEBANK__OF_LATER", "PERDURE_TURN__MAXSTEPS"}
+    reported = {record.getMessage().split()[0] for record in caplog.records}
+    assert reported >= {"PERDURE_CASEBANK__OF_LATER", "PERDURE_TURN__MAXSTEPS"}
 
 
 def test_the_signing_key_is_made_once(tmp_path: Path) -> None:

@@ -71,20 +71,20 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="this system allows no process namespaces")
 def test_the_first_process_of_a_container_is_ended_too() -> None:
-    """Images start a worker as process 1, to which the kernel ignores SIGKILL from within the namespace."""
+    """A worker that is process 1 of a container, on which SIGKILL from inside has no effect, is ended as well."""
     ended = subprocess.run(
         first_of_a_container(HOLDING), cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
 
     assert ended.stdout == "holds\n"
     assert ended.returncode == signal.SIGURG, ended.stderr
-    assert "reported first" in ended.stderr, "before the kill: everything in the namespace ends with that process"
+    assert "reported first" in ended.stderr, "the report precedes the kill, which ends the whole namespace"
     assert 'File "<string>", line 9 in <lambda>' in ended.stderr
 
 
 @pytest.mark.long
 def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) -> None:
-    """If a worker recovers during the report, the watchdog withdraws the report and kills it at the next silence."""
+    """The report about a worker that recovers is withdrawn; the worker is killed when its heartbeats stop again."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     ended = subprocess.run(
@@ -103,7 +103,7 @@ def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) 
     assert ended.stderr.count("is killed: no thread of it has run") == 1
 
 
-def test_a_report_that_fails_does_not_save_the_worker(tmp_path: Path) -> None:
+def test_a_report_that_fails_does_not_prevent_the_kill(tmp_path: Path) -> None:
     """The worker is killed even if the report fails, for example because Redis is down. The log has both."""
     program = HOLDING.replace("print('reported', sys.argv[1], file=sys.stderr)", "sys.exit(7)")
     ended = subprocess.run(
@@ -116,7 +116,7 @@ def test_a_report_that_fails_does_not_save_the_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_log_that_is_not_read_does_not_save_the_worker() -> None:
+def test_a_log_that_is_not_read_does_not_prevent_the_kill() -> None:
     """The worker is killed even if its stderr, to which the watchdog also writes, is a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)

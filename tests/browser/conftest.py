@@ -81,14 +81,14 @@ def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
 
 
 class Page:
-    """The web chat, as a person uses it."""
+    """Drives the web chat as a user does."""
 
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
         self.url = url
 
     def open(self) -> None:
-        """Open the page, as for the first time."""
+        """Open the page with empty browser storage."""
         self.driver.get(f"{self.url}/chat/icon.svg")
         self.driver.execute_script("localStorage.clear(); sessionStorage.clear();")
         self.driver.get(self.url)
@@ -108,11 +108,11 @@ class Page:
         box.send_keys(Keys.ENTER)
 
     def find(self, selector: str) -> WebElement:
-        """The first element."""
+        """The first element that matches `selector`."""
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def all(self, selector: str) -> list[WebElement]:
-        """All elements."""
+        """All elements that match `selector`."""
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def press(self, text: str) -> None:
@@ -126,12 +126,12 @@ class Page:
         self.until(lambda: self.driver.execute_script(script, text), f"the button {text!r}")
 
     def see(self, selector: str) -> WebElement:
-        """Wait until the element is visible."""
+        """Wait until an element that matches `selector` is visible. Returns the first match."""
         self.until(lambda: any(each.is_displayed() for each in self.all(selector)), selector)
         return self.find(selector)
 
     def texts(self, selector: str = "#log .text") -> list[str]:
-        """The texts of all elements."""
+        """The text of each element that matches `selector`."""
         found: list[str] = self.driver.execute_script(
             "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)", selector
         )

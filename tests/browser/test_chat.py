@@ -46,7 +46,7 @@ def test_the_whole_story(
     page: Page,
     tmp_path: Path,
 ) -> None:
-    """Two conversations, an approval, a rating, a rename, a stopped answer, hostile text and a phone's width."""
+    """The page handles two conversations, an approval, a rating, a rename, a stop, hostile text and a small screen."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     page.press("Helpful")
@@ -80,13 +80,13 @@ def test_the_whole_story(
 
     installation.model_server.answers["hostile"] = Answer(HOSTILE)
     page.say("hostile")
-    page.until(lambda: any("onerror" in each for each in page.texts()), "the text is text")
+    page.until(lambda: any("onerror" in each for each in page.texts()), "HTML in the answer is shown as text")
     assert page.all("#log img, #log script, #log a[href^='javascript']") == []
     assert page.driver.title != "bad"
 
     page.press("New conversation")
     page.say(HOSTILE)
-    page.until(lambda: page.texts()[:1] == [HOSTILE], "one's own text is text, too")
+    page.until(lambda: page.texts()[:1] == [HOSTILE], "HTML in the message is shown as text")
     for width, height in ((1280, 800), (390, 844)):
         page.size(width, height)
         page.picture(tmp_path / f"{width}.png")
@@ -108,7 +108,7 @@ def test_a_message_sent_while_an_answer_streams_waits_for_it(
     page.say("and you?")
     wanted = ["tell", STORY, "and you?", answer_to("and you?")]
     page.until(lambda: page.texts() == wanted, "both answers, each after its message")
-    page.until(lambda: not page.all(".queued, .streaming"), "nothing waits")
+    page.until(lambda: not page.all(".queued, .streaming"), "no message is queued")
     page.driver.refresh()
     page.until(lambda: page.texts() == wanted, "the same conversation")
 
@@ -153,7 +153,7 @@ def test_two_tabs_send_at_once(
     page.until(lambda: answer_to("from one") in page.texts(), "the answer in the first tab")
     page.driver.refresh()
     wanted = {"first", "from one", "from two", *map(answer_to, ("first", "from one", "from two"))}
-    page.until(lambda: set(page.texts()) == wanted and len(page.texts()) == len(wanted), "all of it, once")
+    page.until(lambda: set(page.texts()) == wanted and len(page.texts()) == len(wanted), "each message and answer once")
     installation.check()
 
 
@@ -180,7 +180,7 @@ def test_an_archived_conversation_is_restored_by_keyboard(
 def test_a_turn_of_another_device_is_followed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """A turn of another device is shown while it streams or after it was settled; the list keeps its focus."""
+    """A turn sent from another device is shown while it streams or once it settles; the list keeps its focus."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     key = page.driver.current_url.partition("#")[2]
@@ -203,7 +203,7 @@ def test_a_turn_of_another_device_is_followed(
 
 
 def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: GatewayProcess) -> None:
-    """Scripts and styles come from the gateway only, framing is forbidden, and files have types and validators."""
+    """Scripts and styles load only from the gateway, framing is forbidden, and each file has an ETag."""
     answer = httpx2.get(gateway.url)
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
@@ -223,7 +223,7 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
 def test_with_keys_the_page_asks_for_a_token(
     celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
 ) -> None:
-    """With keys the page asks for a token. A wrong one is refused with the reason; the right one is in no URL."""
+    """If API keys are set, the page asks for a token. It shows why a token is invalid, and no URL contains a token."""
     keys = {
         "PERDURE_API_KEYS": "a-service-key-of-these-tests",
         "PERDURE_SECRET_KEY": "the-secret-of-these-tests-tokens",

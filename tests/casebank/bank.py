@@ -105,7 +105,7 @@ def use(
 
 
 def everything(database: Database) -> dict[str, list[str]]:
-    """Every row of every table, with its location and the transactions that wrote it; and every sequence."""
+    """All rows of all tables with their `ctid`, `xmin` and `xmax`, and the value of each sequence."""
     with database.engine.connect() as connection:
         found = {table: list(connection.execute(_every_row(table)).scalars()) for table in metadata.tables}
         return {**found, "sequences": list(connection.execute(text(_SEQUENCES)).scalars())}
@@ -116,7 +116,7 @@ def _every_row(table: str) -> TextClause:
 
 
 def statuses(database: Database) -> dict[str, str]:
-    """Each case's status."""
+    """The status of each case, by id."""
     with database.engine.connect() as connection:
         return {row.case_id: row.status for row in connection.execute(text("SELECT case_id, status FROM cases"))}
 
@@ -134,27 +134,27 @@ def unit(rng: random.Random, dimensions: int = 4) -> list[float]:
 
 
 class Post:
-    """A receiver that stores notices, and refuses them while `away`."""
+    """A receiver that stores notices, and refuses them while `unavailable`."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
-        self.away = False
+        self.unavailable = False
 
     def __call__(self, url: str, body: bytes) -> None:
         """Store a notice."""
-        if self.away:
-            raise NotifyFailed("nobody answers")
+        if self.unavailable:
+            raise NotifyFailed("the receiver is unavailable")
         self.sent.append((url, body))
 
 
 def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
-    """A run's context at full speed, with pauses of no length."""
+    """The context of a pruning run at full load, without pauses."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
     return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
 
 
 def fill(database: Database) -> None:
-    """Write a case for each rule: a low performer, two duplicates, an inactive case, and those that are spared."""
+    """Write a case for each rule: a low performer, two duplicates, an inactive case, and cases that are spared."""
     put(database, "good", vector=NORTH, usage=20, rate=80.0)
     put(database, "twin", vector=NEARLY, usage=10, rate=50.0, idle_days=20)
     put(database, "low", vector=EAST, usage=11, rate=20.0)
@@ -165,12 +165,12 @@ def fill(database: Database) -> None:
     put(database, "pillar", usage=501, rate=1.0, idle_days=200)
 
 
-def details(told: dict[str, Any]) -> dict[str, Any]:
-    """The details of a plan or an outcome, without their texts."""
-    said: dict[str, Any] = dict(told["details"])
-    said["spared"] = [(each["case_id"], each["rule"]) for each in said["spared"]]
-    said["merged"] = [(each["keeper"], each["removed"]) for each in said["merged"]]
-    return said
+def details(result: dict[str, Any]) -> dict[str, Any]:
+    """The details of a plan or an outcome, with `spared` and `merged` reduced to pairs."""
+    found_details: dict[str, Any] = dict(result["details"])
+    found_details["spared"] = [(each["case_id"], each["rule"]) for each in found_details["spared"]]
+    found_details["merged"] = [(each["keeper"], each["removed"]) for each in found_details["merged"]]
+    return found_details
 
 
 EXPECTED = {

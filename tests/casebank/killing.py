@@ -1,8 +1,9 @@
-"""A process that prunes the CaseBank and kills itself with SIGKILL on the way.
+"""A process that prunes the CaseBank and kills itself with SIGKILL at a commit.
 
     killing DATABASE_URL NUMBER
 
-NUMBER counts the boundaries of commits from 0: each commit has one before and one after it.
+NUMBER is the boundary at which the process dies, counted from 0. Each commit has one boundary before it and one after
+it.
 """
 
 from __future__ import annotations

@@ -75,4 +75,4 @@ ASIDES = (
     "고마워요",
     "오늘 뭐 하지?",
 )
-"""What a user says that no case answers."""
+"""Messages that no case answers."""

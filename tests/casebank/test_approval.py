@@ -25,21 +25,21 @@ URL = "https://hooks.example/casebank"
 
 
 def test_the_administrator_gets_the_plan_and_the_results(filled: Database, clock: MovedClock) -> None:
-    """The administrator gets the plan before anything is removed, and the results."""
+    """The administrator gets the plan before anything is removed, and the results afterwards."""
     active: list[int] = []
     post = Post()
 
-    def tell(url: str, body: bytes) -> None:
+    def notify(url: str, body: bytes) -> None:
         active.append(list(statuses(filled).values()).count("active"))
         post(url, body)
 
     parts = bank(filled, clock, notify_url=URL)
-    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    result = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, notify, parts.pause))
     assert active == [8, 5]
     before, after = (json.loads(body) for _, body in post.sent)
     assert [url for url, _ in post.sent] == [URL, URL]
     assert (before["event"], after["event"]) == ("casebank.plan", "casebank.outcome")
-    assert before["run_id"] == after["run_id"] == told["run_id"]
+    assert before["run_id"] == after["run_id"] == result["run_id"]
     assert (before["removed_cases"], before["spared_cases"], before["complete"]) == (1, 4, True)
     assert before["details"]["removed"] == ["low"]
     assert (before["approval_within_s"], after["approval_within_s"]) == (None, None)
@@ -48,41 +48,41 @@ def test_the_administrator_gets_the_plan_and_the_results(filled: Database, clock
 def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
     """If the notice of a plan fails, the run ends as withheld with an error, and the next run tries again."""
     post, pauses = Post(), list[float]()
-    post.away = True
+    post.unavailable = True
     parts = bank(filled, clock, post, notify_url=URL)
-    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, post, pauses.append))
-    assert told["phase"] == "withheld"
+    result = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, post, pauses.append))
+    assert result["phase"] == "withheld"
     assert set(statuses(filled).values()) == {"active"}
-    run = state.read_run(filled, UUID(told["run_id"]))
+    run = state.read_run(filled, UUID(result["run_id"]))
     assert "nothing was removed" in run["error"]
     assert run["outcome"]["removed_cases"] == 0
     assert len([each for each in pauses if each]) == 2, "three attempts"
-    post.away = False
+    post.unavailable = False
     assert details(prune.run(parts)) == EXPECTED
 
 
 def test_a_failed_notice_of_the_results_is_recorded(filled: Database, clock: MovedClock) -> None:
-    """If the notice of the results fails, the run is still done; its row records the failure."""
+    """If the notice of the results fails, the run still ends as done, and its row records the failure."""
     post = Post()
 
     def once(url: str, body: bytes) -> None:
-        post.away = bool(post.sent)
+        post.unavailable = bool(post.sent)
         post(url, body)
 
     parts = bank(filled, clock, notify_url=URL)
-    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, once, parts.pause))
-    assert told["phase"] == "done"
-    assert "did not arrive" in state.read_run(filled, UUID(told["run_id"]))["error"]
+    result = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, once, parts.pause))
+    assert result["phase"] == "done"
+    assert "did not arrive" in state.read_run(filled, UUID(result["run_id"]))["error"]
 
 
 def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UUID]:
-    """A run whose plan waits for approval."""
+    """Start a run whose plan waits for approval. Returns its context and id."""
     parts = bank(database, clock, approval=PruneApproval.MANUAL, notify_url=URL)
-    told = prune.run(parts)
-    assert told["phase"] == "waiting_approval"
-    assert told["removed_cases"] == 1, "the plan"
+    result = prune.run(parts)
+    assert result["phase"] == "waiting_approval"
+    assert result["removed_cases"] == 1, "the planned count"
     assert set(statuses(database).values()) == {"active"}
-    return parts, UUID(told["run_id"])
+    return parts, UUID(result["run_id"])
 
 
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
@@ -94,9 +94,9 @@ def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock)
         prune.run(parts)
     assert prune.advance(parts) is None
     state.approve(filled, run_id, "ana")
-    told = prune.advance(parts)
-    assert told is not None
-    assert details(told) == EXPECTED
+    result = prune.advance(parts)
+    assert result is not None
+    assert details(result) == EXPECTED
     assert state.read_run(filled, run_id)["decided_by"] == "ana"
     with pytest.raises(Conflict):
         state.approve(filled, run_id, "bob")
@@ -116,7 +116,7 @@ def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) ->
     waiting(filled, clock)
 
 
-def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock) -> None:
+def test_an_unapproved_plan_expires(filled: Database, clock: MovedClock) -> None:
     """An unapproved plan expires, because its cases change with time."""
     parts, run_id = waiting(filled, clock)
     clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))

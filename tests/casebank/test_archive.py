@@ -71,8 +71,8 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
             },
         )
     before = column(database, ROW, id="c")
-    told = prune.run(bank(database, clock))
-    assert told["removed_cases"] + told["archived_cases"] == 1
+    result = prune.run(bank(database, clock))
+    assert result["removed_cases"] + result["archived_cases"] == 1
     assert column(database, ROW, id="c") != before
     archive.restore(database, "c")
     assert column(database, ROW, id="c") == before
@@ -95,7 +95,7 @@ def test_restoring_marks_the_archive_and_the_history(database: Database, clock: 
     assert column(database, "SELECT count(*) FROM case_archive") == [2]
 
 
-def test_what_is_not_archived_cannot_be_restored(database: Database) -> None:
+def test_only_archived_cases_can_be_restored(database: Database) -> None:
     """Only archived cases can be restored: active and unknown ones raise an error."""
     put(database, "c")
     for case_id in ("c", "nobody", ""):
@@ -135,7 +135,7 @@ def test_reading_an_archived_case_is_logged(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """A search compares only vectors of one embedder and size, because other cosines mean nothing."""
+    """A search compares only vectors of one embedder and size, because other cosines are meaningless."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")
@@ -150,7 +150,7 @@ def test_search_compares_within_one_embedder_and_size(database: Database) -> Non
 
 @pytest.mark.long
 def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
-    """The index finds the nearest cases although it also has other embedders' cases and archived ones."""
+    """With and without an index, a search finds exactly the nearest active cases of its embedder."""
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(900, 16)).round(3)
     with database.engine.connect() as connection:
@@ -177,9 +177,9 @@ def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
     assert [each.case_id for each in scanned] == nearest
     assert search.build_indexes(database, index_from=900) == []
     with database.lock("perdure casebank indexes"):
-        assert search.build_indexes(database, index_from=500) == [], "another process builds"
+        assert search.build_indexes(database, index_from=500) == [], "another process holds the lock"
     assert search.build_indexes(database, index_from=500) == [INDEX]
-    assert search.build_indexes(database, index_from=500) == [INDEX], "again changes nothing"
+    assert search.build_indexes(database, index_from=500) == [INDEX], "a second call changes nothing"
     with database.engine.connect() as connection:
         connection.exec_driver_sql("SET enable_seqscan = off")
         plan = connection.exec_driver_sql(

@@ -33,8 +33,8 @@ def found(database: Database, user_id: str, k: int = 9, least: float | None = No
     ]
 
 
-def test_a_user_finds_their_own_cases_and_everybodys(database: Database) -> None:
-    """A user's search finds shared and own cases, nearest first; an administrator's finds all, with authors."""
+def test_a_user_finds_their_own_cases_and_those_without_an_author(database: Database) -> None:
+    """A search finds the user's own cases and those without an author, nearest first. An administrator's finds all."""
     put(database, "anas", vector=[1, 0, 0, 0], user_id="ana")
     put(database, "bobs", vector=[1, 0.1, 0, 0], user_id="bob")
     put(database, "imported", vector=[1, 0.2, 0, 0])
@@ -84,25 +84,31 @@ def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
 def test_a_user_among_many_finds_the_nearest(
     database: Database, crowded: dict[str, Any], few: int, *, indexed: bool
 ) -> None:
-    """A search finds exactly the nearest visible cases, with and without indexes, for users of few or many cases."""
+    """A search finds exactly the nearest visible cases, with and without indexes, for users with few or many cases."""
     if indexed:
         assert search.build_indexes(database, index_from=100) == [
             "cases_shared_nearest_16_idx",
             "cases_learnt_nearest_16_idx",
         ]
     statement = search_queries.nearest_for_user(16, few, few)
-    asked, vectors = crowded["vectors"][2_500], crowded["vectors"]
+    vector_asked, vectors = crowded["vectors"][2_500], crowded["vectors"]
     for user_id in ("ana", "bob", "nobody"):
         visible = crowded[user_id]
-        cosines = vectors[visible] @ asked / np.linalg.norm(vectors[visible], axis=1)
+        cosines = vectors[visible] @ vector_asked / np.linalg.norm(vectors[visible], axis=1)
         nearest = [f"{visible[at]:04}" for at in np.argsort(-cosines)[:4]]
-        given = {"vector": str(asked.tolist()), "embedder": "hash:16", "k": 4, "least": None, "authors": [user_id]}
+        given = {
+            "vector": str(vector_asked.tolist()),
+            "embedder": "hash:16",
+            "k": 4,
+            "least": None,
+            "authors": [user_id],
+        }
         given |= {"banks": ["common"], "tenant": None}
         assert [row.case_id for row in database.run(statement, given)] == nearest
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-def test_a_search_for_a_user_reads_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
+def test_a_search_for_a_user_scans_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
     """A search uses an index for shared cases, for the user's own, and for users with many cases; no table scan."""
     search.build_indexes(database, index_from=1_000)
     plan = _plan(database, search_queries.nearest_for_user(16, 500, 500), mode, authors=["ana"], k=4, least=0.5)
@@ -133,7 +139,7 @@ def _twins(database: Database) -> None:
 
 
 def test_duplicates_of_two_users_are_not_merged(database: Database, clock: MovedClock) -> None:
-    """A merge would take a case from users who see it, unless everybody sees all."""
+    """Two users' duplicates merge only if all users see all cases: a merge hides the removed case from its author."""
     _twins(database)
     kept = prune.dry_run(bank(database, clock))["details"]["merged"]
     assert [(each["keeper"], each["removed"]) for each in kept] == [("a", "d"), ("c", "e")]
@@ -171,7 +177,7 @@ def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: 
     assert prune.run(bank(database, clock))["details"] == planned
 
 
-def test_uncounted_uses_go_over_to_the_keeper(database: Database, clock: MovedClock) -> None:
+def test_uncounted_uses_are_added_to_the_keeper(database: Database, clock: MovedClock) -> None:
     """A merge adds the uses of both cases, counted or not, exactly once."""
     put(database, "keeper", vector=NEAR, usage=20)
     put(database, "loser", vector=NEAR, usage=3)
@@ -189,7 +195,7 @@ def test_uncounted_uses_go_over_to_the_keeper(database: Database, clock: MovedCl
 # --- files and migrations ------------------------------------------------------------------
 
 
-def test_the_author_goes_out_and_comes_back(database: Database, clock: MovedClock) -> None:
+def test_authors_survive_export_and_import(database: Database, clock: MovedClock) -> None:
     """An export keeps authors, so that an import does not make one user's cases visible to all."""
     now = clock.now()
     assert add(database, NewCase("learnt", "q", "a", user_id="ana", turn_id=uuid4()), now=now)
@@ -207,7 +213,7 @@ def test_the_author_goes_out_and_comes_back(database: Database, clock: MovedCloc
     assert '"user_id": ""' in [json.dumps(line) for line in transfer.export_lines(database)][2]
 
 
-def test_cases_from_before_get_their_authors_and_counts(databases: Databases) -> None:
+def test_migrated_cases_get_their_authors_and_counts(databases: Databases) -> None:
     """Up: a case's author comes from its turn, or is unknown. Down: uses are counted, then the column is dropped."""
     with databases.empty() as url:
         migrate(url, "0013")
@@ -238,7 +244,7 @@ def test_cases_from_before_get_their_authors_and_counts(databases: Databases) ->
         database = Database(url)
         assert column(database, "SELECT user_id FROM cases ORDER BY case_id") == [None, "bob", "ana", ""]
         assert column(database, "SELECT indexname FROM pg_indexes WHERE indexname LIKE '%nearest%'") == []
-        assert executions.count(database) == 0, "a release before counts when it records"
+        assert executions.count(database) == 0, "the previous release counts a use when it records it"
         use(database, ["learnt"], uuid4())
         command.downgrade(config(url), "0013")
         assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'learnt'") == [1]

@@ -37,7 +37,7 @@ def _filled(database: Database) -> None:
     put(database, "imported to support", vector=NEAR, bank="support")
 
 
-def test_a_user_finds_cases_of_the_banks_asked_for(database: Database) -> None:
+def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> None:
     """A search finds the user's own, shared and unowned cases of the given banks, each once, and no other bank's."""
     _filled(database)
     assert found(database, "ana", "common") == {"anas", "anas shared", "imported"}
@@ -55,25 +55,25 @@ def test_a_user_finds_cases_of_the_banks_asked_for(database: Database) -> None:
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
-    """A small bank's cases are found next to a large bank, by comparing all or by the indexes of all banks."""
+    """A search finds a small bank's cases next to a large bank, with a full comparison or with the shared indexes."""
     _filled(database)
     for number in range(300):
         put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")
     if indexed:
         search.build_indexes(database, index_from=100)
-    asked = {"vector": str(NEAR), "embedder": "hash:4", "k": 4, "least": None, "banks": ["support"]}
+    parameters = {"vector": str(NEAR), "embedder": "hash:4", "k": 4, "least": None, "banks": ["support"]}
     for user_id, expected in (("bob", 2), ("ana", 3)):
         rows = database.run(
-            search_queries.nearest_for_user(4, few, few), {**asked, "authors": [user_id], "tenant": None}
+            search_queries.nearest_for_user(4, few, few), {**parameters, "authors": [user_id], "tenant": None}
         )
         assert len(rows) == expected
         assert {row.bank for row in rows} == {"support"}
     statement = search_queries.nearest(4, few, few, Scope.EVERYBODY, in_banks=True, include_archived=True)
-    assert len(database.run(statement, {**asked, "tenant": None})) == 3
+    assert len(database.run(statement, {**parameters, "tenant": None})) == 3
 
 
 def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
-    """No search finds an archived case. A restored one is shared as before; sharing and its revocation take effect."""
+    """No search finds an archived case. A restored case is still shared. Sharing and unsharing take effect."""
     _filled(database)
     with database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -102,7 +102,7 @@ def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: MovedClock, scope: CaseScope) -> None:
-    """A merge would hide a case from the agents of the other bank, even for the same users."""
+    """Duplicates in two banks stay: a merge would hide a case from the other bank's agents."""
     put(database, "a", vector=NEAR, user_id="ana", usage=9)
     put(database, "b", vector=NEAR, user_id="ana", usage=8, bank="support")
     put(database, "c", vector=NEAR, user_id="ana", usage=7, bank="support")
@@ -112,7 +112,7 @@ def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: Moved
 
 
 def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, clock: MovedClock) -> None:
-    """A merge of a shared and a private case would hide the shared one, unless the scope lets everybody see all."""
+    """A shared case merges into a private one only if the scope shows all cases to all users."""
     put(database, "own", vector=NEAR, user_id="ana", usage=9)
     put(database, "shared", vector=NEAR, user_id="ana", usage=8, shared=True)
     put(database, "shared too", vector=NEAR, user_id="ana", usage=7, shared=True)
@@ -136,7 +136,7 @@ def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clo
     assert [each["reason"] for each in done["details"]["spared"]] == ["only one of it and its keeper is shared"]
 
 
-def test_bank_and_sharing_go_out_and_come_back(database: Database, clock: MovedClock) -> None:
+def test_banks_and_sharing_survive_export_and_import(database: Database, clock: MovedClock) -> None:
     """An export keeps banks and sharing, so that an import restores them."""
     _filled(database)
     lines = [json.dumps(line) for line in transfer.export_lines(database)]
@@ -169,7 +169,7 @@ def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
         add(database, NewCase("a", "q", "a", bank="no bank"), now=clock.now())
 
 
-def test_cases_from_before_are_in_the_common_bank(databases: Databases) -> None:
+def test_migrated_cases_are_in_the_common_bank(databases: Databases) -> None:
     """Up: existing cases are in the common bank, unshared. Down: shared cases are private again."""
     with databases.empty() as url:
         migrate(url, "0018")

@@ -30,7 +30,7 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "why"),
     [
         ({"success_rate": -0.1}, "success_rate"),
         ({"success_rate": 100.1}, "success_rate"),
@@ -61,14 +61,14 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
         ({"response_text": ""}, "response_text"),
     ],
 )
-def test_invalid_cases_are_refused_with_the_reason(change: dict[str, Any], said: str) -> None:
+def test_invalid_cases_are_refused_with_the_reason(change: dict[str, Any], why: str) -> None:
     """Invalid data is refused when it is added, with the reason."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=why):
         cases.check(replace(GOOD, **change), now=NOW)
 
 
 def test_a_vector_of_another_size_than_its_embedders_is_refused() -> None:
-    """A vector of the wrong size would never be compared, without any error."""
+    """A vector of the wrong size is refused, because no search would ever compare it."""
     cases.check(GOOD, now=NOW, dimensions=2)
     with pytest.raises(InvalidRequest, match="2 dimensions, its embedder's have 3"):
         cases.check(GOOD, now=NOW, dimensions=3)
@@ -82,7 +82,7 @@ def test_the_bounds_themselves_are_accepted(database: Database, clock: MovedCloc
 
 
 def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
-    """Praise of the same turn twice stores one case. Searches find it once it has a vector."""
+    """Positive feedback on the same turn twice stores one case. Searches find it once it has a vector."""
     known: dict[str, Any] = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
     case_id = cases.learn(database, clock, **known)
     assert case_id is not None
@@ -104,8 +104,11 @@ class _Refusing(HashEmbedder):
         return super().embed(texts, call)
 
 
-def test_vectors_are_kept_until_new_ones_are_asked_for(database: Database) -> None:
-    """A case keeps its vector unless new ones are requested. A question that is refused does not stop the others."""
+def test_vectors_are_kept_until_new_ones_are_requested(database: Database) -> None:
+    """A case keeps its vector unless new ones are requested.
+
+    A question that the embedder refuses does not stop others.
+    """
     put(database, "a", query="one", vector=[1.0, 0.0], embedder="other:2")
     put(database, "b", query="bad")
     put(database, "c", query="two")
@@ -142,16 +145,16 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
     imported = transfer.import_lines(database, lines, now=clock.now(), dimensions=lambda _embedder: 2)
     assert (imported.added, imported.unchanged) == (2, 1)
     assert [number for number, _ in imported.bad] == [2, 3, 5, 6, 7, 9, 10]
-    said = dict(imported.bad)
-    assert "JSON" in said[2]
-    assert "success_rate" in said[3]
-    assert "3 dimensions" in said[5]
-    assert "usage_count" in said[6]
-    assert "colour" in said[7]
-    assert "response_text" in said[10]
+    why = dict(imported.bad)
+    assert "JSON" in why[2]
+    assert "success_rate" in why[3]
+    assert "3 dimensions" in why[5]
+    assert "usage_count" in why[6]
+    assert "colour" in why[7]
+    assert "response_text" in why[10]
 
 
-def test_what_is_exported_is_imported_again(database: Database, clock: MovedClock) -> None:
+def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
     """Importing an export again changes nothing; into an empty bank it restores all cases, archived ones included."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
@@ -189,7 +192,7 @@ def test_a_use_counts_once_a_turn(database: Database) -> None:
     assert (sum(counted), counts(database)) == (2, [2, 2])
     assert [each["usage_count"] for each in cases.list_cases(database)] == [2, 2]
     assert column(database, "SELECT last_accessed_at > perdure_now() - interval '1 day' FROM cases") == [True, True]
-    assert column(database, "SELECT case_id FROM case_executions ORDER BY 1") == ["a", "b"], "no use of no case stays"
+    assert column(database, "SELECT case_id FROM case_executions ORDER BY 1") == ["a", "b"], "no use of an unknown case"
     assert column(database, "SELECT DISTINCT error FROM case_executions") == ["TOOL_ERROR"]
     use(database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
     assert (executions.count(database), counts(database)) == (0, [2, 2])
@@ -213,7 +216,7 @@ def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> No
         executions.count(database)
     database.observe = None
     assert (pages, sum(counts(database))) == (1, 100)
-    assert executions.count(database, lambda: False) == 0, "a process that leaves counts nothing more"
+    assert executions.count(database, lambda: False) == 0, "a process that shuts down counts nothing more"
     assert executions.count(database) == 150
     assert counts(database) == [1] * 250
 
@@ -245,7 +248,7 @@ def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clo
 
 
 def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, first: int = 1) -> None:
-    """Uses in order: `+` succeeded, `-` failed."""
+    """Record one use a second, in order: `+` succeeded, `-` failed."""
     for number, outcome in enumerate(outcomes, start=first):
         clock.advance(timedelta(seconds=1))
         error = None if outcome == "+" else f"error {number % 2}"
@@ -298,24 +301,23 @@ def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClo
 
 
 class Adviser:
-    """A model that records its requests, and fails while `away`."""
+    """A model that records its requests, and fails while `unavailable`."""
 
     name = "adviser"
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.away = False
+        self.requests: list[str] = []
+        self.unavailable = False
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Answer."""
-        self.asked.append(request.messages[-1].content)
-        if self.away:
-            raise ProviderError("The provider is away.")
+        self.requests.append(request.messages[-1].content)
+        if self.unavailable:
+            raise ProviderError("The provider is unavailable.")
         return ModelReply("Say it in other words.")
 
 
 def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedClock) -> None:
-    """Only one process asks for suggestions in a minute. A suggestion stays while its case is flagged."""
+    """In a minute, one process requests at most five suggestions. A suggestion stays while its case is flagged."""
     for number in range(7):
         put(database, f"{number}", query=f"question {number}")
         use(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")
@@ -323,16 +325,16 @@ def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedC
     model = Adviser()
     assert reflection.suggest(database, clock, model, 10) == 5
     assert reflection.suggest(database, clock, model, 10) is None
-    assert len(model.asked) == 5
-    assert "question 0" in model.asked[0]
-    assert "1 times: it broke" in model.asked[0]
+    assert len(model.requests) == 5
+    assert "question 0" in model.requests[0]
+    assert "1 times: it broke" in model.requests[0]
     clock.advance(timedelta(seconds=61))
-    model.away = True
-    assert reflection.suggest(database, clock, model, 10) == 0, "two were left, and the model was away"
+    model.unavailable = True
+    assert reflection.suggest(database, clock, model, 10) == 0, "two cases were left, and the model was unavailable"
     clock.advance(timedelta(seconds=61))
     assert reflection.suggest(database, clock, model, 10) == 0
-    assert len(model.asked) == 7, "not asked again on the same day"
-    model.away = False
+    assert len(model.requests) == 7, "the model is not called again on the same day"
+    model.unavailable = False
     clock.advance(timedelta(days=1))
     reflection.reflect(database)
     assert reflection.suggest(database, clock, model, 10) == 2

@@ -22,7 +22,7 @@ from perdure.text.contradiction import MAX_CHARS, DifferenceKind, difference, fe
         ("3만원입니다", "5만원입니다", DifferenceKind.NUMBER),
         ("고양이 두 마리", "고양이 세 마리", DifferenceKind.NUMBER),
         ("I like coffee", "I do not like coffee", DifferenceKind.NEGATION),
-        ("it works", "it doesn’t work", DifferenceKind.NEGATION),  # noqa: RUF001 (people type this one)
+        ("it works", "it doesn’t work", DifferenceKind.NEGATION),  # noqa: RUF001 (a typographic apostrophe)
         ("it is possible", "it is never possible", DifferenceKind.NEGATION),
         ("with sugar", "without sugar", DifferenceKind.NEGATION),
         ("커피를 좋아한다", "커피를 좋아하지 않는다", DifferenceKind.NEGATION),
@@ -44,8 +44,8 @@ from perdure.text.contradiction import MAX_CHARS, DifferenceKind, difference, fe
         ("월요일에 만나", "화요일에 만나", DifferenceKind.OPPOSITE),
     ],
 )
-def test_what_differs(left: str, right: str, kind: DifferenceKind) -> None:
-    """A difference is found in either order of the texts, with its sides named."""
+def test_a_difference_is_found_in_either_order(left: str, right: str, kind: DifferenceKind) -> None:
+    """A difference is found in either order of the texts; its `left` and `right` follow that order."""
     found, back = difference(left, right), difference(right, left)
     assert found is not None
     assert back is not None
@@ -72,14 +72,14 @@ def test_what_differs(left: str, right: str, kind: DifferenceKind) -> None:
         ("", ""),
     ],
 )
-def test_what_says_the_same(left: str, right: str) -> None:
-    """A paraphrase is no contradiction, or duplicates would never be merged."""
+def test_paraphrases_do_not_differ(left: str, right: str) -> None:
+    """Paraphrases do not differ; otherwise duplicates would never be merged."""
     assert difference(left, right) is None
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_differences_are_symmetric_and_consistent_for_any_text(left: str, right: str) -> None:
-    """No text raises or contradicts itself, order does not matter, and fingerprints and bits are consistent."""
+    """For any text, a comparison raises no error and is symmetric, and fingerprints and bits agree with it."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)

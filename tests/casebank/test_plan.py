@@ -29,37 +29,37 @@ def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page:
     return compute(pages, limits, NOW, len(cases), lambda _done, _total: None)
 
 
-def told(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]]:
-    """The items of a plan, without their texts."""
+def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]]:
+    """Each item's action, case, rule and keeper."""
     return [(item.action, item.facts.case_id, item.rule, item.keeper_id) for item in items]
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The plan by the policy's text: exact fractions, every pair compared, only the rules' code shared."""
-    said: set[tuple[Action, str, Rule, str | None]] = set()
+    """The plan as the policy's text defines it: every pair compared in exact fractions. Shares only the rules' code."""
+    expected_items: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
     for each in cases:
         low = policy.low_performance(each.facts, limits)
         protected = policy.protection(each.facts, limits, NOW)
         if low and not protected:
-            said.add((Action.REMOVE, each.facts.case_id, Rule.LOW_PERFORMANCE, None))
+            expected_items.add((Action.REMOVE, each.facts.case_id, Rule.LOW_PERFORMANCE, None))
             continue
         if low and protected:
-            said.add((Action.SPARE, each.facts.case_id, protected.rule, None))
+            expected_items.add((Action.SPARE, each.facts.case_id, protected.rule, None))
         left.append(each)
-    for case in _after_merging(left, limits, said):
+    for case in _after_merging(left, limits, expected_items):
         if policy.inactivity(case, limits, NOW):
             why = policy.protection(case, limits, NOW) or policy.exemption(case, limits)
-            said.add(
+            expected_items.add(
                 (Action.SPARE, case.case_id, why.rule, None)
                 if why
                 else (Action.ARCHIVE, case.case_id, Rule.INACTIVE, None)
             )
-    return said
+    return expected_items
 
 
 def _after_merging(
-    cases: Sequence[Candidate], limits: CasebankSettings, said: set[tuple[Action, str, Rule, str | None]]
+    cases: Sequence[Candidate], limits: CasebankSettings, expected_items: set[tuple[Action, str, Rule, str | None]]
 ) -> list[Facts]:
     left = sorted(cases, key=lambda each: policy.keeper_order(each.facts))
     kept: list[Facts] = []
@@ -81,9 +81,9 @@ def _after_merging(
             else:
                 absorbed.append(other.facts)
                 spared.pop(name, None)
-                said.add((Action.MERGE, name, Rule.DUPLICATE, keeper.facts.case_id))
+                expected_items.add((Action.MERGE, name, Rule.DUPLICATE, keeper.facts.case_id))
         kept.append(policy.merged(keeper.facts, absorbed) if absorbed else keeper.facts)
-    said.update(spared.values())
+    expected_items.update(spared.values())
     return kept
 
 
@@ -102,7 +102,7 @@ def _alike(left: Candidate, right: Candidate, limits: CasebankSettings) -> bool:
 
 
 QUERIES = ("how to reset it", "how to not reset it", "reset it in 3 days", "reset it in 5 days", "how to restart it")
-DIRECTIONS = [unit(random.Random(seed), 6) for seed in range(4)]  # noqa: S311 (made data)
+DIRECTIONS = [unit(random.Random(seed), 6) for seed in range(4)]  # noqa: S311 (test data)
 
 
 @st.composite
@@ -136,7 +136,7 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 def test_the_plan_equals_the_references(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
     """Blocks, sketches and batches only make planning fast: the plan equals the reference's."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
-    assert set(told(planned(cases, limits))) == reference(cases, limits)
+    assert set(summary(planned(cases, limits))) == reference(cases, limits)
 
 
 @settings(max_examples=60)
@@ -158,17 +158,17 @@ def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
     cases = [candidate(facts("k", usage=2), keeper), candidate(facts("a"), at)]
     assert planned(cases) == []
     cases[1] = candidate(facts("a"), over)
-    assert told(planned(cases)) == [(Action.MERGE, "a", Rule.DUPLICATE, "k")]
+    assert summary(planned(cases)) == [(Action.MERGE, "a", Rule.DUPLICATE, "k")]
 
 
 def test_a_chain_is_cut_where_the_keeper_is_no_longer_near() -> None:
-    """A case near only to a merged case stays: duplicates are compared with their keeper."""
+    """A case that is near only to a merged case stays, because duplicates are compared with their keeper."""
     step = math.acos(0.96)
     chain = [
         candidate(facts(name, usage=usage), [math.cos(at * step), math.sin(at * step), 0, 0])
         for name, usage, at in [("a", 9, 0), ("b", 8, 1), ("c", 7, 2)]
     ]
-    assert told(planned(chain)) == [(Action.MERGE, "b", Rule.DUPLICATE, "a")]
+    assert summary(planned(chain)) == [(Action.MERGE, "b", Rule.DUPLICATE, "a")]
 
 
 def test_what_cannot_be_compared_is_no_duplicate() -> None:
@@ -204,40 +204,40 @@ def _spelt(number: int) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
-def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_cases_that_all_stay_are_not_compared_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of a million near pairs that all stay are decided in blocks, with one comparison per case."""
-    asked = {
+    question = {
         "numbers": "where is order {0}".format,
         "names": "who is X{1}".format,
         "protected": "how to do it".format,
     }[kind]
     idle_days = 1 if kind == "protected" else 30
     cases = [
-        candidate(facts(f"{number:04}", idle_days=idle_days), [1.0, 2.0, 3.0, 4.0], asked(number, _spelt(number)))
+        candidate(facts(f"{number:04}", idle_days=idle_days), [1.0, 2.0, 3.0, 4.0], question(number, _spelt(number)))
         for number in range(700)
     ]
-    looked = Mock(wraps=cosine)
-    monkeypatch.setattr(duplicates, "cosine", looked)
+    compared = Mock(wraps=cosine)
+    monkeypatch.setattr(duplicates, "cosine", compared)
     items = planned(cases)
     assert {(item.action, item.keeper_id) for item in items} == {(Action.SPARE, "0000")}
     assert len(items) == 699
-    assert looked.call_count == 699
+    assert compared.call_count == 699
     if kind != "protected":
         assert planned(cases, CasebankSettings(duplicate_guard=False, load_percent=100))[0].action is Action.MERGE
 
 
 def test_merged_values_decide_about_inactivity() -> None:
-    """An inactive case is spared if it merges a case with a later access, or reaches the exempt usage."""
+    """An inactive keeper is spared if it absorbs a case with a later access, or reaches the exempt usage."""
     vector = [1.0, 2.0, 3.0, 4.0]
     sleepers = [facts("a", usage=60, idle_days=100), facts("b", usage=50, idle_days=100)]
     items = planned([candidate(each, vector) for each in sleepers])
-    assert told(items) == [
+    assert summary(items) == [
         (Action.MERGE, "b", Rule.DUPLICATE, "a"),
         (Action.SPARE, "a", Rule.EXEMPT_USAGE, None),
     ]
     waker = facts("c", usage=1, idle_days=60)
     items = planned([candidate(sleepers[0], vector), candidate(waker, vector)])
-    assert told(items) == [(Action.MERGE, "c", Rule.DUPLICATE, "a")]
+    assert summary(items) == [(Action.MERGE, "c", Rule.DUPLICATE, "a")]
 
 
 def test_a_removed_case_takes_part_in_nothing_further() -> None:
@@ -245,7 +245,7 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
     vector = [1.0, 2.0, 3.0, 4.0]
     low = candidate(facts("low", usage=50, rate=10.0), vector)
     good = candidate(facts("good", usage=5, rate=90.0), vector)
-    assert told(planned([low, good])) == [(Action.REMOVE, "low", Rule.LOW_PERFORMANCE, None)]
+    assert summary(planned([low, good])) == [(Action.REMOVE, "low", Rule.LOW_PERFORMANCE, None)]
 
 
 @pytest.mark.long

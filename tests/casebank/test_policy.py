@@ -82,7 +82,7 @@ def test_protection_by_restoring(since: timedelta, stays: bool) -> None:
     assert (verdict is not None and verdict.rule is Rule.RECENTLY_RESTORED) is stays
 
 
-def test_who_keeps() -> None:
+def test_the_order_of_keepers() -> None:
     """The keeper is the case with the most usage, then by rate (unknown last), age and id."""
     old = NOW - timedelta(days=500)
     ranked = [

@@ -44,30 +44,30 @@ URL = "https://hooks.example/casebank"
 LASTING = {"cases", "case_executions", "case_archive", "case_history"}
 
 
-def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
+def test_a_dry_run_reports_the_plan_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
     """A dry run leaves every row of every table as it was."""
     before = everything(filled)
     assert set(TABLES) < set(before)
-    told = prune.dry_run(bank(filled, clock))
+    pruned = prune.dry_run(bank(filled, clock))
     assert everything(filled) == before
-    assert details(told) == EXPECTED
-    assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (1, 1, 1)
-    assert (told["dry_run"], told["run_id"]) == (True, None)
-    assert all(each["reason"] for each in told["details"]["spared"])
-    assert told["details"]["merged"][0]["similarity"] == pytest.approx(0.99995, abs=1e-5)
+    assert details(pruned) == EXPECTED
+    assert (pruned["removed_cases"], pruned["merged_cases"], pruned["archived_cases"]) == (1, 1, 1)
+    assert (pruned["dry_run"], pruned["run_id"]) == (True, None)
+    assert all(each["reason"] for each in pruned["details"]["spared"])
+    assert pruned["details"]["merged"][0]["similarity"] == pytest.approx(0.99995, abs=1e-5)
 
 
-def test_a_run_does_what_the_dry_run_said(
+def test_a_run_does_what_the_dry_run_reported(
     filled: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run archives low performers, duplicates and inactive cases, and reports them as the dry run did."""
     caplog.set_level(logging.INFO)
-    told = prune.run(bank(filled, clock))
-    assert details(told) == EXPECTED
-    assert (told["dry_run"], told["phase"]) == (False, "done")
+    pruned = prune.run(bank(filled, clock))
+    assert details(pruned) == EXPECTED
+    assert (pruned["dry_run"], pruned["phase"]) == (False, "done")
     gone = {"low", "twin", "sleeper"}
     assert {name for name, status in statuses(filled).items() if status == "archived"} == gone
-    assert set(column(filled, "SELECT case_id FROM case_archive WHERE run_id = :run", run=told["run_id"])) == gone
+    assert set(column(filled, "SELECT case_id FROM case_archive WHERE run_id = :run", run=pruned["run_id"])) == gone
     archived = column(filled, "SELECT case_id FROM case_history WHERE event = 'archived' AND reason <> ''")
     assert set(archived) == gone
     assert "removed 1, merged 1 and archived 1 cases, and spared 4" in caplog.text
@@ -107,13 +107,13 @@ def test_the_row_of_a_run_has_its_phase_plan_and_outcome(filled: Database, clock
             seen.append((shown["phase"], shown["done"], shown["total"]))
 
     filled.observe = look
-    told = prune.run(bank(filled, clock))
-    run = state.read_run(filled, UUID(told["run_id"]))
+    pruned = prune.run(bank(filled, clock))
+    run = state.read_run(filled, UUID(pruned["run_id"]))
     assert next(phase for phase, _, _ in seen if phase != "planning") == "notifying"
     assert ("applying", 3, 3) in seen
     assert seen[-1][0] == "done"
     assert details(run["plan"]) == details(run["outcome"]) == EXPECTED
-    report = state.read_report(filled, UUID(told["run_id"]), action="merge")
+    report = state.read_report(filled, UUID(pruned["run_id"]), action="merge")
     assert [(line["query"], line["keeper_query"], line["outcome"]) for line in report] == [
         ("how to do it", "how to do it", "done")
     ]
@@ -121,27 +121,27 @@ def test_the_row_of_a_run_has_its_phase_plan_and_outcome(filled: Database, clock
         state.read_run(filled, UUID(int=1))
 
 
-# --- what changes in between ---------------------------------------------------------------
+# --- changes between plan and apply -------------------------------------------------------------
 
 
 def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str, Any]:
     """Execute a run, with `change` called between its plan and its first archiving."""
     post = Post()
 
-    def tell(url: str, body: bytes) -> None:
+    def notify(url: str, body: bytes) -> None:
         if json.loads(body)["event"] == "casebank.plan":
             change()
         post(url, body)
 
     parts = bank(database, clock, notify_url=URL)
-    return prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    return prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, notify, parts.pause))
 
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
     """Cases used after the plan are spared, because each row is checked again under its lock."""
-    told = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
-    assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (0, 0, 0)
-    assert {(each["case_id"], each["rule"]) for each in told["details"]["spared"]} >= {
+    pruned = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
+    assert (pruned["removed_cases"], pruned["merged_cases"], pruned["archived_cases"]) == (0, 0, 0)
+    assert {(each["case_id"], each["rule"]) for each in pruned["details"]["spared"]} >= {
         ("low", "recent_access"),
         ("twin", "recent_access"),
         ("sleeper", "recent_access"),
@@ -160,8 +160,8 @@ def test_a_merge_uses_the_keepers_rate_at_that_time(filled: Database, clock: Mov
             connection.exec_driver_sql("UPDATE cases SET success_rate = 100 WHERE case_id = 'unrated'")
             connection.exec_driver_sql("UPDATE cases SET usage_count = 40 WHERE case_id = 'good'")
 
-    told = planned_then(filled, clock, rate)
-    assert told["merged_cases"] == 2
+    pruned = planned_then(filled, clock, rate)
+    assert pruned["merged_cases"] == 2
     rates = "SELECT success_rate FROM cases WHERE case_id IN ('unrated', 'good') ORDER BY case_id"
     assert column(filled, rates) == [(80.0 * 40 + 50.0 * 10) / 50, (100.0 * 40 + 50.0 * 10) / 50]
 
@@ -186,9 +186,9 @@ def test_cases_changed_since_the_plan_are_spared(filled: Database, clock: MovedC
         with filled.engine.connect() as connection:
             connection.exec_driver_sql(change)
 
-    told = planned_then(filled, clock, happen)
-    assert told["removed_cases"] + told["merged_cases"] + told["archived_cases"] == 2
-    assert spared in {each["case_id"] for each in told["details"]["spared"]}
+    pruned = planned_then(filled, clock, happen)
+    assert pruned["removed_cases"] + pruned["merged_cases"] + pruned["archived_cases"] == 2
+    assert spared in {each["case_id"] for each in pruned["details"]["spared"]}
 
 
 def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database, clock: MovedClock) -> None:
@@ -204,12 +204,12 @@ def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database,
             )
         archive.restore(filled, "sleeper")
 
-    told = planned_then(filled, clock, archive_and_restore)
+    pruned = planned_then(filled, clock, archive_and_restore)
     assert statuses(filled)["sleeper"] == "active"
-    assert ("sleeper", "recently_restored") in details(told)["spared"]
+    assert ("sleeper", "recently_restored") in details(pruned)["spared"]
 
 
-# --- killed, resumed, two at once ------------------------------------------------------------
+# --- killed, resumed and concurrent runs --------------------------------------------------------
 
 
 @pytest.mark.long
@@ -223,7 +223,7 @@ def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
         fill(database)
         killed = _killed_at(boundary, database_url, tmp_path)
         if killed:
-            assert details(gone_on(parts, clock)) == EXPECTED
+            assert details(resumed(parts, clock)) == EXPECTED
             clock.advance(-clock.offset)
         archived = column(database, "SELECT case_id FROM case_history WHERE event = 'archived' ORDER BY case_id")
         assert archived == column(database, "SELECT case_id FROM case_archive ORDER BY case_id")
@@ -257,8 +257,8 @@ OPEN_TRANSACTIONS = """
 """
 
 
-def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
-    """Resume a run whose process was killed, after its lease has expired."""
+def resumed(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
+    """Resume the run of a killed process, after the run's lease has expired."""
     # The server ends a killed client's transaction a moment later, and with it the lock on the run's row.
     until(lambda: column(parts.database, OPEN_TRANSACTIONS) == [0], "the killed process's transaction ends")
     left = state.list_runs(parts.database)
@@ -290,7 +290,7 @@ def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Datab
     expected = sum(uses * rate for uses, rate in known) / sum(uses for uses, _ in known)
     assert column(database, "SELECT usage_count FROM cases WHERE case_id = '00'") == [sum(range(1, 31))]
     assert column(database, "SELECT success_rate FROM cases WHERE case_id = '00'") == [pytest.approx(expected)]
-    assert set(statuses(database).values()) == {"archived"}, "the keeper slept, its merged counts included"
+    assert set(statuses(database).values()) == {"archived"}, "the keeper is inactive even with its merged counts"
 
 
 def test_of_two_concurrent_runs_the_second_is_refused(filled: Database, clock: MovedClock) -> None:
@@ -303,23 +303,23 @@ def test_of_two_concurrent_runs_the_second_is_refused(filled: Database, clock: M
 
     parts = bank(filled, clock, notify_url=URL)
     first = prune.RunContext(parts.database, parts.clock, parts.limits, wait, parts.pause)
-    told: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: told.append(prune.run(first)))
+    pruned: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: pruned.append(prune.run(first)))
     thread.start()
     try:
         assert inside.wait(60)
         with pytest.raises(Conflict, match="under way"):
             prune.run(bank(filled, clock))
         assert prune.advance(bank(filled, clock)) is None
-        assert prune.dry_run(bank(filled, clock))["removed_cases"] == 1, "a dry run disturbs nobody"
+        assert prune.dry_run(bank(filled, clock))["removed_cases"] == 1, "a dry run needs no lease"
     finally:
         go_on.set()
         thread.join(60)
-    assert details(told[0]) == EXPECTED
+    assert details(pruned[0]) == EXPECTED
 
 
 def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
-    """A process whose lease has expired finds its fencing token outdated at its next commit."""
+    """Once its lease has expired and another process resumed the run, a process fails at its next commit."""
     held = state.begin_or_resume(filled, clock)
     clock.advance(timedelta(seconds=state.LEASE_S + 1))
     successor = state.begin_or_resume(filled, clock)
@@ -358,11 +358,8 @@ def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock:
         filled.observe = look
 
     filled.observe = look
-    told = prune.run(bank(filled, clock))
-    assert details(told) == EXPECTED
+    pruned = prune.run(bank(filled, clock))
+    assert details(pruned) == EXPECTED
     used = next(number)
     assert read(filled, "unknown")["usage_count"] == 50 + used
     assert used > 10
-
-
-# --- notices and approval -----------------------------------------------------------------

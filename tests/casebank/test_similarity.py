@@ -11,16 +11,16 @@ from perdure.models.embedders.hashing import HashEmbedder
 from tests.casebank.questions import ASIDES, TOPICS
 
 
-def _cosines(embedder: HashEmbedder, asked: list[str]) -> NDArray[np.float64]:
+def _cosines(embedder: HashEmbedder, texts: list[str]) -> NDArray[np.float64]:
     """Cosines of shape `(questions, topics)`, of each question with each topic's stored case."""
     stored = np.array(embedder.embed([topic[0] for topic in TOPICS]))
-    cosines: NDArray[np.float64] = np.array(embedder.embed(asked)) @ stored.T
+    cosines: NDArray[np.float64] = np.array(embedder.embed(texts)) @ stored.T
     return cosines
 
 
 @pytest.mark.parametrize("dimensions", [64, 128, 199, 200, 256, 384, 768, 1536])
 def test_no_question_reaches_a_case_of_another_topic(dimensions: int) -> None:
-    """With the default, a bank of 45 unrelated cases adds nothing to any of 147 prompts."""
+    """With the default, none of 147 messages finds a case of another topic in a bank of 45 cases."""
     embedder = HashEmbedder(dimensions)
     least = least_similarity(embedder.name, None)
     wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic]

@@ -41,7 +41,10 @@ Call = Callable[..., Any]
 
 
 def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
-    """Call tasks directly, or for an entry of the schedule, in a process that may be shutting down."""
+    """A function that runs a task eagerly: as a direct call, or as a run of the schedule's `entry`.
+
+    The process shuts down once `leaving` is set.
+    """
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)
     assert casebank.prune.name in app.tasks
@@ -73,19 +76,19 @@ def test_pruning_is_a_dry_run_by_default(runtime: Runtime) -> None:
     assert statuses(runtime.database) == {"bad": "archived", "good": "active"}
 
 
-def test_a_result_quotes_no_words_of_the_cases(runtime: Runtime) -> None:
+def test_a_result_quotes_no_case(runtime: Runtime) -> None:
     """The result backend and Flower keep results after an author's erasure, so a result quotes no case."""
     call = _calling(_with(runtime))
     for number in ("4711", "1234"):
         put(runtime.database, f"pin {number}", query=f"Is the PIN of the card {number}?", vector=[1, 0, 0, 0])
-    told = prune.dry_run(bank_of(_with(runtime)))["details"]["spared"]
-    assert "4711 / 1234" in told[0]["reason"] or "1234 / 4711" in told[0]["reason"]
+    full = prune.dry_run(bank_of(_with(runtime)))["details"]["spared"]
+    assert "4711 / 1234" in full[0]["reason"] or "1234 / 4711" in full[0]["reason"]
     (line,) = call("casebank.prune")["details"]["spared"]
     assert line["reason"].endswith("but they differ in a number")
-    assert line == {**told[0], "reason": line["reason"]}
+    assert line == {**full[0], "reason": line["reason"]}
 
 
-def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, clock: MovedClock) -> None:
+def test_an_approved_run_is_resumed_and_an_old_plan_expires(runtime: Runtime, clock: MovedClock) -> None:
     """Any worker's next `casebank.advance` applies an approved run and expires an old plan."""
     manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=3_600)
     call = _calling(manual)
@@ -102,7 +105,7 @@ def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, c
     assert statuses(runtime.database) == {"bad": "archived"}
 
 
-def test_a_week_in_which_a_plan_still_waits_is_left_out(
+def test_the_weekly_run_is_skipped_while_a_plan_waits(
     runtime: Runtime, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The scheduled run is skipped while a plan waits; its slot counts as done. A direct call is refused."""
@@ -142,17 +145,17 @@ def test_another_process_continues_the_run_of_one_that_shuts_down(runtime: Runti
     assert set(statuses(runtime.database).values()) == {"archived"}
 
 
-def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path) -> None:
+def test_notices_are_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path) -> None:
     """A notice is signed like a callback, so that its receiver can verify the sender."""
     put(runtime.database, "bad", usage=20, rate=10)
     settings = runtime.settings.model_copy(update={"data_dir": tmp_path})
     parts = _with(replace(runtime, settings=settings), notify_url=receiver.url)
-    told = prune.run(bank_of(parts))
+    full = prune.run(bank_of(parts))
     assert [json.loads(body)["event"] for _, _, body in receiver.received] == ["casebank.plan", "casebank.outcome"]
     for _, headers, body in receiver.received:
         assert headers["X-Perdure-Signature"] == signature(parts.settings.signing_key(), body)
         Webhook(parts.settings.webhook_keys()[0]).verify(body, headers)
-        assert json.loads(body)["run_id"] == told["run_id"]
+        assert json.loads(body)["run_id"] == full["run_id"]
     receiver.status = 500
     bank = replace(bank_of(parts), pause=lambda _seconds: None)
     assert prune.run(bank)["phase"] == "withheld"

@@ -43,7 +43,7 @@ def filled(database: Database) -> Database:
 
 @pytest.mark.parametrize("few", [0, search.INDEX_FROM])
 def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """A search sees one tenant's cases, those of users without a tenant, or for the operator all."""
+    """A search sees one tenant's cases, or those without a tenant. The operator's search sees all."""
     monkeypatch.setattr(search, "INDEX_FROM", few)
     search._nearest.cache_clear()
     of = {"acme": AUTHORS[2:5], "bolt": AUTHORS[5:7], None: [None, "ana", ""]}
@@ -72,7 +72,7 @@ def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
         assert {each.case_id for each in found} == {_name(author) for author in authors}, user
 
 
-def test_searches_of_a_tenant_go_by_its_index(database: Database) -> None:
+def test_a_tenants_searches_use_an_index(database: Database) -> None:
     """A tenant's searches among 5,000 other cases use an index, with a custom plan and the generic one."""
     with database.engine.connect() as connection:
         connection.execute(
@@ -115,7 +115,10 @@ def test_duplicates_of_two_tenants_are_not_merged(database: Database, clock: Mov
 
 
 def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedClock, monkeypatch: Any) -> None:
-    """A plan across tenants, as an earlier release made with scope `all`, is checked again under its locks."""
+    """A plan that merges two tenants' cases is not applied, because each pair is checked again under its locks.
+
+    Earlier releases made such plans with scope `all`.
+    """
     put(database, "a", vector=NEAR, user_id=user_key("acme", "ana"), usage=9)
     put(database, "b", vector=NEAR, user_id=user_key("bolt", "ana"), usage=8)
     monkeypatch.setattr("perdure.casebank.plan.compute.seen_by", lambda _author, _scope: None)
@@ -124,8 +127,8 @@ def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedCl
     assert [each["reason"] for each in done["details"]["spared"]] == ["its keeper is another user's"]
 
 
-def test_who_sees_a_case() -> None:
-    """Two cases may merge only if the same users see them: `seen_by` names that group."""
+def test_seen_by_identifies_the_users_who_see_a_case() -> None:
+    """`seen_by` is equal for two cases only if the same users see them; only such cases may merge."""
     acmes = user_key("acme", "ana")
     assert [seen_by(each, CaseScope.USER) for each in (acmes, None, "ana")] == [acmes, None, "ana"]
     assert [seen_by(each, CaseScope.ALL) for each in (acmes, None, "ana")] == ["acme", None, None]

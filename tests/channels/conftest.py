@@ -29,7 +29,7 @@ def client(runtime: Runtime) -> Iterator[TestClient]:
 
 @pytest.fixture
 def rows(database: Database) -> Callable[[], dict[str, int]]:
-    """Counts the rows of each table."""
+    """A function that counts the rows of each table."""
 
     def count() -> dict[str, int]:
         with database.engine.connect() as connection:
@@ -43,7 +43,7 @@ def rows(database: Database) -> Callable[[], dict[str, int]]:
 
 @pytest.fixture
 def run(runtime: Runtime) -> Iterator[Callable[[str], None]]:
-    """Runs the turns of a session, as a worker would."""
+    """A function that runs the turns of a session, as a worker would."""
     runner = Runner(runtime, owner="test")
 
     def run_session(session_id: str) -> None:
@@ -55,7 +55,7 @@ def run(runtime: Runtime) -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def say(client: TestClient) -> Callable[..., dict[str, Any]]:
-    """Sends a message that must be accepted; returns the answer."""
+    """A function that sends a message, which must be accepted, and returns the response."""
 
     def send(words: str = "what is 12*7+5?", **more: Any) -> dict[str, Any]:
         response = client.post("/v1/messages", json={"user_id": "ann", "text": words, **more})

@@ -1,7 +1,7 @@
 """Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
 
 The gateway speaks `zlib-stream`: HELLO, IDENTIFY and READY, HEARTBEAT and its ACK, dispatched events, RESUME with the
-missed events. The REST API records the messages that a bot sent, edited and marked, and returns the failures that a
+missed events. The REST API records the bot's messages, edits and typing indicators, and returns the failures that a
 test requests.
 """
 
@@ -27,7 +27,7 @@ _PATIENCE_S = 20.0
 
 @dataclass
 class Failure:
-    """An answer to the next request for a path that contains `path`."""
+    """A failure response to the next `times` requests whose path contains `path`."""
 
     path: str
     status: int
@@ -94,7 +94,7 @@ class DiscordServer:
         asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
 
     def drop(self, code: int = 4000) -> None:
-        """Close the gateway's connections; a bot resumes after 4000."""
+        """Close the gateway's connections. After code 4000 a bot resumes its session."""
 
         async def close_all() -> None:
             sockets, self._sockets = self._sockets, []
@@ -109,7 +109,7 @@ class DiscordServer:
         self.failures.append(Failure(path, status, body or {}, named, times))
 
     def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true after the bot's requests."""
+        """Wait until `condition()` is true. It is checked after each request of the bot."""
         with self._changed:
             assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
 

@@ -1,7 +1,7 @@
 """Slack on loopback: its Web API and the websocket of Socket Mode, as far as a bot needs them.
 
-It keeps the messages that a bot posted, updated and answered, answers with the failures that a test asks for, and signs
-requests for the webhook as Slack does.
+The server records the messages that a bot posts and updates, and its responses to interactions. It returns the failures
+that a test requests. `signed` signs webhook requests as Slack does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def signed(body: bytes, at: float, secret: str = SIGNING_SECRET) -> dict[str, st
 
 @dataclass
 class Failure:
-    """An answer to the next calls of `method`: HTTP `status`, or 200 with Slack's `error`."""
+    """A failure response to the next `times` calls of `method`: HTTP `status`, or 200 with Slack's `error`."""
 
     method: str
     status: int
@@ -42,7 +42,7 @@ class Failure:
 
 
 class SlackServer:
-    """Serves in a thread of its own until `close`."""
+    """A server that runs in its own thread until `close`."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ class SlackServer:
         self.failures.append(Failure(method, status, error, named, times))
 
     def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true of what the bot has done."""
+        """Wait until `condition()` is true. It is checked after each call of the bot."""
         with self._changed:
             assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
 

@@ -1,6 +1,6 @@
 """Telegram's Bot API on loopback, as far as a bot needs it.
 
-It keeps what a bot sent and edited, and answers with the failures that a test asks for.
+The server records a bot's calls, and returns the failures that a test requests.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from urllib.parse import parse_qs
 
 TOKEN, SECRET = "1:of-the-tests", "the-secret-token-of-the-tests"
 _POLL_S = 0.05
-"""Of a poll that finds no update; Telegram's own lasts seconds."""
+"""Duration of a poll that finds no update. Telegram's own takes seconds."""
 
 CHAT = {"id": 21, "type": "private"}
 
 
 class TelegramServer:
-    """Serves in threads of its own until `close`."""
+    """A server that runs in its own threads until `close`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, str]]] = []
@@ -39,7 +39,7 @@ class TelegramServer:
         self._thread.join(10)
 
     def fail(self, method: str, status: int, times: int = 1, **answer: Any) -> None:
-        """Answer the next calls of `method` with `status`."""
+        """Answer the next `times` calls of `method` with `status`."""
         body = {"ok": False, "error_code": status, "description": "failed", **answer}
         self.failures += [(method, status, body)] * times
 
@@ -48,7 +48,7 @@ class TelegramServer:
         return [fields for name, fields in self.calls if name == method]
 
     def answer(self, method: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        """The status and the body that answer a call."""
+        """Record a call. Returns the status and the body of its response."""
         with self._lock:
             failure = next((each for each in self.failures if each[0] == method), None)
             if failure is not None:

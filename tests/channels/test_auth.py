@@ -62,13 +62,13 @@ def guarded(runtime: Runtime, key_file: Path) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_known_key_is_accepted(guarded: TestClient, scheme: str) -> None:
-    """Each form of a key is accepted, and HTTP's scheme is case-insensitive."""
+    """Each form of a key is accepted, and the authentication scheme is case-insensitive."""
     for key in (SERVICE, HASHED, FILED, ADMIN):
         assert guarded.get(PATH, headers={"Authorization": f"{scheme} {key}"}).status_code == 200, key
 
 
 def test_the_body_of_a_request_without_a_key_is_not_read(guarded: TestClient) -> None:
-    """FastAPI alone reads the body first: any client that reaches the port could fill the memory."""
+    """The key is checked before the body is read, so a client without a key cannot fill the memory."""
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_the_body_of_a_request_without_a_key_is_not_read(guarded: TestClient) ->
 
 
 def test_the_key_is_checked_before_the_body(guarded: TestClient) -> None:
-    """401 and 403 come before 400."""
+    """A missing or insufficient key gets 401 or 403, even if the body is invalid."""
     wrong = {"Authorization": f"Bearer {SERVICE}"}
     statuses = [
         guarded.post("/v1/messages", content=b"[").status_code,
@@ -95,7 +95,7 @@ def test_the_key_is_checked_before_the_body(guarded: TestClient) -> None:
     assert statuses == [401, 403, 400]
 
 
-STRANGERS = [
+INVALID_HEADERS = [
     "",
     "Bearer",
     "Bearer ",
@@ -113,8 +113,8 @@ STRANGERS = [
 
 
 def test_unknown_keys_are_refused(guarded: TestClient) -> None:
-    """Any other key is refused with 401 and the scheme to use. The hash or file name in a setting is no key."""
-    for headers in ({}, *({"Authorization": header} for header in STRANGERS)):
+    """Any other key gets 401 and `WWW-Authenticate`. The hash or file name in a setting is not a key."""
+    for headers in ({}, *({"Authorization": header} for header in INVALID_HEADERS)):
         response = guarded.get(PATH, headers=headers)
 
         assert (response.status_code, response.json()["code"]) == (401, "UNAUTHORIZED"), headers
@@ -169,7 +169,7 @@ ROUTES = [
 
 
 def test_every_route_is_guarded(guarded: TestClient) -> None:
-    """Every described route is in the list and checks the key before the body."""
+    """Every route of the OpenAPI document is in the list, and checks the key before the body."""
     app: Any = guarded.app
     described = {
         (method.upper(), path)
@@ -184,11 +184,11 @@ def test_every_route_is_guarded(guarded: TestClient) -> None:
 
 
 def test_health_is_open(guarded: TestClient) -> None:
-    """A load balancer has no key."""
+    """Health routes need no key, because a load balancer has none."""
     assert [guarded.get(path).status_code for path in ("/healthz", "/readyz", "/openapi.json")] == [200] * 3
 
 
-def test_only_an_admin_lists_everybodys_sessions(guarded: TestClient) -> None:
+def test_only_an_admin_lists_all_sessions(guarded: TestClient) -> None:
     """A service key must name a user to list sessions; only an admin key lists all."""
     as_service = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {SERVICE}"})
     as_admin = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {ADMIN}"})
@@ -224,20 +224,20 @@ def test_an_empty_key_file_refuses_every_request(runtime: Runtime, tmp_path: Pat
 
 
 def test_a_key_file_that_cannot_be_read_stops_the_start(runtime: Runtime) -> None:
-    """The start fails with the variable's name, not the first request."""
+    """An unreadable key file fails the start, with the variable's name, instead of the first request."""
     with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys="file:/nowhere/keys"):
         pass
 
 
 def test_without_keys_this_machine_is_served(client: TestClient) -> None:
-    """`make up` needs no key."""
+    """Without keys, requests to a loopback host name are served."""
     hosts = ["localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:8080", "127.9.9.9", "[::1]:8080", "LOCALHOST"]
 
     assert {host: client.get(PATH, headers={"Host": host}).status_code for host in hosts} == dict.fromkeys(hosts, 200)
 
 
 def test_without_keys_other_host_names_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """DNS rebinding: a page can make its own name resolve to this machine, but its browser sends that host name."""
+    """A page can make its own name resolve to this machine (DNS rebinding), so other host names get 403."""
     before = rows()
     message = {"user_id": "ann", "text": "hi"}
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1", "10.0.0.1"):
@@ -260,7 +260,7 @@ def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) ->
 
 
 def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
-    """Behind a proxy the gateway has another host name; only the key counts."""
+    """With keys any host name is served, because behind a proxy the gateway has another one."""
     headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
 
     assert guarded.get(PATH, headers=headers).status_code == 200
@@ -270,8 +270,11 @@ def _as(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
-    """A key belongs to its entry's tenant, in each form. If the text before `=` is no tenant, it is part of the key."""
+def test_a_caller_has_the_tenant_of_its_key(runtime: Runtime, tmp_path: Path) -> None:
+    """A key belongs to its entry's tenant, in each form.
+
+    Text before `=` that is not a tenant's id is part of the key.
+    """
     (tmp_path / "keys").write_text(f"bolt={FILED}\nbolt=sha256:{fingerprint(FRESH)}\n")
     keys = f"acme={SERVICE},acme=sha256:{fingerprint(HASHED)},file:{tmp_path / 'keys'},Not-A-Tenant={OTHER}"
     settings = Settings(_env_file=None, api_keys=keys, admin_keys=f"acme={ADMIN}")  # type: ignore[arg-type]
@@ -301,7 +304,7 @@ def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) 
 def test_a_short_key_that_is_added_later_is_refused(
     guarded: TestClient, key_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A running gateway keeps the file's other keys, and logs the line once."""
+    """A running gateway accepts the file's other keys, and logs each refused line once."""
     key_file.write_text(f"{FRESH}\nshort\nacme=short\n")
     status = {key: guarded.get(PATH, headers=_as(key)).status_code for key in (FRESH, "short", FILED)}
 
@@ -313,7 +316,7 @@ def test_a_short_key_that_is_added_later_is_refused(
 
 
 def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:
-    """429 with `Retry-After`; a right key from that address, and a request without a key, are not throttled."""
+    """429 with `Retry-After`; a valid key from that address, and a request without a key, are not throttled."""
     answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MAX_WRONG_KEYS + 2)]
 
     assert [each.status_code for each in answers] == [401] * MAX_WRONG_KEYS + [429] * 2

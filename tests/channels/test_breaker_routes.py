@@ -42,7 +42,7 @@ def breakers(runtime: Runtime, redis_url: str) -> Breakers:
     return made
 
 
-def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: Breakers) -> None:
+def test_breakers_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: Breakers) -> None:
     """A breaker that another process opened is listed, and a reset closes it for both processes."""
     own = Breakers(BreakerSettings(), runtime.clock, redis_url)
     with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
@@ -59,10 +59,10 @@ def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: B
         each.close()
 
 
-def test_a_reset_brings_parked_turns_back(
+def test_a_reset_unparks_turns(
     runtime: Runtime, redis_url: str, database_url: str, waker: RecordingWaker, breakers: Breakers
 ) -> None:
-    """A reset through a gateway, which runs no turns, unparks turns: the next worker may call the model."""
+    """A reset through a gateway, which runs no turns itself, lets a worker run the parked turns."""
     limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
     settings = runtime.settings.model_copy(update={"turn": limits, "redis_url": SecretStr(redis_url)})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
@@ -82,7 +82,7 @@ def test_a_reset_brings_parked_turns_back(
         each.close()
 
 
-def test_they_take_an_admin_key(runtime: Runtime) -> None:
+def test_breakers_need_an_admin_key(runtime: Runtime) -> None:
     """The routes refuse a service key with 403 and a missing key with 401."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))

@@ -95,7 +95,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> None:
-    """The receiver recomputes the signature over the raw bytes, so each byte must be as signed."""
+    """The body arrives byte for byte as signed, because the receiver verifies the raw bytes."""
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
 
     ((path, headers, body),) = receiver.received
@@ -135,15 +135,15 @@ def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
         Webhook(make_secret()).verify(body, headers)
 
 
-def test_the_signature_is_the_specifications() -> None:
+def test_the_signature_equals_the_specifications_example() -> None:
     """The signature equals the example of the Standard Webhooks libraries."""
     keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     headers = signed_headers(keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, b'{"test": 2432232314}')
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_a_receiver_that_is_gone_is_not_asked_again(receiver: Receiver) -> None:
-    """A 410 response ends the attempts: the receiver wants no more."""
+def test_a_410_response_ends_the_attempts(receiver: Receiver) -> None:
+    """A 410 response makes the delivery undeliverable."""
     receiver.status = 410
     with pytest.raises(Undeliverable, match="410"):
         carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
@@ -151,7 +151,7 @@ def test_a_receiver_that_is_gone_is_not_asked_again(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://2130706433:{}/", "http://[::ffff:7f00:1]:{}/"])
 def test_a_stored_url_that_is_not_allowed_gets_no_request(receiver: Receiver, url: str) -> None:
-    """A stored URL that a former release allowed is refused at once, without a connection."""
+    """A stored URL with a forbidden address, which an earlier release accepted, is refused without a connection."""
     with pytest.raises(Undeliverable, match="is not a public address"):
         carrier(Reachable()).carry({"url": url.format(receiver.server_port)}, BODY, MESSAGE_ID)
     assert receiver.received == []
@@ -187,7 +187,7 @@ def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeyp
 def test_the_connection_goes_to_the_address_that_was_checked(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that changes its second answer has no effect. The receiver gets its own name as the host."""
+    """The name is resolved once, so a changed DNS answer has no effect. The `Host` header keeps the name."""
     looked_up = _resolving(monkeypatch, ["127.0.0.1"], ["10.9.9.9"])
     carrier().carry({"url": f"http://user:pass@a.example:{receiver.server_port}/x"}, BODY, MESSAGE_ID)
     assert looked_up == ["a.example"]
@@ -196,7 +196,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(
     assert headers["Authorization"] == "Basic " + base64.b64encode(b"user:pass").decode()
 
 
-def test_a_further_address_is_tried_where_one_refuses(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_address_is_tried_if_one_refuses(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one address of a receiver refuses the connection, the next one is tried."""
     _resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"])
     carrier().carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
@@ -213,7 +213,7 @@ def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: py
 def test_a_certificate_is_checked_against_the_name(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Although the connection goes to an address."""
+    """The certificate must match the URL's name, although the connection goes to an address."""
     chain, key = _certificate("a.example", tmp_path)
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(chain, key)
@@ -247,8 +247,8 @@ def _certificate(name: str, directory: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410, 429, 500, 503])
-def test_anything_but_success_has_not_arrived(receiver: Receiver, status: int) -> None:
-    """A redirect is not followed: the signed body goes only to its URL."""
+def test_any_status_but_2xx_is_a_failed_attempt(receiver: Receiver, status: int) -> None:
+    """Any status other than 2xx is a failed attempt. A redirect is not followed."""
     receiver.status = status
 
     with pytest.raises(DeliveryFailed, match=str(status)):
@@ -276,12 +276,12 @@ def answering(answer: Callable[[socket.socket, threading.Event], None]) -> Itera
 
 
 def silence(_connection: socket.socket, over: threading.Event) -> None:
-    """Read the request and send nothing."""
+    """Send nothing."""
     over.wait(30)
 
 
 def drip(connection: socket.socket, over: threading.Event) -> None:
-    """Send endless headers."""
+    """Send an endless header."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
     while not over.wait(0.02):
         connection.sendall(b"x")
@@ -315,7 +315,7 @@ def test_a_success_does_not_wait_for_its_body() -> None:
 
 
 def test_an_answer_that_is_not_http_is_a_failure() -> None:
-    """A server that speaks another protocol has not received the reply."""
+    """A response that is not HTTP is a failed attempt."""
     with answering(nonsense) as url, pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 

@@ -43,7 +43,7 @@ class Working(RecordingWaker):
         self.threads: list[threading.Thread] = []
 
     def casebank(self) -> bool:
-        """Advance the run."""
+        """Advance the run in a new thread."""
         assert self.runtime is not None
         self.threads.append(threading.Thread(target=prune.advance, args=(bank_of(self.runtime),)))
         self.threads[-1].start()
@@ -107,7 +107,7 @@ def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
-    """A plan that needs approval is a 202, blocks other runs, and can be decided once."""
+    """A run whose plan needs approval returns 202, blocks other runs, and can be decided once."""
     with _gateway(runtime, approval=PruneApproval.MANUAL) as client:
         first = client.post("/v1/consolidation/run")
         assert (first.status_code, first.json()["phase"]) == (202, "waiting_approval")
@@ -126,7 +126,10 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
-    """A run or dry run that is not done in time is a 202 with its id. It is listed, and a worker finishes it later."""
+    """A run or dry run that is not done within `wait` returns 202 with its id.
+
+    It is listed, and a worker finishes it later.
+    """
     with _gateway(runtime, without_workers=True) as client:
         begun = [client.post(f"/v1/consolidation/{kind}?wait=0") for kind in ("run", "dry-run")]
         for answer, dry in zip(begun, (False, True), strict=True):
@@ -135,7 +138,7 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
             assert standing == (202, dry, "planning")
         ids = [answer.json()["run_id"] for answer in begun]
         again = [client.post(f"/v1/consolidation/{kind}?wait=0.1").json()["run_id"] for kind in ("run", "dry-run")]
-        assert again == ids, "no worker has begun them, so they are the same"
+        assert again == ids, "a second request returns the waiting run"
         listed = client.get("/v1/consolidation/runs").json()
         assert [PruningProgress.model_validate(each).dry_run for each in listed] == [True, False]
         assert [each["run_id"] for each in listed] == ids[::-1]
@@ -157,18 +160,21 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """Requests that wait for a run use no threads: with more of them than threads, other requests are answered."""
+    """Waiting requests hold no thread: with more of them than threads, the gateway still answers others."""
     with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
-        until(lambda: gateway._waiting_requests == _WAITING, "all wait")
+        until(lambda: gateway._waiting_requests == _WAITING, "all requests wait")
         assert client.get("/v1/consolidation/runs").status_code == 200
         assert gateway._waiting_requests == _WAITING
         assert len({each.result().json()["run_id"] for each in waits}) == 1
 
 
 def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
-    """An older worker would run a dry run as a real one, so the database refuses it the phases that remove cases."""
+    """A check constraint keeps dry runs out of the phases that remove cases.
+
+    A worker of an older release would execute a dry run as a real run.
+    """
     state.request(runtime.database, runtime.clock, dry_run=True)
     with (
         runtime.database.engine.connect() as connection,
@@ -178,7 +184,7 @@ def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> 
 
 
 def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """Invalid requests start no run, above all `dry_run` sent to the wrong route."""
+    """Invalid requests start no run, especially `dry_run` sent to the route of real runs."""
     before = rows()
     refused(client.post("/v1/consolidation/run", json={"dry_run": True}), 400, "INVALID_REQUEST")
     refused(client.post("/v1/consolidation/run", content=b"["), 400, "INVALID_REQUEST")
@@ -189,14 +195,14 @@ def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[st
     assert rows() == before
 
 
-def test_runs_take_an_admin_key(runtime: Runtime) -> None:
+def test_runs_need_an_admin_key(runtime: Runtime) -> None:
     """Runs refuse a service key with 403 and a missing key with 401. A service key may search for a user."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     run = f"/v1/consolidation/runs/{uuid4()}"
     with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
-        asked = [("POST", f"/v1/consolidation/{each}") for each in ("run", "dry-run", "restore/a")]
-        asked += [
+        routes = [("POST", f"/v1/consolidation/{each}") for each in ("run", "dry-run", "restore/a")]
+        routes += [
             ("GET", "/v1/consolidation/runs"),
             ("GET", run),
             ("POST", f"{run}/approve"),
@@ -204,7 +210,7 @@ def test_runs_take_an_admin_key(runtime: Runtime) -> None:
             ("POST", "/v1/casebank/cases/a/share"),
             ("DELETE", "/v1/casebank/cases/a/share"),
         ]
-        for method, path in asked:
+        for method, path in routes:
             refused(client.request(method, path), 401, "UNAUTHORIZED")
             refused(client.request(method, path, headers={"Authorization": f"Bearer {SERVICE_KEY}"}), 403, "FORBIDDEN")
         refused(client.get("/v1/casebank/search?q=x"), 401, "UNAUTHORIZED")
@@ -240,14 +246,14 @@ def _add(runtime: Runtime, case_id: str, **more: Any) -> None:
     assert cases.add(runtime.database, new, now=runtime.clock.now())
 
 
-def _found(client: TestClient, **asked: str) -> set[str]:
-    answer = client.get("/v1/casebank/search", params={"q": "reset the router", **asked})
+def _found(client: TestClient, **parameters: str) -> set[str]:
+    answer = client.get("/v1/casebank/search", params={"q": "reset the router", **parameters})
     NearCases.model_validate(answer.json())
     return {each["case_id"] for each in answer.json()["results"]}
 
 
-def test_a_search_for_a_user_finds_what_their_prompts_could_have(client: TestClient, runtime: Runtime) -> None:
-    """A user's search finds own and shared cases in the agents' banks; without a user it finds all cases."""
+def test_a_search_for_a_user_finds_the_cases_that_their_prompts_may_quote(client: TestClient, runtime: Runtime) -> None:
+    """A user's search finds own and unowned cases in the agents' banks; without a user it finds all cases."""
     _add(runtime, "anas", user_id="ana")
     _add(runtime, "bobs", user_id="bob")
     _add(runtime, "imported")
@@ -271,7 +277,7 @@ def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) ->
     shared = client.post(path)
     assert (shared.status_code, shared.json()["case_id"]) == (200, "a/case")
     assert _found(client, user_id="bob") == {"a/case", "imported"}
-    assert client.post("/v1/casebank/cases/a/case/share").json() == shared.json(), "again changes nothing"
+    assert client.post("/v1/casebank/cases/a/case/share").json() == shared.json(), "sharing again changes nothing"
     back = client.delete(path)
     assert back.json() == {"case_id": "a/case", "shared_at": None}
     assert client.delete(path).json() == back.json()
@@ -287,7 +293,7 @@ def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) ->
     refused(client.post("/v1/casebank/cases/imported/share"), 409, "CONFLICT")
 
 
-def test_feedback_is_taken(
+def test_feedback_is_accepted(
     client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None], runtime: Runtime
 ) -> None:
     """Feedback is accepted with 202 after the reply, and refused with 409 before."""

@@ -95,8 +95,6 @@ class SlackHarness:
 
 
 class TestDiscord(ChannelSuite):
-    """Discord."""
-
     @pytest.fixture
     def harness(self) -> Iterator[DiscordHarness]:
         """The channel and its server."""
@@ -107,8 +105,6 @@ class TestDiscord(ChannelSuite):
 
 
 class TestSlack(ChannelSuite):
-    """Slack."""
-
     @pytest.fixture
     def harness(self) -> Iterator[SlackHarness]:
         """The channel and its server."""

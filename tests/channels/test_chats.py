@@ -84,12 +84,12 @@ class Servers:
 
 @pytest.fixture
 def servers(discord: DiscordServer, slack: SlackServer) -> Servers:
-    """See `Servers`."""
+    """Both servers."""
     return Servers(discord, slack)
 
 
 class Installation:
-    """A runtime with both channels, whose turns and deliveries the test runs itself."""
+    """A runtime with both channels. The test itself runs the turns and the deliveries."""
 
     def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
         self.runtime = runtime
@@ -106,14 +106,14 @@ class Installation:
         return made
 
     def use(self, model: Model, *tools: Tool) -> None:
-        """Give the installation an agent with these tools, and this model."""
+        """Use `model`, and an agent with these tools."""
         self._runner.close()
         agents = Agents([Agent("assistant", "You help.", tools)])
         self.runtime = replace(self.runtime, agents=agents, models=lambda _: model)
         self._runner = Runner(self.runtime, owner="test")
 
     def work(self) -> None:
-        """Run the turns that were woken, and send their replies."""
+        """Run the sessions that have wake-ups, then send the pending deliveries."""
         while self._waker.sessions:
             self._runner.run(self._waker.sessions.pop(0))
         for row in self.sql("SELECT delivery_id FROM deliveries WHERE status = 'pending' ORDER BY created_at"):
@@ -150,7 +150,7 @@ class Installation:
 def installation(
     runtime: Runtime, waker: RecordingWaker, discord: DiscordServer, slack: SlackServer
 ) -> Iterator[Installation]:
-    """See `Installation`."""
+    """An installation whose channels use both servers."""
     settings = Settings(
         _env_file=None,
         secret_key="the secret of these tests, long enough",  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ IN_CHANNEL = {"channel": "C1", "channel_type": "channel"}
 
 
 def test_discord_is_answered(installation: Installation, discord: DiscordServer) -> None:
-    """A private message through Discord's gateway is answered by a message without notifications."""
+    """A private message through Discord's gateway is answered by a message that mentions no one."""
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", discord_message(1, "what is 12*7+5?"))
@@ -233,7 +233,7 @@ def test_discord_is_answered(installation: Installation, discord: DiscordServer)
 def test_discord_shows_typing_until_the_turn_is_settled(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord shows typing for ten seconds, so the bot repeats it until the turn is settled."""
+    """Discord's typing indicator lasts ten seconds, so the bot repeats it until the turn is settled."""
     monkeypatch.setattr(discord_module.Discord, "typing_s", 0.05)
     installation.ingress("discord").take(said("what is 12*7+5?"))
     discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
@@ -293,7 +293,7 @@ def test_a_gateway_that_drops_the_connection_loses_no_message(
 
 
 def test_a_wrong_token_is_retried_later(installation: Installation, discord: DiscordServer) -> None:
-    """A refused token does not end the listener: it tries again."""
+    """A refused token does not end the listener, which connects again."""
     discord.fail("/gateway/bot", 401, {"message": "401: Unauthorized", "code": 0})
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the next attempt succeeds")
@@ -302,7 +302,7 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
 def test_an_update_waits_for_the_database(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord sends an event once, so it is tried again until the database accepts it, before later ones."""
+    """Discord sends an event once, so the listener retries it until the database accepts it, before later events."""
     refused = threading.Event()
 
     def fail_once(*given: Any, **named: Any) -> Any:
@@ -337,14 +337,14 @@ def test_discords_interactions(installation: Installation, gateway: TestClient, 
     ping = json.dumps(_interaction(1)).encode()
     assert gateway.post("/v1/channels/discord", content=ping, headers=_sign(ping)).json() == {"type": 1}
     made_ms = int((installation.runtime.clock.now().timestamp()) * 1000) - 1_420_070_400_000
-    asked = _interaction(
+    interaction = _interaction(
         2,
         id=str(made_ms << 22),
         channel_id="21",
         user=ANA,
         data={"name": "ask", "options": [{"name": "text", "type": 3, "value": "what is 12*7+5?"}]},
     )
-    body = json.dumps(asked).encode()
+    body = json.dumps(interaction).encode()
     for _ in range(2):  # Discord may send an interaction twice
         answer = gateway.post("/v1/channels/discord", content=body, headers=_sign(body))
         assert answer.json() == {"type": 5}
@@ -355,12 +355,12 @@ def test_discords_interactions(installation: Installation, gateway: TestClient, 
     assert discord.sent == []
 
 
-def test_an_interaction_that_discord_has_forgotten_is_answered_in_the_channel(
-    installation: Installation, discord: DiscordServer
-) -> None:
+def test_an_expired_interaction_is_answered_in_the_channel(installation: Installation, discord: DiscordServer) -> None:
     """An interaction's token expires after fifteen minutes. A later reply is a message in the channel."""
-    asked = _interaction(2, channel_id="21", user=ANA, data={"name": "help", "options": []})
-    installation.ingress("discord").take({"t": "INTERACTION_CREATE", "d": asked})  # its id says that it is years old
+    interaction = _interaction(2, channel_id="21", user=ANA, data={"name": "help", "options": []})
+    installation.ingress("discord").take(
+        {"t": "INTERACTION_CREATE", "d": interaction}
+    )  # the id's timestamp is years old
     assert discord.edited == []
     assert "/link CODE" in discord.sent[0]["content"]
 
@@ -382,7 +382,7 @@ def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: 
 
 
 def test_slacks_forms(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """Slash commands and buttons, which arrive as forms, are handled."""
+    """A slash command, which arrives as a form, is handled."""
     body = b"command=%2Fhelp&text=&channel_id=D1&user_id=U1&user_name=ana&trigger_id=1.2&team_id=T1"
     headers = {**slack_server.signed(body, time.time()), "Content-Type": "application/x-www-form-urlencoded"}
     assert gateway.post("/v1/channels/slack", content=body, headers=headers).status_code == 200
@@ -475,31 +475,31 @@ def test_a_malformed_update_is_dropped(installation: Installation, name: str, up
 def test_a_group_is_answered_only_if_it_is_addressed(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """In a group the bot reacts to a mention, then in its thread. The group is one user; lines name their authors."""
-    takes = installation.ingress(name).take
+    """In a group the bot answers mentions and messages in their threads. The group is one user; lines name authors."""
+    handle = installation.ingress(name).take
     if name == "discord":
-        takes(said("hello all", 1, guild_id="31"))
-        takes(said("in a thread of others", 2, guild_id="31", channel_id="22", position=3))
+        handle(said("hello all", 1, guild_id="31"))
+        handle(said("in a thread of others", 2, guild_id="31", channel_id="22", position=3))
         assert installation.users() == []
-        takes(
+        handle(
             said(
                 f"<@{discord_server.BOT_ID}> what is 12*7+5?", 3, guild_id="31", channel_id="22", position=4, **MENTION
             )
         )
-        takes(said("and 2+2?", 4, guild_id="31", channel_id="22", position=5, author=BO))
-        takes(said("and 3+3?", 5, guild_id="31"))
+        handle(said("and 2+2?", 4, guild_id="31", channel_id="22", position=5, author=BO))
+        handle(said("and 3+3?", 5, guild_id="31"))
         replied = {"referenced_message": {"author": discord_server.BOT}}
-        takes(said("thanks", 6, guild_id="31", **replied))
+        handle(said("thanks", 6, guild_id="31", **replied))
         users, lines = ["discord:group:22", "discord:group:21"], ["Ana: what is 12*7+5?", "bo: and 2+2?", "Ana: thanks"]
     else:
-        takes(slack_event("hello all", "1.1", **IN_CHANNEL))
-        takes(slack_event("in a thread of others", "1.2", thread_ts="1.0", **IN_CHANNEL))
+        handle(slack_event("hello all", "1.1", **IN_CHANNEL))
+        handle(slack_event("in a thread of others", "1.2", thread_ts="1.0", **IN_CHANNEL))
         assert installation.users() == []
         mention = slack_event(f"<@{slack_server.BOT_USER}> what is 12*7+5?", "1.3", **IN_CHANNEL)
-        takes({**mention, "event": {**mention["event"], "type": "app_mention"}})
-        takes(mention)  # Slack sends both
-        takes(slack_event("and 2+2?", "1.4", user="U2", thread_ts="1.3", **IN_CHANNEL))
-        takes(slack_event("and 3+3?", "1.5", **IN_CHANNEL))
+        handle({**mention, "event": {**mention["event"], "type": "app_mention"}})
+        handle(mention)  # Slack sends both
+        handle(slack_event("and 2+2?", "1.4", user="U2", thread_ts="1.3", **IN_CHANNEL))
+        handle(slack_event("and 3+3?", "1.5", **IN_CHANNEL))
         users, lines = ["slack:group:C1"], ["Ana: what is 12*7+5?", "Bo: and 2+2?"]
     assert installation.users() == users
     assert [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")] == lines
@@ -550,13 +550,13 @@ def first(name: str, content: str) -> dict[str, Any]:
 def test_an_edit_changes_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """An edit changes a message whose turn has not begun, and nothing later. A repeated original stays a duplicate."""
-    takes = installation.ingress(name).take
-    takes(first(name, "what is 1+1?"))
-    takes(changed(name, "what is 12*7+5?"))
+    """An edit changes a message only before its turn begins. The repeated original remains a duplicate."""
+    handle = installation.ingress(name).take
+    handle(first(name, "what is 1+1?"))
+    handle(changed(name, "what is 12*7+5?"))
     installation.work()
-    takes(changed(name, "what is 2+2?"))
-    takes(first(name, "what is 1+1?"))
+    handle(changed(name, "what is 2+2?"))
+    handle(first(name, "what is 1+1?"))
     installation.work()
     [sent] = [*discord.sent, *slack.sent]
     assert "89" in str(sent.get("content") or sent.get("text"))
@@ -567,13 +567,13 @@ def test_a_deletion_cancels_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
     """A deleted message whose turn has not begun gets no reply. A later deletion changes nothing."""
-    takes = installation.ingress(name).take
-    takes(first(name, "what is 1+1?"))
-    takes(deleted(name))
+    handle = installation.ingress(name).take
+    handle(first(name, "what is 1+1?"))
+    handle(deleted(name))
     installation.work()
     assert [row.status for row in installation.sql("SELECT status FROM turns")] == ["cancelled"]
     assert [*discord.sent, *slack.sent] == []
-    takes(deleted(name))
+    handle(deleted(name))
 
 
 def test_discord_names_the_author_of_a_deleted_private_message(
@@ -592,16 +592,16 @@ def test_discord_names_the_author_of_a_deleted_private_message(
 
 def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> None:
     """A message's id is not enough to edit or delete it: the user must be its author."""
-    takes = installation.ingress("discord").take
-    takes(said("what is 12*7+5?"))
+    handle = installation.ingress("discord").take
+    handle(said("what is 12*7+5?"))
     edited = {"edited_timestamp": "2026-11-23T09:00:00+00:00"}
-    takes({"t": "MESSAGE_UPDATE", "d": discord_message(1, "mine now", author=BO, **edited)})
-    takes({"t": "MESSAGE_DELETE", "d": {"id": "1000001", "channel_id": "21", "author": {"id": "12"}}})
+    handle({"t": "MESSAGE_UPDATE", "d": discord_message(1, "mine now", author=BO, **edited)})
+    handle({"t": "MESSAGE_DELETE", "d": {"id": "1000001", "channel_id": "21", "author": {"id": "12"}}})
     assert [row.text for row in installation.sql("SELECT text FROM inbox")] == ["what is 12*7+5?"]
     assert [row.status for row in installation.sql("SELECT status FROM turns")] == ["accepted"]
 
 
-def test_bots_and_reports_are_not_messages(installation: Installation) -> None:
+def test_messages_of_bots_and_system_messages_are_ignored(installation: Installation) -> None:
     """Messages of bots and webhooks, and system messages, are ignored: two bots would answer each other for ever."""
     for more in ({"author": {**ANA, "bot": True}}, {"webhook_id": "5"}, {"type": 6}):
         installation.ingress("discord").take(said("hello", **more))
@@ -612,7 +612,7 @@ def test_bots_and_reports_are_not_messages(installation: Installation) -> None:
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
-def test_a_message_without_text_is_answered_kindly(
+def test_a_message_without_text_gets_an_explanation(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
     """A message without text, such as a photo, gets an explanation and starts no turn."""
@@ -659,7 +659,10 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
 def test_new_begins_a_conversation_that_stays(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """Messages after `/new` join that conversation in every process; `/list` and `/open` switch, `/end` ends one."""
+    """Messages after `/new` join that conversation in every process.
+
+    `/list` and `/open` switch between conversations, `/end` ends one.
+    """
 
     def command(command: str, argument: str = "") -> str:
         if name == "discord":
@@ -752,7 +755,7 @@ def test_a_history_that_fails_is_read_again(installation: Installation, discord:
     take({"t": "READY", "d": {}})
     found = [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")]
     assert found == ["before", "gone", "missed"]
-    assert discord.failures[0].times == 49, "the chat that is gone is asked for once"
+    assert discord.failures[0].times == 49, "the deleted chat is requested once"
 
 
 # --- sending
@@ -789,7 +792,7 @@ def test_a_long_reply_is_sent_in_parts_once(
 
 
 def test_discord_deduplicates_for_another_worker(installation: Installation, discord: DiscordServer) -> None:
-    """A second worker repeats the message with the same nonce, by which Discord drops the duplicate."""
+    """A second worker repeats the message with the same nonce, so Discord drops the duplicate."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for _ in range(2):
         carrier = ChatCarrier(installation.channels, Buttons(b""))
@@ -816,7 +819,7 @@ FAILURES = [
 def test_refusals_have_distinct_errors(
     installation: Installation, servers: Servers, case: tuple[str, int, dict[str, Any], type[Exception]]
 ) -> None:
-    """A rate limit is kept, a permanent refusal ends the attempts, and everything else is retried."""
+    """A rate limit postpones the attempt, a permanent refusal ends the attempts, and every other failure is retried."""
     name, status, body, error = case
     if name == "discord":
         servers.discord.fail("/messages", status, body, times=9)
@@ -829,7 +832,7 @@ def test_refusals_have_distinct_errors(
         assert refused.value.retry_s == {"discord": 7.5, "slack": 7.0}[name]
 
 
-def test_a_short_pause_is_waited_for(installation: Installation, slack: SlackServer) -> None:
+def test_a_short_rate_limit_is_waited_out(installation: Installation, slack: SlackServer) -> None:
     """Slack's library repeats the call once after a short pause."""
     slack.fail("chat.postMessage", 429, "ratelimited", Retry_After="0")
     installation.channels["slack"].send(Place("D1"), "hello", (), "key")
@@ -874,7 +877,7 @@ def test_slack_escapes_its_three_characters() -> None:
     assert slack_module.render("[x](javascript:alert(1))") == "[x](javascript:alert(1))"
 
 
-def test_slacks_text_is_read_as_a_person_reads_it(installation: Installation) -> None:
+def test_slacks_markup_is_resolved(installation: Installation) -> None:
     """Slack's ids become names, links show their addresses, and escapes are resolved."""
     given = "<@U0BOT> ask <@U2|bo> in <#C1|general> <!here> see <https://a.example|this> &lt;b&gt; &amp;amp;"
     [event] = installation.channels["slack"].parse(slack_event(given))
@@ -933,10 +936,10 @@ def pay(amount: int) -> str:
 @pytest.mark.parametrize("name", ["discord", "slack"])
 @pytest.mark.parametrize("decision", ["Approve", "Deny"])
 def test_a_call_is_approved_by_a_button(installation: Installation, servers: Servers, name: str, decision: str) -> None:
-    """Only the person who asked can press the button, in the same chat. The message then loses its buttons."""
+    """Only the author of the request can press the button, in the same chat. The message then loses its buttons."""
     installation.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
-    takes = installation.ingress(name).take
-    takes(first(name, "pay 5"))
+    handle = installation.ingress(name).take
+    handle(first(name, "pay 5"))
     installation.work()
 
     [request] = [*servers.discord.sent, *servers.slack.sent]
@@ -948,11 +951,11 @@ def test_a_call_is_approved_by_a_button(installation: Installation, servers: Ser
     )
     token = buttons[decision]
     for person, chat in (("12", "21"), ("11", "99")):
-        takes(pressed(name, token, person, chat))
-    takes(pressed(name, f"{token[:-1]}{'A' if token[-1] != 'A' else 'B'}", "11", "21"))
+        handle(pressed(name, token, person, chat))
+    handle(pressed(name, f"{token[:-1]}{'A' if token[-1] != 'A' else 'B'}", "11", "21"))
     assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == ["asked"]
-    takes(pressed(name, token, "11", "21"))
-    takes(pressed(name, token, "11", "21"))
+    handle(pressed(name, token, "11", "21"))
+    handle(pressed(name, token, "11", "21"))
     installation.work()
     expected = {"Approve": "done", "Deny": "denied"}[decision]
     assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == [expected]
@@ -961,7 +964,7 @@ def test_a_call_is_approved_by_a_button(installation: Installation, servers: Ser
 
 
 def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
-    """An update that presses a button; on Slack the same people have other ids."""
+    """An update with a press of a button. Discord's ids of people and chats are mapped to Slack's."""
     if name == "discord":
         message = {"id": "5"}
         given = _interaction(3, channel_id=chat, user={**ANA, "id": person}, message=message, data={"custom_id": token})
@@ -999,7 +1002,7 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
-def test_a_service_that_fails_for_long_is_left_alone(installation: Installation, servers: Servers, name: str) -> None:
+def test_a_failing_service_opens_its_breaker(installation: Installation, servers: Servers, name: str) -> None:
     """Repeated failures of the service open its breaker, which stops attempts; a refusal by a chat does not."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)

@@ -34,7 +34,7 @@ def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.Monk
 
 @pytest.fixture
 def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
-    """Runs woken sessions, in a thread."""
+    """A function that runs the session of the last wake-up in a thread."""
     runner = Runner(runtime, owner="test")
     threads: list[threading.Thread] = []
 
@@ -49,16 +49,16 @@ def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
     runner.close()
 
 
-def test_an_answer_is_heard_message_by_message(conversation: Conversation, worker: Any) -> None:
+def test_an_answer_is_shown_message_by_message(conversation: Conversation, worker: Any) -> None:
     """The tool call, its result and the reply are shown after their commit, in order, each once."""
     conversation.say("what is 12*7+5?")
     worker()
-    heard: list[dict[str, Any]] = []
-    turn = conversation.listen(heard.append)
+    shown: list[dict[str, Any]] = []
+    turn = conversation.listen(shown.append)
 
     assert turn["status"] == "done"
-    assert [message["role"] for message in heard] == ["assistant", "tool", "assistant"]
-    assert heard[-1]["content"] == turn["reply"]["text"]
+    assert [message["role"] for message in shown] == ["assistant", "tool", "assistant"]
+    assert shown[-1]["content"] == turn["reply"]["text"]
 
 
 def test_replies_to_other_channels_are_not_shown(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
@@ -66,11 +66,11 @@ def test_replies_to_other_channels_are_not_shown(conversation: Conversation, run
     inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
     conversation.say("what is 3*3?")
     worker()
-    heard: list[dict[str, Any]] = []
-    conversation.listen(heard.append)
+    shown: list[dict[str, Any]] = []
+    conversation.listen(shown.append)
 
-    assert not any("4" in message["content"] for message in heard)
-    assert any("9" in message["content"] for message in heard)
+    assert not any("4" in message["content"] for message in shown)
+    assert any("9" in message["content"] for message in shown)
 
 
 def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation:
     later.close()
 
 
-def test_a_message_is_said_once_though_the_answer_was_lost(
+def test_a_message_is_accepted_once_if_the_response_is_lost(
     conversation: Conversation, troubles: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch, worker: Any
 ) -> None:
     """If the commit succeeds and the connection then breaks, the next attempt does not send the line twice."""
@@ -127,7 +127,7 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
 def test_leaving_ends_the_conversation(
     runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
 ) -> None:
-    """The next start begins another session. Before the first line there is no session to leave."""
+    """Leaving ends the session, so the next start begins another. Before the first line there is nothing to leave."""
     assert not conversation.leave()
     conversation.say("hello")
     worker()
@@ -152,7 +152,7 @@ def test_ending_a_conversation_begins_another(conversation: Conversation, worker
     assert conversation.session_id != first
 
 
-def test_a_tenants_user_goes_on_in_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
+def test_a_tenants_user_continues_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
     """A user of the same name in another tenant, or in none, has other conversations."""
     conversation.say("hello")
     acmes, bolts = (

@@ -56,11 +56,11 @@ def test_a_waiting_http_client_gets_the_delay(waiting: Runtime, clock: MovedCloc
         assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
         assert (turn["reply"], turn["error"]) == (None, None)
         _try_again(waiting, clock, session_id)
-        assert not _owed(waiting), "a reply_to gets the reply, and nothing before it"
+        assert not _has_delivery(waiting), "a reply_to gets the reply, and nothing before it"
         _try_again(waiting, clock, session_id)
         turn = client.get(f"/v1/turns/{turn_id}", params={"wait": PATIENCE_S}).json()
     assert (turn["status"], turn["delayed"], turn["reply"]["text"]) == ("done", None, "ok")
-    assert _owed(waiting)
+    assert _has_delivery(waiting)
 
 
 def test_a_terminal_shows_the_delay_once(
@@ -74,7 +74,7 @@ def test_a_terminal_shows_the_delay_once(
     with ThreadPoolExecutor(1) as pool:
         listening = pool.submit(conversation.listen, lambda _message: None)
         Runner(waiting, "test").run(session_id)
-        wait_until(lambda: notes, "the delay is said", PATIENCE_S)
+        wait_until(lambda: notes, "the delay is shown", PATIENCE_S)
         _try_again(waiting, clock, session_id)
         _try_again(waiting, clock, session_id)
         turn = listening.result(PATIENCE_S)
@@ -89,6 +89,6 @@ def _try_again(runtime: Runtime, clock: MovedClock, session_id: UUID) -> None:
     Runner(runtime, "test").run(session_id)
 
 
-def _owed(runtime: Runtime) -> bool:
+def _has_delivery(runtime: Runtime) -> bool:
     with runtime.database.engine.connect() as connection:
         return bool(connection.exec_driver_sql("SELECT FROM deliveries").all())

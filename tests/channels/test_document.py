@@ -71,8 +71,8 @@ def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Itera
     yield from document["components"]["schemas"].get(name, {}).get("examples", ())
 
 
-def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
-    """Newcomers copy the examples, so none is a bad request. 404 and 409 come from the ids that they contain."""
+def test_the_gateway_accepts_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
+    """No example of a request body is a bad request. The ids in the examples may cause 404 and 409."""
     named = defaultdict(lambda: "x", say(conversation="a"), conversation="a?user_id=ann")
     statuses = {
         (name, str(example)): client.request(*name.format_map(named).split(), json=example).status_code
@@ -86,7 +86,7 @@ def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: 
 
 
 @pytest.mark.parametrize("model", [Accepted, Turn])
-def test_the_examples_of_answers_are_answers(document: dict[str, Any], model: type[BaseModel]) -> None:
+def test_the_examples_of_responses_are_complete(document: dict[str, Any], model: type[BaseModel]) -> None:
     """The examples of responses have every member that the gateway sends, including those that are `null`."""
     examples = document["components"]["schemas"][model.__name__]["examples"]
 
@@ -107,7 +107,7 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
 
 
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
-    """With keys, the document requires one for every route except the two health checks."""
+    """With keys, the document requires one for every route except the health checks. It shows the set text limit."""
     settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         keyed = guarded.get("/openapi.json").json()
@@ -125,7 +125,10 @@ def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -
 
 @pytest.mark.long
 def test_the_patterns_mean_what_the_gateway_checks() -> None:
-    """The patterns agree with the gateway's checks for every character: JSON Schema and Python differ on blanks."""
+    """The patterns agree with the gateway's checks for every character.
+
+    JSON Schema and Python define blank characters differently.
+    """
     not_blank, storable = re.compile(NOT_BLANK_PATTERN), re.compile(STORABLE_PATTERN)
     characters = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
 
@@ -149,12 +152,12 @@ def test_a_number_without_a_fraction_is_an_integer(
     """A number such as 7.0 is an integer, as in JSON Schema: some languages write all numbers with a fraction."""
     url, member = path.format(**say()), list(body)[-1]
 
-    def answered(value: object) -> int:
+    def status_of(value: object) -> int:
         return client.post(url, json={**body, member: value}).status_code
 
     refused: list[object] = [7.5, True, "7", [7], -1.0]
-    assert [answered(value) for value in (7, 7.0)] == [status, status]
-    assert [answered(value) for value in refused] == [400] * len(refused)
+    assert [status_of(value) for value in (7, 7.0)] == [status, status]
+    assert [status_of(value) for value in refused] == [400] * len(refused)
 
 
 def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:

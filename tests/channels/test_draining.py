@@ -39,7 +39,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
         pause.wait(0.01)
 
 
-class Asking:
+class WaitingRequest:
     """A request that waits for a turn, in a thread."""
 
     def __init__(self, client: TestClient, accepted: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Asking:
         app: Any = client.app
         _until(lambda: app.state.gateway._waiting_requests > 0, "no request waits")
 
-    def heard(self) -> dict[str, Any]:
+    def result_of_wait(self) -> dict[str, Any]:
         """The response."""
         self._thread.join(PATIENCE_S)
         return self.answer
@@ -62,7 +62,10 @@ class Asking:
 
 @pytest.fixture
 def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
-    """A function that starts the gateway's drain, as a signal does, and returns its future and a way to hasten it."""
+    """A function that starts the gateway's drain, as a signal does.
+
+    It returns the drain's future and a function that hastens it.
+    """
     hastened = asyncio.Event()
     app: Any = client.app
 
@@ -70,7 +73,7 @@ def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], No
         portal = client.portal
         assert portal is not None
         left = portal.start_task_soon(app.state.gateway.drain, hastened)
-        _until(lambda: client.get("/readyz").status_code == 503, "the gateway goes on")
+        _until(lambda: client.get("/readyz").status_code == 503, "the gateway stays ready")
         return left, lambda: portal.call(hastened.set)
 
     return start_drain
@@ -79,9 +82,9 @@ def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], No
 def test_a_draining_gateway_refuses_messages_and_completes_waits(
     client: TestClient, say: Say, run: Run, leave: Any
 ) -> None:
-    """New messages and load balancers get 503, and waiting requests get their reply."""
+    """New messages and `/readyz` get 503, and waiting requests get their reply."""
     accepted = say()
-    asking = Asking(client, accepted)
+    waiting = WaitingRequest(client, accepted)
     left, _ = leave()
 
     refused = client.post("/v1/messages", json=HELLO)
@@ -91,32 +94,32 @@ def test_a_draining_gateway_refuses_messages_and_completes_waits(
     assert client.get(f"/v1/turns/{accepted['turn_id']}").json()["status"] == "accepted"
 
     run(accepted["session_id"])
-    assert asking.heard()["status"] == "done"
+    assert waiting.result_of_wait()["status"] == "done"
     left.result(PATIENCE_S)
 
 
-def test_a_gateway_that_is_hastened_answers_with_the_present_status(client: TestClient, say: Say, leave: Any) -> None:
-    """A second signal answers waiting requests at once, and their clients ask another gateway."""
-    asking = Asking(client, say())
+def test_a_hastened_gateway_answers_with_the_current_status(client: TestClient, say: Say, leave: Any) -> None:
+    """A second signal answers waiting requests at once with the turn's current status."""
+    waiting = WaitingRequest(client, say())
     left, hasten = leave()
     assert not left.done()
 
     hasten()
 
     left.result(PATIENCE_S)
-    assert asking.heard()["status"] == "accepted"
+    assert waiting.result_of_wait()["status"] == "accepted"
 
 
 def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
     client: TestClient, runtime: Runtime, say: Say
 ) -> None:
-    """A row in PostgreSQL closes all gateways, also one that starts later. Accepted messages stay queued."""
+    """A row in PostgreSQL closes all gateways, including those that start later. Accepted messages stay queued."""
     accepted = say()
     intake.close(runtime.database)
-    _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway takes messages in")
+    _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway accepts messages")
     assert client.get("/readyz").status_code == 503
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as another:
-        _until(lambda: another.get("/readyz").status_code == 503, "a gateway that starts now takes messages in")
+        _until(lambda: another.get("/readyz").status_code == 503, "a gateway that starts now accepts messages")
 
     intake.reopen(runtime.database)
 
@@ -136,8 +139,8 @@ class TestShortDrain:
 
     def test_a_wait_ends_with_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
         """A wait ends with the drain: the turn cannot run before the intake reopens."""
-        asking = Asking(client, say())
+        waiting = WaitingRequest(client, say())
 
         intake.close(runtime.database)
 
-        assert asking.heard()["status"] == "accepted"
+        assert waiting.result_of_wait()["status"] == "accepted"

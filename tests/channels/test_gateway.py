@@ -45,15 +45,15 @@ def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: Rec
     assert [str(session) for session in waker.sessions] == [answer["session_id"]]
 
 
-def test_a_message_is_accepted_while_the_broker_is_away(say: Say, waker: RecordingWaker) -> None:
+def test_a_message_is_accepted_while_the_broker_is_unavailable(say: Say, waker: RecordingWaker) -> None:
     """A wake-up is a hint: the message is in PostgreSQL, and a sweep finds it."""
     waker.away = True
 
     assert say()["status"] == "accepted"
 
 
-def test_the_same_message_again_answers_the_same(client: TestClient) -> None:
-    """A caller that lost the response repeats the request; the message is neither lost nor doubled."""
+def test_a_repeated_message_gets_the_same_response(client: TestClient) -> None:
+    """A repeated request gets 200, the same ids and `duplicate`."""
     message = {"user_id": "ann", "text": "hello", "message_id": "m1"}
     first, again = client.post("/v1/messages", json=message), client.post("/v1/messages", json=message)
 
@@ -139,7 +139,7 @@ def test_waiting_answers_as_soon_as_the_turn_is_settled(client: TestClient, say:
     assert time.monotonic() - began < 30
 
 
-def test_waiting_ends_with_the_present_status_when_the_time_is_up(client: TestClient, say: Say) -> None:
+def test_a_wait_that_times_out_returns_the_current_status(client: TestClient, say: Say) -> None:
     """A wait that times out returns the turn's current status."""
     accepted = say()
 
@@ -205,13 +205,13 @@ def test_an_unexpected_error_reveals_nothing(
     assert "SELECT secret FROM vault" in caplog.text
 
 
-def test_it_is_ready_when_both_services_are(client: TestClient) -> None:
+def test_the_gateway_is_ready_when_both_services_are(client: TestClient) -> None:
     """`/healthz` and `/readyz` are separate: a load balancer asks `/readyz`."""
     assert client.get("/healthz").json() == {"status": "alive"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
+def test_the_gateway_is_not_ready_without_a_broker(runtime: Runtime) -> None:
     """Without the broker `/readyz` fails and names it."""
     with TestClient(create_app(runtime, lambda: False), base_url=BASE_URL) as client:
         response = client.get("/readyz")
@@ -223,10 +223,10 @@ def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
 @pytest.mark.long
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
     """While a service hangs, one thread waits for it, and each `/readyz` is answered in time."""
-    asked, release = [], threading.Event()
+    requested, release = [], threading.Event()
 
     def hangs() -> bool:
-        asked.append(1)
+        requested.append(1)
         return release.wait(60)
 
     with TestClient(create_app(runtime, hangs), base_url=BASE_URL) as client:
@@ -234,11 +234,11 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
         release.set()
 
     assert statuses == [503, 503]
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
-    """If Redis does not answer about killed workers, `/readyz` succeeds: the list is only a notice."""
+    """If Redis does not answer about killed workers, `/readyz` succeeds: the list is only informative."""
     release = threading.Event()
 
     def hangs() -> tuple[Kill, ...]:
@@ -252,8 +252,8 @@ def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
 
-def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
-    """A release on tables that are not migrated must not get traffic."""
+def test_the_gateway_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
+    """Without the migration `/readyz` fails, so that a new release gets no traffic on old tables."""
     command.downgrade(config(database_url), "base")
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         response = client.get("/readyz")
@@ -262,7 +262,7 @@ def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: st
     assert "perdure migrate" in response.json()["detail"]
 
 
-def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
+def test_the_gateway_is_not_ready_without_a_database(runtime: Runtime) -> None:
     """Without the database `/readyz` fails and a message is refused with 503."""
     nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
     changed = replace(runtime, database=nowhere)
@@ -294,14 +294,14 @@ def _references(value: Any) -> list[str]:
     return []
 
 
-def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker: RecordingWaker) -> None:
-    """A request to end a session is a 202, with or without a reason, and the next message begins another session."""
+def test_a_session_is_ended_on_request(client: TestClient, say: Say, run: Run, waker: RecordingWaker) -> None:
+    """A request to end a session gets 202, with or without a reason, and the next message begins another session."""
     first = say()
     run(first["session_id"])
     session = f"/v1/sessions/{first['session_id']}"
 
-    asked = client.post(f"{session}/end", json={"reason": "enough"})
-    assert (asked.status_code, asked.json()["session_id"]) == (202, first["session_id"])
+    requested = client.post(f"{session}/end", json={"reason": "enough"})
+    assert (requested.status_code, requested.json()["session_id"]) == (202, first["session_id"])
     assert client.post(f"{session}/end").status_code == 202
     assert waker.endings == [UUID(first["session_id"])] * 2
     assert say("and now")["session_id"] != first["session_id"]
@@ -310,16 +310,16 @@ def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker
 
 
 @pytest.mark.parametrize(
-    ("body", "says"), [({"reason": 7}, "reason"), ({"reason": "x" * 1_001}, "reason"), ({"why": "x"}, "why")]
+    ("body", "named_member"), [({"reason": 7}, "reason"), ({"reason": "x" * 1_001}, "reason"), ({"why": "x"}, "why")]
 )
 def test_an_end_with_an_invalid_body_is_refused(
-    client: TestClient, say: Say, body: dict[str, Any], says: str, waker: RecordingWaker
+    client: TestClient, say: Say, body: dict[str, Any], named_member: str, waker: RecordingWaker
 ) -> None:
     """An invalid body of an end request is a 400, and the session stays."""
     session_id = say()["session_id"]
     refused = client.post(f"/v1/sessions/{session_id}/end", json=body)
     assert refused.status_code == 400
-    assert says in refused.json()["detail"]
+    assert named_member in refused.json()["detail"]
     assert waker.endings == []
     assert say("still")["session_id"] == session_id
 
@@ -354,7 +354,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """The headers stop browsers from treating an answer as a page, framing it, storing it or sharing it with pages."""
+    """Browsers must not treat an answer as a page, frame it, store it or share it with other origins."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers
@@ -365,7 +365,9 @@ def test_every_answer_carries_the_usual_headers(
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
-    assert [name for name in headers if name.startswith("access-control-")] == [], "no page of elsewhere may read it"
+    assert [name for name in headers if name.startswith("access-control-")] == [], (
+        "no page of another origin may read it"
+    )
     assert "strict-transport-security" not in headers, (
         "it would bind a browser to HTTPS, which the gateway does not serve"
     )

@@ -34,7 +34,7 @@ DOCUMENT = document()
 EXAMPLES = list(examples(DOCUMENT))
 
 
-def test_the_page_is_the_documents() -> None:
+def test_the_page_is_up_to_date() -> None:
     """`make docs` writes the page. This test fails if a route has changed since."""
     assert PAGE.read_text(encoding="utf-8") == page(DOCUMENT)
 
@@ -58,7 +58,7 @@ def _answers(kind: type[Answer] = Answer) -> Iterator[type[Answer]]:
         yield from _answers(each)
 
 
-def test_the_examples_of_answers_are_answers() -> None:
+def test_the_examples_of_responses_are_valid() -> None:
     """The examples of responses are valid for their models and complete."""
     schemas = DOCUMENT["components"]["schemas"]
     checked = 0
@@ -81,7 +81,7 @@ def agents() -> Agents:
     return Agents([Agent("assistant", "You pay.", [pay])])
 
 
-class World:
+class ExampleGateway:
     """A gateway with the rows that the examples name, and the ids that replace the printed ones."""
 
     def __init__(self, runtime: Runtime, example: Example) -> None:
@@ -112,7 +112,7 @@ class World:
         self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
 
     def add_case(self, status: str) -> None:
-        """Add the examples' case, made from a message of ann's."""
+        """Add the case of the examples, with `ann` as its author."""
         query = "reset the router"
         embedder = self.runtime.embedder
         [vector] = embedder.embed([query])
@@ -128,7 +128,7 @@ class World:
         self.ids[RUN_ID] = str(run_id)
 
     def ask(self, example: Example) -> Response:
-        """Send the example with this world's ids."""
+        """Send the example with the ids of this gateway's rows."""
         path, body = example.path, json.dumps(example.body)
         for printed, real in self.ids.items():
             path, body = path.replace(printed, real), body.replace(printed, real)
@@ -142,22 +142,22 @@ class World:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
 def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
-    """Newcomers copy the examples, so each is sent as printed, except for ids, and the response is compared."""
+    """Each example is sent as printed, except for its ids, and gets the printed status and members."""
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         breakers.get(PATH["name"]).execute(_fail, 5)
-    world = World(replace(runtime, breakers=breakers), example)
-    with world.client:
-        world.fill()
+    served = ExampleGateway(replace(runtime, breakers=breakers), example)
+    with served.client:
+        served.fill()
         if "{case_id}" in example.route:
-            world.add_case("archived" if "restore" in example.route else "active")
+            served.add_case("archived" if "restore" in example.route else "active")
         if "{run_id}" in example.route:
-            world.add_run()
-        answer = world.ask(example)
+            served.add_run()
+        answer = served.ask(example)
     assert answer.status_code == example.status, answer.text
     if isinstance(example.answer, dict):
         assert answer.json().keys() == example.answer.keys()
-    world.close()
+    served.close()
     breakers.close()
 
 

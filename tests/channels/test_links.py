@@ -12,7 +12,7 @@ from perdure.users.identities import redeem, user_of_identity
 
 
 def test_a_code_links_a_channel(client: TestClient, runtime: Runtime) -> None:
-    """A code links a channel, the link is listed, and it can be removed, twice without an error."""
+    """A code links a channel. The link is listed and can be removed; removing it again is no error."""
     minted = client.post("/v1/links", json={"user_id": "ana"})
     assert minted.status_code == 201
     assert minted.json().keys() == {"code", "expires_at"}

@@ -32,7 +32,7 @@ def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> di
 
 
 @pytest.mark.usefixtures("talked")
-def test_a_user_is_searched_and_nobody_else(client: TestClient) -> None:
+def test_a_search_finds_one_users_messages_only(client: TestClient) -> None:
     """A search finds the user's message, with its sender's id and a score, and nothing of another user."""
     answer = client.post(SEARCH, json={"user_id": "ann", "query": "what is the dog called?"})
     assert answer.status_code == 200
@@ -90,7 +90,7 @@ def test_a_bad_search_is_refused(client: TestClient, given: dict[str, Any], name
     assert named in answer.json()["detail"]
 
 
-def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, talked: dict[str, Any]) -> None:
+def test_consolidation_is_requested(client: TestClient, waker: RecordingWaker, talked: dict[str, Any]) -> None:
     """Consolidation is requested for one session or for all pending ones. An unknown session is a 404."""
     answer = client.post("/v1/memory/consolidate", json={"session_id": talked["session_id"]})
     assert answer.status_code == 202
@@ -103,7 +103,7 @@ def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, t
     assert len(waker.consolidations) == 2
 
 
-def test_a_session_that_was_given_up_is_tried_again(
+def test_an_abandoned_consolidation_is_retried_on_request(
     client: TestClient, runtime: Runtime, talked: dict[str, Any]
 ) -> None:
     """A request for a session whose consolidation was abandoned makes it due again, with all its attempts."""
@@ -149,7 +149,7 @@ def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dic
 
 
 def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
-    """`DELETE /v1/users/0/export` once erased the user `0/export`: a mistaken method must erase no user."""
+    """A user id is one path segment: `DELETE /v1/users/0/export` must not erase the user `0/export`."""
     say(user_id="0/export")
 
     for path in ("/v1/users/0/export", "/v1/users/0%2Fexport/more", "/v1/users/"):
@@ -159,7 +159,7 @@ def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[...,
 
 
 @pytest.fixture
-def strangers(runtime: Runtime) -> Iterator[TestClient]:
+def keyless(runtime: Runtime) -> Iterator[TestClient]:
     """A client without a key, of a gateway that requires keys."""
     guarded = Settings(_env_file=None, api_keys=(SecretStr(SERVICE_KEY),), admin_keys=(SecretStr(ADMIN_KEY),))
     object.__setattr__(runtime, "settings", guarded)
@@ -167,7 +167,7 @@ def strangers(runtime: Runtime) -> Iterator[TestClient]:
         yield made
 
 
-def test_memory_routes_need_a_key(strangers: TestClient) -> None:
+def test_memory_routes_need_a_key(keyless: TestClient) -> None:
     """The routes need a key, and a service key may act for any user."""
     for method, path in (
         ("POST", SEARCH),
@@ -175,7 +175,7 @@ def test_memory_routes_need_a_key(strangers: TestClient) -> None:
         ("GET", "/v1/users/ann/export"),
         ("DELETE", "/v1/users/ann"),
     ):
-        assert strangers.request(method, path, json={}).status_code == 401
+        assert keyless.request(method, path, json={}).status_code == 401
     known = {"Authorization": f"Bearer {SERVICE_KEY}"}
-    assert strangers.post(SEARCH, json={"user_id": "ann", "query": "x"}, headers=known).status_code == 200
-    assert strangers.delete("/v1/users/ann", headers=known).status_code == 200
+    assert keyless.post(SEARCH, json={"user_id": "ann", "query": "x"}, headers=known).status_code == 200
+    assert keyless.delete("/v1/users/ann", headers=known).status_code == 200

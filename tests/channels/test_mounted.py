@@ -40,7 +40,7 @@ def _send(shop: TestClient, user: str, **options: Any) -> Any:
 
 
 def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
-    """An authenticated user can do what a user token allows: their own data, and 404 for another user's."""
+    """An authenticated user has the rights of a user token: their own data, and a 404 for another user's."""
     assert _send(shop, "ana").status_code == 401
     assert _send(shop, "ana", headers={"authorization": "Bearer any"}).status_code == 401
     shop.cookies.set("session", "ana")
@@ -85,7 +85,7 @@ def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
 
 
 def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
-    """The page's files, the document's server and the shapes of errors are relative to the mount."""
+    """File paths, the OpenAPI document's server and OpenAI's error format are correct below the mount."""
     shop.cookies.set("session", '"><script>')
     page = shop.get("/agents").text
     assert page == shop.get("/agents/").text
@@ -119,4 +119,4 @@ def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url:
         assert client.portal is not None
         client.portal.call(agents.close)
     with TestClient(agents, base_url=BASE_URL, cookies={"session": "ana"}) as client:
-        assert client.get("/readyz").status_code == 200, "it is the whole application: the server's lifespan opens it"
+        assert client.get("/readyz").status_code == 200, "unmounted, it opens with the server's lifespan"

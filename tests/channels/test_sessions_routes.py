@@ -38,12 +38,12 @@ def _messages(client: TestClient, path: str) -> list[dict[str, Any]]:
     return found
 
 
-def _words(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _texts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(each["role"], each["content"]) for each in messages]
 
 
-def test_a_fork_is_a_session_that_its_id_reaches(client: TestClient, say: Say, run: Run, talked: str) -> None:
-    """A fork is a 201 with its id, and is read, listed and sent messages like any session."""
+def test_a_fork_is_used_like_any_session(client: TestClient, say: Say, run: Run, talked: str) -> None:
+    """A fork gets 201 with its id, and is read, listed and sent messages like any session."""
     made = client.post(f"{talked}/fork", json={"tick": 3})
     assert made.status_code == 201
     Forked.model_validate(made.json())
@@ -51,7 +51,7 @@ def test_a_fork_is_a_session_that_its_id_reaches(client: TestClient, say: Say, r
     path = f"/v1/sessions/{forked}"
 
     whole, copied = _messages(client, talked), _messages(client, path)
-    assert _words(copied) == _words(whole)[:4]
+    assert _texts(copied) == _texts(whole)[:4]
     assert [each["seq"] for each in copied] == [1, 2, 3, 4]
     assert client.get(f"/v1/turns/{copied[0]['turn_id']}").json()["session_id"] == forked
     session = client.get(path).json()
@@ -67,16 +67,16 @@ def test_a_fork_is_a_session_that_its_id_reaches(client: TestClient, say: Say, r
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"{}", b'{"tick": null}'])
-def test_without_a_tick_all_that_is_settled_is_copied(client: TestClient, talked: str, content: bytes) -> None:
+def test_without_a_tick_all_settled_turns_are_copied(client: TestClient, talked: str, content: bytes) -> None:
     """The body and its member are optional: without them all settled turns are copied."""
     made = client.post(f"{talked}/fork", content=content)
     assert made.status_code == 201
-    assert _words(_messages(client, f"/v1/sessions/{made.json()['session_id']}")) == _words(_messages(client, talked))
+    assert _texts(_messages(client, f"/v1/sessions/{made.json()['session_id']}")) == _texts(_messages(client, talked))
 
 
 BODIES: dict[str, tuple[bytes, int, str]] = {
-    "a tick to come": (b'{"tick": 5}', 409, "CONFLICT"),
-    "a tick beyond measure": (b'{"tick": ' + b"9" * 40 + b"}", 409, "CONFLICT"),
+    "a future tick": (b'{"tick": 5}', 409, "CONFLICT"),
+    "a tick of 40 digits": (b'{"tick": ' + b"9" * 40 + b"}", 409, "CONFLICT"),
     "a tick at which nothing was settled": (b'{"tick": 1}', 409, "CONFLICT"),
     "tick 0": (b'{"tick": 0}', 409, "CONFLICT"),
     "a tick below 0": (b'{"tick": -1}', 400, "INVALID_REQUEST"),
@@ -122,7 +122,7 @@ def test_a_tick_may_be_left_out() -> None:
     assert [ForkSession.model_validate(each).tick for each in given] == [None, None, 7, 7]
 
 
-def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
+def test_a_fork_needs_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
     """Without a valid key a fork is refused and writes nothing."""
     settings = runtime.settings.model_copy(update={"api_keys": (SecretStr(SERVICE_KEY),)})
     before = rows()
@@ -133,7 +133,7 @@ def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
         assert guarded.post(f"{talked}/fork", headers={"Authorization": f"Bearer {SERVICE_KEY}"}).status_code == 201
 
 
-def test_the_document_describes_it(client: TestClient) -> None:
+def test_the_document_describes_a_fork(client: TestClient) -> None:
     """The document describes an optional body and a 201 response."""
     described = client.get("/openapi.json").json()["paths"]["/v1/sessions/{session_id}/fork"]["post"]
     assert described["requestBody"].get("required", False) is False

@@ -93,7 +93,7 @@ def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.Monk
 
 
 def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) -> None:
-    """A token cannot tell another user's turn from a missing one, and cannot write as another user."""
+    """With a token, another user's turn looks like a missing one, and a message as another user is refused."""
     headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
     bea = guarded.post("/v1/messages", json={"user_id": "bea", "text": "secret"}, headers=headers).json()
     with guarded.websocket_connect(SOCKET) as socket:

@@ -59,10 +59,8 @@ def harness() -> Iterator[TelegramHarness]:
 
 
 class TestTelegram(ChannelSuite):
-    """Telegram."""
-
     def test_a_signed_request_is_its_services(self, harness: TelegramHarness) -> None:  # type: ignore[override]
-        """Telegram sends a secret token and signs no body, so only the token decides."""
+        """Telegram sends a secret token instead of a signature, so only the token is verified."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates
@@ -80,7 +78,7 @@ def test_without_a_secret_every_request_is_refused() -> None:
 
 
 def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> None:
-    """Commands, edits, photos and buttons become distinct events; those of one message have its id."""
+    """Commands, edits, photos and buttons become distinct events; events of one message have its id."""
     message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
     command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
     photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
@@ -113,7 +111,7 @@ def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:
 
 
 def test_a_user_who_blocked_the_bot_is_not_tried_again(harness: TelegramHarness) -> None:
-    """A blocked bot's delivery ends without further attempts."""
+    """If the user has blocked the bot, the delivery ends without further attempts."""
     harness.server.fail("sendMessage", 403, description="Forbidden: bot was blocked by the user")
     with pytest.raises(Undeliverable):
         harness.channel.send(harness.place, "hello", (), "key")

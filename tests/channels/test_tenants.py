@@ -31,7 +31,7 @@ NOT_THERE = 404
 
 @dataclass(frozen=True)
 class Ana:
-    """A tenant's user called ana: her message, and the ids of its results."""
+    """A tenant's user `ana`: the secret in her message, and the ids of her turn, session and schedule."""
 
     tenant: str | None
     secret: str
@@ -46,7 +46,7 @@ class Ana:
 
 
 class Tenants:
-    """A gateway with keys of two tenants and of none, each with a user `ana`."""
+    """A gateway with keys of two tenants and keys without a tenant, each with a user `ana`."""
 
     def __init__(self, client: TestClient, anas: dict[str | None, Ana], runtime: Runtime) -> None:
         self._client = client
@@ -79,7 +79,7 @@ class Tenants:
 
 @pytest.fixture
 def tenants(runtime: Runtime) -> Iterator[Tenants]:
-    """A gateway on which each ana has sent a message, got a reply and praised it."""
+    """A gateway on which each `ana` has sent a message, got a reply and rated it."""
     services = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in SERVICES.items())
     admins = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in ADMINS.items())
     settings = Settings(_env_file=None, api_keys=services, admin_keys=admins)  # type: ignore[arg-type]
@@ -106,8 +106,8 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
     assert sent.status_code == 202, sent.text
     ids = sent.json()
     runner.run(UUID(ids["session_id"]))
-    praised = tenants.ask(key, "POST", f"/v1/turns/{ids['turn_id']}/feedback", json={"score": 1})
-    assert praised.status_code == 202, praised.text
+    rated = tenants.ask(key, "POST", f"/v1/turns/{ids['turn_id']}/feedback", json={"score": 1})
+    assert rated.status_code == 202, rated.text
     database = tenants.runtime.database
     for external_id in ("1", secret):
         redeem(database, "telegram", external_id, mint_code(database, user_key(tenant, "ana")).code, tenant)
@@ -119,7 +119,7 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
 
 @dataclass(frozen=True)
 class ById:
-    """A route with an id in its path: a 404 for other tenants, as for an unknown id."""
+    """A route with an id: other tenants get a 404, as for an unknown id."""
 
     path: Callable[[Ana], str]
     body: Callable[[Ana], dict[str, Any]] | None = None
@@ -129,7 +129,7 @@ class ById:
 
 @dataclass(frozen=True)
 class ByUser:
-    """A route that names a user, which for another tenant's key is a different user."""
+    """A route that names a user. With another tenant's key, the same name is a different user."""
 
     path: str
     body: dict[str, Any] | None = None
@@ -142,7 +142,7 @@ class Fleet:
 
 
 class Open:
-    """A route without a key, about no user."""
+    """A route that needs no key and shows no user's data."""
 
 
 class Everyone:
@@ -285,7 +285,7 @@ def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: s
 
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
-def test_what_concerns_all_tenants_takes_a_key_without_one(tenants: Tenants, method: str, path: str) -> None:
+def test_routes_about_all_tenants_need_a_key_without_a_tenant(tenants: Tenants, method: str, path: str) -> None:
     """Runs of the CaseBank and breakers concern all tenants: an administrator of one tenant gets 403."""
     where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
     for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
@@ -337,8 +337,8 @@ def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenan
     assert {tenant: answer.status_code for tenant, answer in answers.items()} == {"acme": 403, "bolt": 403, None: 202}
 
 
-def test_a_tenants_shared_cases_are_its_own(tenants: Tenants) -> None:
-    """A case without an author belongs to all users of its tenant; one without a tenant belongs to no tenant."""
+def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
+    """A case without an author belongs to all users of its tenant, or to the users without a tenant."""
     runtime = tenants.runtime
     for tenant in TENANTS:
         case = NewCase(
@@ -350,31 +350,31 @@ def test_a_tenants_shared_cases_are_its_own(tenants: Tenants) -> None:
             user_id=None if tenant is None else everybodys(tenant),
         )
         assert add(runtime.database, case, now=runtime.clock.now())
-    asked = "/v1/casebank/search?q=opening hours&k=100"
+    search_url = "/v1/casebank/search?q=opening hours&k=100"
     for more in ("", "&include_archived=true", "&user_id=ana"):
         for tenant in TENANTS:
             if tenant is None and "user_id" not in more:
                 continue  # that administrator is the operator
             key = SERVICES[tenant] if "user_id" in more else ADMINS[tenant]
-            answer = tenants.ask(key, "GET", f"{asked}{more}")
+            answer = tenants.ask(key, "GET", f"{search_url}{more}")
             found = {each["case_id"]: each for each in answer.json()["results"]}
             assert [each for each in found if each.startswith("faq")] == [f"faq {tenant}"]
             assert {each["tenant"] for each in found.values()} == {tenant}
             assert {each["user_id"] for each in found.values()} == {"ana", None}
-    everything = tenants.ask(ADMINS[None], "GET", asked).json()
+    everything = tenants.ask(ADMINS[None], "GET", search_url).json()
     assert {each["tenant"] for each in everything["results"]} == set(TENANTS)
 
 
 @pytest.mark.parametrize("owner", TENANTS)
 def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str | None) -> None:
     """A shared case is visible to users of its author's tenant only."""
-    asked = f"/v1/casebank/search{NEAR}&user_id=bob"
+    search_url = f"/v1/casebank/search{NEAR}&user_id=bob"
     found = tenants.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
     [case_id] = [each["case_id"] for each in found]
-    assert tenants.ask(SERVICES[owner], "GET", asked).json()["results"] == []
+    assert tenants.ask(SERVICES[owner], "GET", search_url).json()["results"] == []
     assert tenants.ask(ADMINS[None], "POST", f"/v1/casebank/cases/{case_id}/share").status_code == 200
     for tenant, key in SERVICES.items():
-        seen = [each["case_id"] for each in tenants.ask(key, "GET", asked).json()["results"]]
+        seen = [each["case_id"] for each in tenants.ask(key, "GET", search_url).json()["results"]]
         assert seen == ([case_id] if tenant == owner else []), tenant
 
 

@@ -49,8 +49,8 @@ def test_each_caller_gets_its_own_result() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_the_loop_goes_on_while_work_blocks() -> None:
-    """Other calls return while one waits for a lock of the database."""
+def test_the_loop_continues_while_a_call_blocks() -> None:
+    """Other calls return while one call blocks."""
     release = threading.Event()
 
     async def main() -> list[object]:
@@ -63,7 +63,7 @@ def test_the_loop_goes_on_while_work_blocks() -> None:
     assert asyncio.run(main()) == ["answered", False, True]
 
 
-def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
+def test_extra_threads_start_while_calls_queue_and_end_afterwards() -> None:
     """If all usual threads are busy, up to `MOST` are started, so that slow statements do not delay other calls."""
     release = threading.Event()
 

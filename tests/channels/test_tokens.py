@@ -109,7 +109,7 @@ def test_another_user_does_not_exist(installation: Installation, method: str, pa
 
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
-def test_what_concerns_the_installation_takes_an_admin_key(installation: Installation, method: str, path: str) -> None:
+def test_routes_about_the_installation_refuse_a_token(installation: Installation, method: str, path: str) -> None:
     """A token is refused with 403 before the route looks at ids."""
     assert isinstance(ROUTES[method, path], Fleet)
     where = path.replace("{case_id}", "c").replace("{name}", "b").replace("{run_id}", str(installation.ana.turn_id))
@@ -117,8 +117,8 @@ def test_what_concerns_the_installation_takes_an_admin_key(installation: Install
     assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
 
 
-def test_a_token_asks_for_no_more_than_its_user_may(installation: Installation) -> None:
-    """A token cannot make tokens or links, reply elsewhere, raise a priority or request a batch of consolidation."""
+def test_a_token_cannot_exceed_its_users_rights(installation: Installation) -> None:
+    """A token cannot mint tokens or links, set `reply_to`, raise a priority or request a batch of consolidation."""
     token, says = installation.token(), {"user_id": "ana", "text": "hello"}
     for method, path, body in (
         ("POST", "/v1/tokens", {"user_id": "ana", "ttl_s": 60}),
@@ -139,8 +139,8 @@ def test_without_a_user_id_the_sessions_are_the_tokens_own(installation: Install
     assert [each["session_id"] for each in sessions] == [installation.bo.session_id]
 
 
-def test_it_expires(installation: Installation) -> None:
-    """A token expires to the second, by the installation's clock. An expired token does not count as a guessed key."""
+def test_a_token_expires(installation: Installation) -> None:
+    """A token expires to the second, by the installation's clock. An expired token does not count as a wrong key."""
     token = installation.token(ttl_s=60)
     installation.clock.advance(timedelta(seconds=58))
     assert installation.ask(token, "GET", "/v1/sessions").status_code == 200
@@ -167,7 +167,7 @@ def _forged(token: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["another user", "no signature", "another key", "no expiry", "cut", "endless"])
 def test_a_forged_token_is_refused(installation: Installation, kind: str) -> None:
-    """A forged token is a 401, as an unknown key is; after many of them the address is throttled."""
+    """A forged token gets 401, like an unknown key. After many of them the address is throttled."""
     forged = _forged(installation.token())[kind]
     codes = {installation.ask(forged, "GET", "/v1/sessions").json()["code"] for _ in range(50)}
     assert codes == {"UNAUTHORIZED", "RATE_LIMITED"}
@@ -180,7 +180,7 @@ def test_another_secret_revokes_all_tokens(installation: Installation, clock: Mo
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, LONGEST_TTL_S + 1, "60", 1.5, True, None])
-def test_a_life_is_a_number_of_seconds(installation: Installation, ttl_s: object) -> None:
+def test_a_lifetime_is_a_number_of_seconds(installation: Installation, ttl_s: object) -> None:
     """A token's lifetime is an integer from one second to a month; anything else is refused."""
     answer = installation.ask(SERVICE, "POST", "/v1/tokens", json={"user_id": "ana", "ttl_s": ttl_s})
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
@@ -194,7 +194,7 @@ def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
     assert "guessable" not in str(raised.value)
 
 
-def test_on_loopback_without_keys_a_token_still_narrows(runtime: Runtime) -> None:
+def test_on_loopback_without_keys_a_token_still_restricts_access(runtime: Runtime) -> None:
     """Without keys any loopback caller is the operator, but a token still restricts access to its user."""
     settings = Settings(_env_file=None, secret_key=SECRET)  # type: ignore[arg-type]
     with TestClient(

@@ -1,7 +1,7 @@
-"""`perdure` as a user starts it: a process of its own, in a directory of its own.
+"""`perdure` as a user runs it: in a separate process and directory.
 
-The processes are forked from one that has imported the libraries (see `forked`). With `whole`, a
-test starts the interpreter, as the installed command does.
+The processes are forked from one that has imported the libraries (see `forked`). `whole=True` starts a new interpreter
+instead, as the installed command does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def environment(tmp_path: Path, database_url: str, redis_url: str) -> Environmen
 
 
 class Perdure:
-    """Runs `perdure` in a directory, with an environment unless a call passes another."""
+    """Runs `perdure` in a directory. Each call may pass another environment."""
 
     def __init__(self, environment: Environment, directory: Path, program: str = "perdure.cli:main") -> None:
         self._environment = environment
@@ -90,7 +90,7 @@ class Perdure:
 
 @pytest.fixture
 def perdure(environment: Environment, tmp_path: Path) -> Perdure:
-    """Runs commands."""
+    """Runs commands with running servers, in the test's directory."""
     return Perdure(environment, tmp_path)
 
 

@@ -30,14 +30,14 @@ _known: dict[str, str] = {}
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
-    """Put existing ids and names into a valid request, so that it is not merely a 404. Shorten all waits."""
+    """Put existing ids and names into a valid request, so that it gets more than a 404. Set all waits to 0."""
     if case.query.get("wait", 1) and "wait" in {parameter.name for parameter in case.operation.query}:
         _wait_no_time(case)
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     last = case.headers.get("last-event-id") if case.headers else None
     if last is not None and re.search(EventId.PATTERN, str(last)) is None:
-        del case.headers["last-event-id"]  # the coverage phase takes "0" for a match of this pattern
+        del case.headers["last-event-id"]  # the coverage phase sends "0", which does not match
     for name in case.path_parameters.keys() & _known.keys():
         case.path_parameters[name] = _known[name]
     if isinstance(case.body, dict):
@@ -57,7 +57,7 @@ def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
     if case.operation.path == "/v1/messages":
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
         if body.get("session_id") is not None:
-            body.pop("conversation", None)  # a message names a session or a conversation
+            body.pop("conversation", None)  # a message may not name both
         body |= {name: allowed[name] for name in allowed if body.get(name) is not None}
     if case.operation.path == "/v1/schedules":
         _set_moment(body)

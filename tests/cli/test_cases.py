@@ -1,4 +1,4 @@
-"""`perdure cases`, run within this process, because each command is only a few lines."""
+"""`perdure cases`, run in the test's process unless a test needs a separate one."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None
     assert "bank" not in json.loads(line)
     assert _json(command, "unshare", "b") == {"case_id": "b", "shared_at": None}
     assert found() == []
-    told = [(each["event"], each["details"]) for each in _json(command, "show", "b")["history"]]
-    assert told[1:] == [("shared", {"by": "the command line"}), ("unshared", {"by": "the command line"})]
+    events = [(each["event"], each["details"]) for each in _json(command, "show", "b")["history"]]
+    assert events[1:] == [("shared", {"by": "the command line"}), ("unshared", {"by": "the command line"})]
     assert isinstance(command("cases", "share", "nobody").exception, NotFound)
     assert _json(command, "list", "--bank", "support") == []
     assert command("cases", "export", "--bank", "support").stdout == ""
@@ -126,7 +126,9 @@ def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: R
     assert "1 removed, 1 merged, 0 archived, 0 spared" in report
     assert "1. low: succeeds in 10 % of 20 uses, under 30 %" in report
     [pair] = [line for line in report.splitlines() if line.split()[:1] == ["asked"]]
-    assert " ".join(pair.split()) == "asked how do I do it how to do it", "side by side, the keeper on the right"
+    assert " ".join(pair.split()) == "asked how do I do it how to do it", (
+        "a pair is on one line, the keeper on the right"
+    )
     assert "1.0000" in report
     assert "low:" not in command("cases", "runs", "show", made["run_id"], "--only", "merge").stdout
     assert _json(command, "restore", "low") == {"case_id": "low", "status": "restored"}
@@ -150,7 +152,7 @@ def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, data
         put(database, f"low {number:02}", usage=20, rate=10)
     slow = {"PERDURE_CASEBANK__LOAD_PERCENT": "8", "PERDURE_CASEBANK__DUPLICATE_BATCH": "2", "TERM": "xterm"}
     master, slave = pty.openpty()
-    out = tmp_path / "told"
+    out = tmp_path / "stdout"
     out.touch()
     process = perdure.start(
         "cases", "prune", "--apply", "--json",
@@ -174,7 +176,7 @@ def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, data
 
 @pytest.mark.long
 def test_a_run_outlives_the_gateway_that_requested_it(perdure: Perdure, database: Database) -> None:
-    """A run that was requested without a worker is done by a later worker, after its gateway has ended."""
+    """A worker that starts later executes a run whose gateway has ended."""
     put(database, "low", usage=20, rate=10)
     with serving(perdure) as url:
         begun = httpx2.post(f"{url}/v1/consolidation/run?wait=0.2", timeout=_PATIENCE_S)

@@ -29,8 +29,8 @@ from tests.cli.conftest import Environment, Perdure
 
 
 @pytest.mark.usefixtures("working")
-def test_a_message_goes_through_the_queue_and_comes_back(perdure: Perdure, database: Database) -> None:
-    """One conversation by `send`, by a pipe, by `chat` and as JSON, as a newcomer tries it."""
+def test_messages_are_answered_over_the_queue(perdure: Perdure, database: Database) -> None:
+    """`send`, a pipe and `chat` continue one conversation, and leaving `chat` ends it."""
     sent = perdure("send", "what is 12*7+5?", "--wait", "30")
     piped = perdure("send", "-", "--wait", "30", stdin="what is 2+2?\n")
     chatted = perdure("chat", stdin="what is 3*3?\n\n/session\n/exit\nnever said\n")
@@ -65,7 +65,7 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
 
 
 def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
-    """If the reply is late, `send` fails and prints the turn's id, with which it can be read later."""
+    """If the reply is late, `send` fails and prints the turn's id, so that the reply can be read later."""
     sent = perdure("send", "hello", "--wait", "0.2", "--json")
     turn = json.loads(sent.stdout)
 
@@ -111,22 +111,22 @@ def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
 EVERYWHERE = "0.0.0.0"  # noqa: S104 (refused)
 
 MISUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "a command that there is not": (("sing",), "sing"),
-    "an option that there is not": (("send", "hi", "--loud"), "--loud"),
-    "a queue that there is not": (("worker", "--queues", "turns,naps"), "naps"),
-    "a port that there is not": (("gateway", "--port", "70000"), "65535"),
-    "a wait that is no number": (("send", "hi", "--wait", "long"), "--wait"),
-    "a wait that is not a number": (("send", "hi", "--wait", "nan"), "--wait"),
-    "a wait without end": (("send", "hi", "--wait", "inf"), "--wait"),
+    "an unknown command": (("sing",), "sing"),
+    "an unknown option": (("send", "hi", "--loud"), "--loud"),
+    "an unknown queue": (("worker", "--queues", "turns,naps"), "naps"),
+    "an invalid port": (("gateway", "--port", "70000"), "65535"),
+    "a wait of text": (("send", "hi", "--wait", "long"), "--wait"),
+    "a wait of NaN": (("send", "hi", "--wait", "nan"), "--wait"),
+    "an infinite wait": (("send", "hi", "--wait", "inf"), "--wait"),
     "no text": (("send", ""), "TEXT"),
     "text of blanks": (("send", " "), "TEXT"),
-    "a message for what is no session": (("send", "hi", "--session", "nope"), "nope"),
-    "a session id that is none": (("sessions", "show", "nope"), "nope"),
-    "a turn id that is none": (("turns", "cancel", "here"), "here"),
-    "a wait that is negative": (("send", "hi", "--wait", "-1"), "--wait"),
-    "the world without keys": (("gateway", "--host", EVERYWHERE), "PERDURE_API_KEYS"),
-    "everything for the world without keys": (("up", "--host", EVERYWHERE), "PERDURE_API_KEYS"),
-    "Flower for the world without a password": (("flower", "--address", EVERYWHERE), "FLOWER_BASIC_AUTH"),
+    "a message to a malformed session id": (("send", "hi", "--session", "nope"), "nope"),
+    "a malformed session id": (("sessions", "show", "nope"), "nope"),
+    "a malformed turn id": (("turns", "cancel", "here"), "here"),
+    "a negative wait": (("send", "hi", "--wait", "-1"), "--wait"),
+    "a public gateway without keys": (("gateway", "--host", EVERYWHERE), "PERDURE_API_KEYS"),
+    "a public installation without keys": (("up", "--host", EVERYWHERE), "PERDURE_API_KEYS"),
+    "a public Flower without a password": (("flower", "--address", EVERYWHERE), "FLOWER_BASIC_AUTH"),
 }
 
 
@@ -147,16 +147,16 @@ def test_wrong_usage_is_a_message_and_status_2(
     assert word in printed.err
 
 
-AWAY = "postgresql+psycopg2://x:sesame@127.0.0.1:1/x"
+UNREACHABLE = "postgresql+psycopg2://x:sesame@127.0.0.1:1/x"
 
 REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
     "a wrong setting": (("send", "hi"), {"PERDURE_TURN__LEASE_S": "soon"}, 2, "PERDURE_TURN__LEASE_S"),
-    "a model that there is not": (("send", "hi"), {"PERDURE_MODEL": "nope"}, 2, "PERDURE_MODEL"),
-    "an agent that there is not": (("send", "hi", "--agent", "nobody"), {}, 2, "nobody"),
-    "a chat with an agent that there is not": (("chat", "--agent", "nobody"), {}, 2, "nobody"),
-    "a turn that there is not": (("turns", "show", str(uuid4())), {}, 1, "turn"),
-    "a session that there is not": (("sessions", "show", str(uuid4())), {}, 1, "session"),
-    "a database that is away": (("sessions", "list"), {"PERDURE_DATABASE_URL": AWAY}, 3, "perdure up"),
+    "an unknown model": (("send", "hi"), {"PERDURE_MODEL": "nope"}, 2, "PERDURE_MODEL"),
+    "an unknown agent": (("send", "hi", "--agent", "nobody"), {}, 2, "nobody"),
+    "a chat with an unknown agent": (("chat", "--agent", "nobody"), {}, 2, "nobody"),
+    "an unknown turn": (("turns", "show", str(uuid4())), {}, 1, "turn"),
+    "an unknown session": (("sessions", "show", str(uuid4())), {}, 1, "session"),
+    "an unreachable database": (("sessions", "list"), {"PERDURE_DATABASE_URL": UNREACHABLE}, 3, "perdure up"),
 }
 
 
@@ -173,8 +173,8 @@ def test_a_failure_is_a_message_and_a_status(perdure: Perdure, environment: Envi
 
 
 @pytest.mark.long
-def test_without_servers_it_says_how_to_start_them(perdure: Perdure, nowhere: Environment) -> None:
-    """A user who forgot `make up` reads how to start the servers."""
+def test_without_servers_a_command_names_perdure_up(perdure: Perdure, nowhere: Environment) -> None:
+    """Without servers, the message says how to start them."""
     for arguments in (("send", "hi"), ("worker",), ("gateway",)):
         ended = perdure(*arguments, env=nowhere, whole=arguments == ("worker",))
         assert ended.returncode == 3, arguments

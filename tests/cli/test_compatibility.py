@@ -43,7 +43,7 @@ def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
         for program in PROGRAMS:
             ended = perdure(*program)
             assert (ended.returncode, "install a newer one" in ended.stderr) == (3, True), ended.stderr
-        assert perdure("migrate").returncode == 0, "it leaves the schema as it is"
+        assert perdure("migrate").returncode == 0, "`migrate` leaves the schema as it is"
     command.downgrade(excluding, HEAD)
 
 
@@ -53,11 +53,11 @@ def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> Non
     for program in PROGRAMS:
         ended = perdure(*program)
         assert (ended.returncode, "run `perdure migrate`" in ended.stderr) == (3, True), ended.stderr
-    assert perdure("migrate").returncode == 0, "a migration that changes no table leaves a copy that is reused"
+    assert perdure("migrate").returncode == 0, "the pending migration is applied"
 
 
 def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, database_url: str) -> None:
-    """The message names the version found, the version needed and the setting."""
+    """With an older pgvector no program starts. The message names both versions and the setting."""
     engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         found = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))

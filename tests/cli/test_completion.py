@@ -38,8 +38,8 @@ def script() -> str:
 )
 def test_bash_completes_commands_and_options(script: str, words: str, expected: list[str]) -> None:
     """A command, a subcommand and an option are completed, also after another option's value."""
-    asked = ["bash", "--norc", "-c", _ASK.format(words=words)]
-    found = subprocess.run(asked, input=script, capture_output=True, text=True, check=True).stdout
+    invocation = ["bash", "--norc", "-c", _ASK.format(words=words)]
+    found = subprocess.run(invocation, input=script, capture_output=True, text=True, check=True).stdout
     assert found.split() == expected
 
 

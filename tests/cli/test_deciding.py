@@ -29,7 +29,7 @@ from perdure import Agent, tool
 
 @tool(requires_approval=True)
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pay this much."""
     raise AssertionError("the command does not run it")
 
 assistant = Agent("assistant", "You pay.", [pay])

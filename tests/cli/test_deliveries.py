@@ -28,7 +28,6 @@ class Refusing:
     """A carrier whose receiver refuses permanently."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Refuse."""
         raise Undeliverable("410 Gone")
 
 
@@ -82,7 +81,7 @@ def test_a_dead_letter_is_sent_again(perdure: Perdure, receiver: Receiver, lette
     dead, _ = letters
     assert perdure("deliveries", "resend", dead).returncode == 0
     until(lambda: any(each.body["delivery_id"] == dead for each in list(receiver.came)), "the delivery")
-    until(lambda: _statuses(perdure)[dead] == "delivered", "the record of it")
+    until(lambda: _statuses(perdure)[dead] == "delivered", "the delivery is recorded")
 
 
 def _statuses(perdure: Perdure) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`perdure doctor` finds dangerous settings of servers and applications, and none where there are none."""
+"""`perdure doctor` finds dangerous settings of servers and applications, and reports nothing for safe ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server(redis_url: str) -> Iterator[Redis]:
 
 
 def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdure, server: Redis) -> None:
-    """A safe server is status 0. The append-only file of a foreign Redis is a finding, so the test switches it off."""
+    """Safe servers give status 0. The test disables the append-only file of its Redis, which would be a finding."""
     server.config_set("appendonly", "no")
     ended = perdure("doctor")
     assert (ended.returncode, ended.stdout) == (0, "No dangerous setting was found.\n"), ended.stderr
@@ -35,7 +35,7 @@ def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdu
 def test_each_dangerous_setting_is_named_with_its_fix(
     perdure: Perdure, environment: Environment, server: Redis
 ) -> None:
-    """Dangerous settings are status 1, each with its risk and fix, in JSON and in the table."""
+    """Dangerous settings give status 1, each with its risk and fix, in JSON and in the table."""
     server.config_set("appendonly", "yes")
     server.config_set("maxmemory-policy", "allkeys-lru")
     server.config_set("slowlog-log-slower-than", "10000")
@@ -85,7 +85,7 @@ def decay():
 def test_the_dangerous_settings_of_an_application_are_named(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """Each of the application's settings loses tasks, runs them twice, or lets others run code."""
+    """Settings of the application that lose tasks, run them twice or allow code execution are reported."""
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
     server.config_set("maxmemory-policy", "allkeys-lru")
     ended = Perdure(environment, tmp_path)("doctor", "--app", "shop", "--json")
@@ -105,7 +105,7 @@ def test_the_dangerous_settings_of_an_application_are_named(
 def test_an_application_with_celerys_defaults_has_no_dangerous_setting(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """An application with Celery's defaults is status 0, and a module without an application is status 2."""
+    """An application with Celery's defaults gives status 0, and a module without an application gives status 2."""
     (tmp_path / "shop.py").write_text(f"from celery import Celery\napp = Celery('shop', broker={redis_url!r})\n")
     run = Perdure(environment, tmp_path)
     assert run("doctor", "--app", "shop").returncode == 0

@@ -15,7 +15,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with no vendor's variable in the environment, now or after the test."""
+    """The test's current directory. No vendor's variable is set at the start of the test or after it."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "FLOWER_BASIC_AUTH", "OTHER_KEY"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
@@ -48,23 +48,23 @@ def test_the_environment_takes_precedence(directory: Path, monkeypatch: pytest.M
 
 
 def test_a_misspelt_name_is_reported(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Misspelt names in `.env` are reported as those of the environment are."""
+    """Misspelt names in `.env` are reported like those in the environment."""
     (directory / ".env").write_text("PERDURE_MODLE=openai:gpt\nPERDURE_MODEL=offline\nPERDURE_TURN__LEASE=9\n")
     with caplog.at_level(logging.WARNING):
         Settings.load()
 
-    told = [record.getMessage().split()[0] for record in caplog.records]
-    assert told == ["PERDURE_MODLE", "PERDURE_TURN__LEASE"]
+    reported = [record.getMessage().split()[0] for record in caplog.records]
+    assert reported == ["PERDURE_MODLE", "PERDURE_TURN__LEASE"]
 
 
-def test_a_value_for_a_group_is_named(directory: Path) -> None:
-    """A value for a whole group of settings is reported by name; the message was empty once."""
+def test_a_value_for_a_group_is_reported(directory: Path) -> None:
+    """A value for a whole group of settings is reported, with a name to set instead."""
     (directory / ".env").write_text("PERDURE_TURN=long\n")
     with pytest.raises(SettingsError, match="PERDURE_TURN is a group: set PERDURE_TURN__MAX_STEPS"):
         Settings.load()
 
 
-def test_a_file_that_is_no_text_is_named(directory: Path) -> None:
+def test_a_file_that_is_not_text_is_reported(directory: Path) -> None:
     """A file that is not text is reported with a message instead of a library's traceback."""
     (directory / ".env").write_bytes(b"PERDURE_MODEL=\xff\xfe\n")
     with pytest.raises(SettingsError, match=r"\.env cannot be read.*UTF-8"):

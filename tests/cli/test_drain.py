@@ -14,7 +14,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """A short sweep interval and drain, so that workers notice a drain soon and end it soon."""
+    """A short sweep interval and drain, so that workers notice and complete a drain quickly."""
     return {**environment, "PERDURE_TURN__SWEEP_S": "0.3", "PERDURE_SHUTDOWN__DRAIN_S": "1"}
 
 
@@ -25,7 +25,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
-    """Messages accepted during a drain wait for `--resume`. Sessions with waiting turns cannot end before."""
+    """Messages accepted during a drain wait for `--resume`; until then, their sessions cannot end."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
     drained = perdure("drain", "--json")
@@ -34,8 +34,8 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
     assert (report["quiet"], report["workers"], report["turns_running"]) == (True, 1, 0)
     assert report["flushed_sessions"] == 1
 
-    said = ("send", "what is 6*7?", "--message-id", "m1", "--user", "ann")
-    assert perdure(*said, "--wait", "1").returncode == 1
+    question = ("send", "what is 6*7?", "--message-id", "m1", "--user", "ann")
+    assert perdure(*question, "--wait", "1").returncode == 1
     ended = perdure("drain", "--end-sessions", "--json")
     assert ended.returncode == 1
     assert "1 sessions still have turns to run" in ended.stderr
@@ -45,7 +45,7 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
 
     resumed = perdure("drain", "--resume", "--json")
     assert _report(resumed) == {"intake": "open", "turns_waiting": 1}
-    assert "42" in perdure(*said, "--wait", "30").stdout
+    assert "42" in perdure(*question, "--wait", "30").stdout
     assert working.is_alive()
 
 

@@ -52,7 +52,7 @@ def flower(nowhere: Environment, redis_url: str, tmp_path: Path, output: Path) -
 
 @contextmanager
 def running(process: BaseProcess, output: Path) -> Iterator[set[str]]:
-    """The addresses on which the process listens. It is killed after the block."""
+    """The addresses on which the process listens. The process is killed after the block."""
     deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
     try:
         while not (found := _listens_on(process)):
@@ -84,8 +84,8 @@ def refused(process: BaseProcess, output: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
-def test_without_authentication_it_is_on_loopback(flower: Start, output: Path, command: str) -> None:
-    """Flower's default is every address of the machine, for pages that can shut workers down."""
+def test_without_authentication_flower_listens_on_loopback(flower: Start, output: Path, command: str) -> None:
+    """Without authentication Flower listens on loopback only, because its pages can shut workers down."""
     with running(flower(f"{command} --port={free_port()}"), output) as addresses:
         assert addresses <= {"127.0.0.1", "::1"}
 
@@ -97,8 +97,10 @@ def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = No
 
 
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
-def test_it_asks_for_a_password_that_it_makes_once(flower: Start, tmp_path: Path, output: Path, command: str) -> None:
-    """A password is generated once, because any account or browser page of the machine can reach the port."""
+def test_flower_requires_a_password_that_is_generated_once(
+    flower: Start, tmp_path: Path, output: Path, command: str
+) -> None:
+    """Flower requires a password, because any account or browser page of the machine can reach the port."""
     passwords = set()
     for _ in range(2):
         port = free_port()
@@ -113,8 +115,8 @@ def test_it_asks_for_a_password_that_it_makes_once(flower: Start, tmp_path: Path
     assert ((tmp_path / "data" / "flower.password").stat().st_mode & 0o777) == 0o600
 
 
-def test_the_operators_credentials_and_names_replace_its_own(flower: Start, tmp_path: Path, output: Path) -> None:
-    """The operator's credentials and host names replace the generated ones: a proxy passes its own name on."""
+def test_the_operators_credentials_and_host_names_apply(flower: Start, tmp_path: Path, output: Path) -> None:
+    """The operator's credentials and host names replace the generated ones."""
     port = free_port()
     variables = {"FLOWER_BASIC_AUTH": "ann:secret", "PERDURE_FLOWER__HOSTS": "flower.example, Other.example"}
     with running(flower(f"celery -A perdure flower --port={port}", **variables), output):
@@ -124,8 +126,11 @@ def test_the_operators_credentials_and_names_replace_its_own(flower: Start, tmp_
     assert not (tmp_path / "data" / "flower.password").exists()
 
 
-def test_its_password_is_switched_off_by_name(flower: Start, output: Path) -> None:
-    """The password can be disabled by name, on loopback only. Flower's API, which stops workers, then refuses."""
+def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
+    """`PERDURE_FLOWER__AUTH=none` disables the password on loopback.
+
+    Flower's API, which stops workers, stays closed.
+    """
     port = free_port()
     with running(flower(f"perdure flower --port={port}", PERDURE_FLOWER__AUTH="none"), output) as addresses:
         assert addresses == {"127.0.0.1"}
@@ -157,7 +162,7 @@ def test_its_password_is_switched_off_by_name(flower: Start, output: Path) -> No
     ],
 )
 def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
-    """Accepted hosts: loopback, the address, configured names; beyond loopback any, if none is configured."""
+    """Loopback, the address and configured names are accepted; beyond loopback any name, if none is configured."""
     assert serves(host, address, hosts) is expected
 
 
@@ -197,14 +202,14 @@ def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: 
 def test_beyond_loopback_without_authentication_it_is_refused(
     flower: Start, output: Path, command: str, variables: dict[str, str]
 ) -> None:
-    """Beyond loopback Flower needs authentication, and a user without a password is none."""
+    """Beyond loopback Flower needs authentication, and a user without a password does not count."""
     process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
 
     assert "FLOWER_BASIC_AUTH" in refused(process, output)
 
 
 def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path) -> None:
-    """With authentication Flower runs on any address, as compose runs it, with both commands."""
+    """With authentication Flower runs on any address, as in compose.yaml."""
     port = free_port()
     command = f"celery -A perdure flower --address=0.0.0.0 --port={port}"
     with running(flower(command, FLOWER_BASIC_AUTH="ann:secret"), output) as addresses:
@@ -235,14 +240,14 @@ def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -
         ("FLOWER_CONF", "/nowhere/flower.py", "path of a file"),
     ],
 )
-def test_a_wrong_value_is_named(  # noqa: PLR0917 (one parameter for each axis of the matrix)
+def test_a_wrong_value_is_reported(  # noqa: PLR0917 (one parameter for each axis of the matrix)
     flower: Start, output: Path, command: str, variable: str, value: str, accepted: str
 ) -> None:
-    """A wrong value is named. Flower alone shows a traceback, and `perdure up` would restart it for ever."""
-    told = refused(flower(command, **{variable: value}), output)
+    """A wrong value is reported with its variable, instead of a traceback or endless restarts."""
+    message = refused(flower(command, **{variable: value}), output)
 
-    assert f"{variable} is {value!r}" in told
-    assert accepted in told
+    assert f"{variable} is {value!r}" in message
+    assert accepted in message
 
 
 @pytest.mark.parametrize("command", ["perdure flower --port {}", "celery -A perdure flower --port={}"])

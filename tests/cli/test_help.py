@@ -34,7 +34,7 @@ SEND_CPU_S = 1.2
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A finished `perdure` with these arguments."""
+    """Run `perdure` with these arguments to its end."""
     command = [sys.executable, "-m", "perdure.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 

@@ -1,4 +1,4 @@
-"""`perdure messages` and `perdure memory`, run within this process, because each is only a few lines."""
+"""`perdure messages` and `perdure memory`, run in the test's process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Two users' conversations."""
+    """An import file with two users' conversations."""
     made = tmp_path / "said.jsonl"
     made.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     return made
@@ -103,7 +103,7 @@ def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime
 
 
 def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path: Path) -> None:
-    """`forget --all` erases only the named user, and only with both options."""
+    """`memory forget` erases a user only with both `--user` and `--all`, and no other user's data."""
     command("messages", "import", str(file))
     out = tmp_path / "ann.json"
     assert command("memory", "export", "--user", "ann", str(out)).exit_code == 0
@@ -147,8 +147,8 @@ def test_memories_are_consolidated_decayed_and_forgotten(command: Command, runti
     assert "Nothing to do" in str(nothing.exception)
 
 
-def _given_up(runtime: Runtime, session: str, user: str = "ann") -> None:
-    """Make the session look like one whose consolidation was abandoned."""
+def _abandon(runtime: Runtime, session: str, user: str = "ann") -> None:
+    """Mark the session's consolidation as abandoned."""
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(
             "UPDATE sessions SET consolidation_attempts = 5, consolidation_given_up_at = perdure_now(),"
@@ -161,7 +161,7 @@ def test_abandoned_consolidations_are_shown_and_retried(command: Command, file: 
     """`sessions list` shows abandoned consolidations, and `memory consolidate` retries one or all."""
     command("messages", "import", str(file))
     for user in ("ann", "bob"):
-        _given_up(runtime, "holiday", user)
+        _abandon(runtime, "holiday", user)
     everything = command("sessions", "list", "--json")
     assert [each["consolidation"]["status"] for each in json.loads(everything.stdout)] == ["given_up"] * 2
     assert everything.stderr.startswith("The consolidation of 2 sessions was abandoned")

@@ -51,17 +51,17 @@ class Served:
         return len(self.app.state.gateway._settlements._waiting)
 
     def until(self, waiting: int) -> None:
-        """Wait until `waiting` turns are waited for."""
+        """Wait until requests wait for `waiting` turns."""
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while self.waiting() != waiting:
-            assert time.monotonic() < deadline, f"{self.waiting()} turns are waited for"
+            assert time.monotonic() < deadline, f"requests wait for {self.waiting()} turns"
             pause.wait(0.01)
 
     def until_refused(self) -> None:
         """Wait until the gateway reports, to a new connection, that it is not ready."""
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while httpx2.get("http://{}:{}/readyz".format(*self.address)).status_code != 503:
-            assert time.monotonic() < deadline, "the gateway goes on"
+            assert time.monotonic() < deadline, "the gateway stays ready"
             pause.wait(0.01)
 
 
@@ -101,7 +101,7 @@ def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:
 
 
 def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
-    """A client's disconnect ends its wait, or the turn would be looked up until its timeout."""
+    """A client's disconnect ends its wait, and with it the look-ups of the turn."""
     with socket.create_connection(served.address) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         served.until(waiting=1)
@@ -120,8 +120,8 @@ def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_a_probe_may_ask_without_a_body(served: Served, path: str) -> None:
-    """Load balancers probe with HEAD."""
+def test_a_probe_may_use_head(served: Served, path: str) -> None:
+    """HEAD gets the same status as GET, because load balancers probe with it."""
     host, port = served.address
     assert (
         httpx2.head(f"http://{host}:{port}{path}").status_code == httpx2.get(f"http://{host}:{port}{path}").status_code
@@ -139,7 +139,7 @@ main()
 
 @pytest.mark.long
 def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment) -> None:
-    """A supervisor may stop a gateway as soon as its port is open; losing that signal would require a SIGKILL."""
+    """A SIGTERM that arrives before the server runs ends the gateway, so that no SIGKILL is needed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-P", "-c", _STOPPED_EARLY, "gateway", "--port", str(port)]
@@ -149,7 +149,7 @@ def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environme
 
 
 def test_a_host_that_does_not_resolve_is_reported() -> None:
-    """An unresolvable host is reported as such: another port would not help."""
+    """An unresolvable host is reported as an invalid address."""
     with pytest.raises(Failure, match="is not an address"):
         bind("a..b", 0, "--port")
 
@@ -204,7 +204,7 @@ def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, s
     ],
 )
 def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
-    """A request that is not HTTP is a problem with a code and the usual headers, not the server's plain text."""
+    """A request that is not HTTP gets a problem with a code, instead of the server's plain text."""
     head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -248,12 +248,12 @@ def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
     waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 " in waiting.recv(65_536)
 
-    assert _rest(half[0]) == b"", "closed without the time having run out"
+    assert _rest(half[0]) == b"", "closed before its time limit"
     for client in (*half[1:], waiting):
         client.close()
 
 
-def test_connections_beyond_the_limit_push_out_the_oldest_half_sent_one(served: Served, path: str) -> None:
+def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Served, path: str) -> None:
     """At the limit of connections the oldest unfinished one is closed; those waiting for a response stay."""
     host, port = served.address
     waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -270,7 +270,7 @@ def test_connections_beyond_the_limit_push_out_the_oldest_half_sent_one(served: 
 
 
 def test_a_kept_connection_answers_at_once(served: Served) -> None:
-    """Without `TCP_NODELAY` each response after the first waits 40 ms for a delayed acknowledgement."""
+    """A kept connection answers at once; without `TCP_NODELAY` each response would be delayed by 40 ms."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     taken = []
     for _ in range(30):

@@ -22,7 +22,7 @@ from tests.turns.harness import until
 
 
 @pytest.mark.usefixtures("working")
-def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
+def test_leaving_a_chat_ends_its_session(perdure: Perdure, database: Database) -> None:
     """A worker summarises the conversation after the chat ends, and the next message begins another one."""
     assert perdure("chat", stdin="what is 12*7+5?\n").stdout.strip().endswith("89.")
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
@@ -36,7 +36,7 @@ def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> None:
-    """`sessions end` is status 0, then 1 once the session has ended, and 1 for an unknown session."""
+    """`sessions end` exits with 0, then with 1 once the session has ended, and with 1 for an unknown session."""
     assert perdure("send", "hello", "--wait", "30").returncode == 0
     session_id = list_sessions(database)[0]["session_id"]
     assert perdure("sessions", "end", session_id).returncode == 0
@@ -86,8 +86,8 @@ def talked(runtime: Runtime) -> str:
 
 
 @pytest.mark.long
-def test_a_session_is_forked_and_the_fork_spoken_to(perdure: Perdure, database: Database, talked: str) -> None:
-    """`send --session` reaches a fork by its printed id. A wrong tick or id is a message and a status."""
+def test_messages_are_sent_to_a_fork(perdure: Perdure, database: Database, talked: str) -> None:
+    """`send --session` reaches a fork by its printed id. A wrong tick or id is reported, with a status."""
     forked = json.loads(perdure("sessions", "fork", talked, "--tick", "1", "--json").stdout)
     plain = perdure("sessions", "fork", talked)
     assert [each["content"] for each in read_messages(database, UUID(forked["session_id"]))][:1] == ["hello"]

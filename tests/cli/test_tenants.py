@@ -76,7 +76,7 @@ def test_sessions_given_up_are_narrowed_to_a_tenant(
 
 
 @pytest.mark.usefixtures("anas")
-def test_memory_is_a_tenants_users(command: Command) -> None:
+def test_memory_commands_are_limited_to_a_tenants_user(command: Command) -> None:
     """Memories are searched, exported and erased by tenant and user, and no output shows the stored key."""
     for tenant, place in PLACES.items():
         found = command("memory", "search", "where was my holiday", "--user", "ana", *_of(tenant), "--json").stdout
@@ -93,8 +93,8 @@ def test_memory_is_a_tenants_users(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("anas")
-def test_messages_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> None:
-    """Exported lines name their tenant; others get the file's tenant. Importing again changes nothing."""
+def test_messages_are_exported_and_imported_by_tenant(command: Command, tmp_path: Path) -> None:
+    """Exported lines name their tenant; lines without one get the import's tenant. Importing again changes nothing."""
 
     def exported(*options: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in command("messages", "export", *options).stdout.splitlines()]
@@ -119,7 +119,7 @@ def test_messages_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> N
     assert len(exported("--tenant", "bolt")) == 3
 
 
-def test_cases_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> None:
+def test_cases_are_exported_and_imported_by_tenant(command: Command, tmp_path: Path) -> None:
     """Cases keep their tenant in exports and imports; an id that another tenant has is refused."""
     file = tmp_path / "cases.jsonl"
     lines = [

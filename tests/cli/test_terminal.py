@@ -47,7 +47,7 @@ class Terminal:
         """Wait until `text` is shown; return what was shown since the last time.
 
         Raises:
-            TimeoutError: it was not.
+            TimeoutError: `text` was not shown in time.
         """
         deadline = time.monotonic() + within_s
         while text not in self._shown:
@@ -84,8 +84,8 @@ class Terminal:
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown.
 
-        Python's line editing loses a signal that arrives just before it waits for keys. It waits once it has
-        shown a key and sleeps again.
+        Python's line editing loses a signal that arrives just before it reads keys. It reads again once it has echoed a
+        key and the process sleeps.
         """
         for _ in range(_PRESSES):
             self.type("x")
@@ -114,7 +114,7 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 
 @pytest.mark.usefixtures("working")
-def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database: Database) -> None:
+def test_a_reply_and_its_tool_calls_are_shown(terminal: Terminal, database: Database) -> None:
     """A tool call is shown before the reply, both after their commit. `/end` ends the session, and Ctrl-D the chat."""
     terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
@@ -154,8 +154,8 @@ def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database
     assert [each["content"] for each in messages if each["role"] == "user"] == ["first\nsecond", "third\nfourth"]
 
 
-def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:
-    """Ctrl-C cancels the turn that is waited for; the chat then asks for the next line."""
+def test_ctrl_c_cancels_the_current_turn(terminal: Terminal, database: Database) -> None:
+    """Ctrl-C cancels the current turn, and the chat prompts for the next line."""
     terminal.see(_PROMPT)
     terminal.type("hello\n")
     terminal.see("thinking")
@@ -177,7 +177,7 @@ def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     assert terminal.ends() == 0
 
 
-def _asked_to_end(database: Database) -> list[tuple[bool, int]]:
+def _requested_ends(database: Database) -> list[tuple[bool, int]]:
     """For each session, whether its end was requested, and its number of unsettled turns."""
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT end_requested_at IS NOT NULL, unsettled FROM sessions").all()
@@ -185,7 +185,7 @@ def _asked_to_end(database: Database) -> list[tuple[bool, int]]:
 
 
 def test_sigterm_ends_the_chat_like_exit(terminal: Terminal, database: Database) -> None:
-    """After SIGTERM the accepted message is answered before the session ends, and the chat prints where."""
+    """After SIGTERM the chat requests the session's end, and prints the command that will show the pending reply."""
     terminal.see(_PROMPT)
     terminal.type("hello\n")
     terminal.see("thinking")
@@ -194,7 +194,7 @@ def test_sigterm_ends_the_chat_like_exit(terminal: Terminal, database: Database)
     terminal.see("conversation has ended")
     assert "message will be answered" in terminal.see("shows the reply")
     assert terminal.ends() == 0
-    assert _asked_to_end(database) == [(True, 1)]
+    assert _requested_ends(database) == [(True, 1)]
 
 
 _LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -251,7 +251,7 @@ def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, 
     window.type("hello\n")
     window.see("thinking")
     window.hang_up()
-    assert _asked_to_end(database) == [(True, 1)]
+    assert _requested_ends(database) == [(True, 1)]
 
 
 @pytest.mark.usefixtures("working")

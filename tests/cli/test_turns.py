@@ -18,7 +18,7 @@ from tests.cli.conftest import Perdure
 
 @pytest.fixture
 def turns(runtime: Runtime) -> dict[str, Any]:
-    """Ann's turns are done, cancelled and waiting, and Bob's is waiting, accepted in this order."""
+    """Four turns in order of acceptance: Ann's done, cancelled and waiting ones, and Bob's waiting one."""
     runner = Runner(runtime, owner="test")
     made = {"done": accept(runtime, Incoming(user_id="ann", text="hello"))}
     runner.run(made["done"].session_id)
@@ -84,8 +84,8 @@ def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str
     assert line[:6] == [document["turn_id"], document["session_id"], "ann", "cancelled", "0", "TURN_CANCELLED"]
 
 
-def test_a_wrong_option_names_what_is_accepted(perdure: Perdure) -> None:
-    """A wrong option is status 2 and lists the accepted values."""
+def test_a_wrong_option_lists_the_accepted_values(perdure: Perdure) -> None:
+    """A wrong option gives status 2 and lists the accepted values."""
     for options, named in ((("--status", "lost"), TURN_STATUSES), (("--session", "here"), ("UUID",))):
         ended = perdure("turns", "list", *options)
         assert ended.returncode == 2

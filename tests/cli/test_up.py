@@ -53,9 +53,9 @@ def up(
         rest = process.stdout.read()  # at EOF every process that holds the pipe has ended
         assert process.wait(timeout=60) == 0, rest
         # The gateway's shutdown phases come first, then those of two workers, and beat's line.
-        told = re.findall(r"^(\w+) +\| .*shutdown(?:, (\d) of 4)?: (?!\d)", rest, re.MULTILINE)
-        assert told[:4] == [("gateway", each) for each in "1234"], rest
-        assert sorted(told[4:]) == [("beat", ""), *((f"worker{at}", each) for at in "12" for each in "1234")], rest
+        phases = re.findall(r"^(\w+) +\| .*shutdown(?:, (\d) of 4)?: (?!\d)", rest, re.MULTILINE)
+        assert phases[:4] == [("gateway", each) for each in "1234"], rest
+        assert sorted(phases[4:]) == [("beat", ""), *((f"worker{at}", each) for at in "12" for each in "1234")], rest
     finally:
         process.terminate()
         process.stdout.close()
@@ -117,8 +117,8 @@ def submitted(printed: list[str]) -> dict[str, Any]:
     """The result of `turns.submit` for a Celery client that uses the broker's URL printed by `perdure up`."""
     (url,) = {found[1] for line in printed if (found := re.match(r"  broker +(\S+)$", line))}
     client = Celery(broker=url, backend=url, set_as_current=False)
-    asked = {"user_id": "ann", "text": "hello from a service"}
-    result: dict[str, Any] = client.send_task("turns.submit", kwargs=asked, queue="ingress").get(timeout=30)
+    message = {"user_id": "ann", "text": "hello from a service"}
+    result: dict[str, Any] = client.send_task("turns.submit", kwargs=message, queue="ingress").get(timeout=30)
     client.close()
     return result
 

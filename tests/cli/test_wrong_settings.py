@@ -23,7 +23,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def run(nowhere: Environment, tmp_path: Path) -> Run:
-    """Run a program to its end, in an installation whose servers are unreachable. `stdout` has all its output."""
+    """A function that runs a program to its end, with unreachable servers. `stdout` has all its output."""
     addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": "redis://127.0.0.1:1/0"}
     base = {**nowhere, **addresses, "PYTHONPATH": f"{nowhere['PYTHONPATH']}:{tmp_path}"}
 
@@ -89,7 +89,7 @@ def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value:
 
 
 @pytest.mark.parametrize("program", OTHERS)
-def test_every_other_program_refuses_it_too(run: Run, program: str) -> None:
+def test_every_other_program_refuses_a_wrong_setting(run: Run, program: str) -> None:
     """Each of the other programs refuses a wrong setting, too."""
     ended = run(program, PERDURE_EMBEDDER="nope:1")
 
@@ -122,7 +122,7 @@ def test_a_wrong_agent_stops_the_start(run: Run, tmp_path: Path, limits: str, me
 
 @pytest.mark.parametrize("variable", ["PERDURE_SUMMARY_MODEL", "PERDURE_FALLBACK_MODELS", "PERDURE_EMBEDDER"])
 def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variable: str) -> None:
-    """A missing vendor key is reported by its own variable, not by `PERDURE_MODEL`, which is right."""
+    """The message about a missing vendor key names the setting that needs the key."""
     ended = run("perdure worker", OPENAI_API_KEY="", OPENAI_BASE_URL="", **{variable: "openai:small"})
 
     assert ended.returncode == 2, ended.stdout
@@ -141,7 +141,7 @@ def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variabl
     ],
 )
 def test_programs_without_a_model_need_no_key(run: Run, tmp_path: Path, program: str, variable: str) -> None:
-    """Programs that call no model start without its key; here they end later, with status 3, without a database."""
+    """Programs that call no model start without its key. Here they end with status 3, because no database exists."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits="model='anthropic:claude'"))
     keyless = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "PERDURE_DATABASE_URL"), "")
     ended = run(program, PERDURE_AGENTS="shop", **{**keyless, variable: "openai:small"})
@@ -169,7 +169,7 @@ def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
     ],
     ids=["missing", "binary", "malformed", "short"],
 )
-def test_a_key_file_that_cannot_be_used_stops_who_reads_it(
+def test_an_unusable_key_file_stops_its_readers(
     run: Run, tmp_path: Path, program: str, content: bytes | None, message: str
 ) -> None:
     """An unreadable key file stops the gateway, and `perdure up`, which would restart the gateway for ever."""
@@ -184,7 +184,7 @@ def test_a_key_file_that_cannot_be_used_stops_who_reads_it(
 
 
 def test_a_missing_server_is_not_taken_for_a_wrong_setting(run: Run) -> None:
-    """A missing server is status 3, which supervisors retry, and not status 2, at which they stop."""
+    """A missing server gives status 3, which supervisors retry, unlike status 2."""
     ended = run("celery -A perdure beat", PERDURE_DATABASE_URL="")
 
     assert ended.returncode == 3, ended.stdout

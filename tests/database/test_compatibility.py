@@ -52,7 +52,7 @@ def _declared(engine: Engine) -> list[str]:
 
 @pytest.mark.long
 def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
-    """Without tables, one migration behind or rolled back, a release refuses the database and says what to run."""
+    """A release refuses a database without tables, one migration behind or rolled back, and says what to run."""
     with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
         require(release)
     migrate(empty, revisions()[-2])
@@ -101,7 +101,7 @@ def test_a_release_does_not_use_a_schema_that_excludes_it(
 
 
 def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, release: Database) -> None:
-    """Another application's `alembic_version` is neither migrated nor taken for a newer release of this one."""
+    """Another application's `alembic_version` is neither migrated nor mistaken for a newer release's."""
     with engine.connect() as connection:
         connection.execute(text("CREATE SCHEMA perdure"))
         connection.execute(text("CREATE TABLE alembic_version (version_num text)"))
@@ -127,7 +127,7 @@ def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monk
 
 @pytest.mark.parametrize("installed", ["0.8.3", "0.7.4", "0.5"])
 def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, release: Database, installed: str) -> None:
-    """A database keeps its extension's version until an administrator updates it, whatever the server has installed."""
+    """A database with an old pgvector is refused; it keeps that version until an administrator updates it."""
     migrate(empty)
     with engine.connect() as connection:
         connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})

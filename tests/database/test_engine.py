@@ -66,10 +66,10 @@ def test_a_transaction_commits_together_or_not_at_all(database: Database, other:
         transaction.run(INSERT, {"user_id": "bob"})
         transaction.run(INSERT, {"user_id": "ana"})
     assert other.run(COUNT, {})[0].users == 1
-    assert database.run(INSERT, {"user_id": "cho"}), "the connection is as good as new"
+    assert database.run(INSERT, {"user_id": "cho"}), "the connection is usable again"
 
 
-def test_a_statement_first_met_in_a_transaction_that_failed_can_be_run_again(database: Database) -> None:
+def test_a_statement_prepared_in_a_failed_transaction_can_be_run_again(database: Database) -> None:
     """A statement that was prepared in a failed transaction can be run again."""
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), database.transaction("fails") as transaction:  # noqa: PT012 (the transaction is the block)
@@ -93,14 +93,14 @@ def test_each_commit_is_observed_before_and_after(database: Database) -> None:
 
 
 def test_an_unreachable_server_is_reported_without_secrets() -> None:
-    """The error's message contains no host, user or password, because it may be shown to anyone."""
+    """The error's message contains no host, user or password, because it may be shown to any caller."""
     nowhere = Database("postgresql://ana:s3cret@127.0.0.1:1/perdure")
-    with pytest.raises(Unavailable) as away:
+    with pytest.raises(Unavailable) as raised_error:
         nowhere.run(COUNT, {})
-    assert away.value.http_status == 503
+    assert raised_error.value.http_status == 503
     for hidden in ("s3cret", "ana", "127.0.0.1"):
-        assert hidden not in away.value.message
-    assert "s3cret" not in str(away.value.__cause__)
+        assert hidden not in raised_error.value.message
+    assert "s3cret" not in str(raised_error.value.__cause__)
     with pytest.raises(Unavailable), nowhere.transaction("t"):
         raise AssertionError("there is no connection")
 
@@ -154,7 +154,7 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
 def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
     database: Database, monkeypatch: pytest.MonkeyPatch, error: psycopg2.Error, raised: type[Exception]
 ) -> None:
-    """When SQLAlchemy resets a connection after a transaction, it passes on the driver's own error."""
+    """A lost connection while SQLAlchemy resets it is `Unavailable`; any other driver error is raised as it is."""
     dialect = database.engine.dialect
     set_level = dialect.set_isolation_level
     levels: list[Any] = []
@@ -172,7 +172,7 @@ def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
 
 
 def test_every_wait_has_a_bound(database: Database) -> None:
-    """A paused client loses its transaction after ten seconds, and no statement waits longer for a lock than 2 s."""
+    """A paused client's transaction ends after 10 s, and no statement waits longer than 2 s for a lock."""
     assert database.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
     assert database.run(SETTING, {"name": "lock_timeout"})[0].value == "2s"
     assert database.run(SETTING, {"name": "application_name"})[0].value == "perdure"
@@ -259,7 +259,7 @@ def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) 
 
 
 def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(database: Database, other: Database) -> None:
-    """The engine cannot repeat a transaction, whose results may be in use already; the caller's next one succeeds."""
+    """A transaction with a deallocated statement fails once, because the engine cannot repeat a transaction."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     with pytest.raises(Unavailable), database.transaction("broken") as transaction:  # noqa: PT012 (the transaction is the block)
@@ -273,7 +273,7 @@ def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(datab
 
 @pytest.mark.parametrize("changed", ["bigint", "text"])
 def test_a_column_whose_type_changes_breaks_no_connection(database: Database, changed: str) -> None:
-    """A newer release's migration may change a column's type under open connections that prepared the old one."""
+    """After a migration changes a column's type, open connections with prepared statements still work."""
     _on_one(database, MAKE)
     given = {"size": 2}
     _known_to_each_connection(database, (SIZES, {}), (OF_SIZE, given))
@@ -288,7 +288,7 @@ def test_a_column_whose_type_changes_breaks_no_connection(database: Database, ch
         assert database.run(OF_SIZE, {"size": "2"})[0].thing_id == 2
 
 
-def test_a_write_that_is_tried_again_is_written_and_observed_once(database: Database) -> None:
+def test_a_retried_write_is_written_and_observed_once(database: Database) -> None:
     """The server refuses a statement with an outdated plan before it runs, so that the retry writes once."""
     _on_one(database, MAKE)
     database.run(ADD, {"thing_id": 10})
@@ -300,7 +300,7 @@ def test_a_write_that_is_tried_again_is_written_and_observed_once(database: Data
     assert [row.size for row in database.run(SIZES, {})] == [1, 2, 3, 1, 1]
 
 
-def test_a_statement_that_never_fitted_is_an_error_and_keeps_its_connection(database: Database) -> None:
+def test_a_statement_for_missing_tables_is_an_error_and_keeps_its_connection(database: Database) -> None:
     """An error that reconnecting does not cure, such as a missing table, stays an error and keeps the connection."""
     pid = database.run(PID, {})[0].pid
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Databas
             stack.enter_context(database.transaction("writes")).run(INSERT, {"user_id": f"user {number}"})
 
 
-def test_a_database_that_stays_read_only_is_unavailable_until_it_is_not(database: Database) -> None:
+def test_a_read_only_database_is_unavailable_until_it_accepts_writes(database: Database) -> None:
     """When a read-only database accepts writes again, processes use it without a restart."""
     name = database.engine.url.database
     database.run(COUNT, {})
@@ -350,7 +350,7 @@ def test_a_database_that_stays_read_only_is_unavailable_until_it_is_not(database
     for _ in range(2):
         with pytest.raises(Unavailable, match="accepts no writes"):
             database.run(INSERT, {"user_id": "ana"})
-    assert database.run(COUNT, {})[0].users == 0, "it still reads"
+    assert database.run(COUNT, {})[0].users == 0, "reads still succeed"
     _on_one(database, "SET default_transaction_read_only = off", f"ALTER DATABASE {name} RESET ALL")
     assert database.run(INSERT, {"user_id": "ana"})
 
@@ -365,7 +365,7 @@ def _on_one(database: Database, *statements: str) -> None:
 
 
 def test_json_for_the_database_is_strict() -> None:
-    """NaN is refused before it is sent, where the value is still known."""
+    """NaN is refused before it is sent to the server."""
     assert as_json({"ü": [1, None]}) == '{"ü":[1,null]}'
     with pytest.raises(ValueError, match="JSON"):
         as_json({"n": float("nan")})

@@ -141,10 +141,10 @@ def test_four_concurrent_migrations_succeed(empty: URL) -> None:
 
 def test_an_unreachable_server_is_reported_without_its_password() -> None:
     """The error of an unreachable server names the address, without the password."""
-    with pytest.raises(Unavailable) as away:
+    with pytest.raises(Unavailable) as raised:
         migrate("postgresql://ana:s3cret@127.0.0.1:1/perdure")
-    assert "127.0.0.1" in away.value.message
-    assert "s3cret" not in away.value.message
+    assert "127.0.0.1" in raised.value.message
+    assert "s3cret" not in raised.value.message
     with pytest.raises(Unavailable):
         require(Database("postgresql://ana:s3cret@127.0.0.1:1/perdure"))
 
@@ -170,7 +170,7 @@ def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: 
         )
         deadline = time.monotonic() + 30
         while writer.execute(waiting).first() is None:
-            assert time.monotonic() < deadline, "the index waits for whoever reads"
+            assert time.monotonic() < deadline, "the index build did not wait for the open transaction"
         writer.execute(text("SET lock_timeout = '1s'"))
         writer.execute(text("INSERT INTO users (user_id, created_at) VALUES ('ana', now())"))
         writer.execute(text("UPDATE sessions SET tick = tick + 1"))
@@ -185,7 +185,7 @@ def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: 
 
 
 def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
-    """The migration's first statements commit by themselves, so that a second run skips what they did."""
+    """The migration's first statements commit by themselves, so a second run must skip their effects."""
     migrate(empty, "0023")
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))

@@ -165,7 +165,7 @@ def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Eng
 
 @pytest.mark.long
 def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, opened: Any) -> None:
-    """A table of the application's is not moved, even if a later revision of perdure's creates one of that name."""
+    """An application's table is not moved, even if a later revision of perdure creates a table of that name."""
     migrate(url, "0022", schema="public")
     run(engine, "CREATE TABLE public.conversations (id int)")
     migrate(url)
@@ -174,8 +174,8 @@ def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, open
     assert run(engine, "SELECT count(*) FROM perdure.conversations") == [(0,)]
 
 
-def test_a_move_waits_for_the_leases_of_workers(url: URL, engine: Engine, opened: Any) -> None:
-    """A move waits for leases: a worker of the earlier release would lose its tables during a turn."""
+def test_a_move_is_refused_while_workers_hold_leases(url: URL, engine: Engine, opened: Any) -> None:
+    """A move is refused while a lease is valid: a worker of the earlier release would lose its tables during a turn."""
     migrate(url, schema="public")
     run(engine, "INSERT INTO schedule_entries (entry, since, lease_until) VALUES ('x', now(), now() + interval '9 s')")
     before = shape(engine, "public")
@@ -209,7 +209,7 @@ def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
 
 @pytest.mark.parametrize("lacking", ["CREATE on the schema", "the extension"])
 def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> None:
-    """The error names the rights that the migration needs; a traceback would not."""
+    """If the role lacks a right, the error names the rights that the migration needs."""
     run(engine, "DROP ROLE IF EXISTS poor_migrator")
     run(engine, "CREATE ROLE poor_migrator LOGIN")
     try:
@@ -226,8 +226,8 @@ def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> No
         run(engine, "DROP ROLE poor_migrator")
 
 
-def test_an_installation_in_public_is_not_taken_by_another_schema(url: URL, engine: Engine, opened: Any) -> None:
-    """A second installation is meant, or the first one is to move: the operator says which."""
+def test_an_installation_in_public_is_moved_only_on_request(url: URL, engine: Engine, opened: Any) -> None:
+    """With an installation in `public`, the operator must choose to move it or to create a second one."""
     migrate(url, schema="public")
     with pytest.raises(IncompatibleDatabase, match=r"'staging': `perdure migrate --from public` moves .* --new` makes"):
         migrate(url, schema="staging")
@@ -241,7 +241,7 @@ def test_an_installation_in_public_is_not_taken_by_another_schema(url: URL, engi
 
 
 def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
-    """Each listens to its own chat services."""
+    """Locks of two installations are separate, so each listens to its own chat services."""
     for schema in ("perdure", "staging"):
         migrate(url, schema=schema)
     first, second = opened(url), opened(url, schema="staging")
@@ -252,7 +252,7 @@ def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
 
 
 def test_roles_keep_their_rights_in_a_move(url: URL, engine: Engine, opened: Any) -> None:
-    """A role that may use the tables needs `USAGE` on their new schema."""
+    """A move grants `USAGE` on the new schema to each role that may use the tables."""
     migrate(url, schema="public")
     run(engine, 'DROP ROLE IF EXISTS "the worker"')
     run(engine, 'CREATE ROLE "the worker" LOGIN')
@@ -268,13 +268,16 @@ def test_roles_keep_their_rights_in_a_move(url: URL, engine: Engine, opened: Any
 
 @pytest.mark.parametrize("prepare", [True, False])
 def test_a_search_path_in_the_url_has_no_effect(url: URL, opened: Any, *, prepare: bool) -> None:
-    """The URL is often the application's own."""
+    """A `search_path` in the URL, which is often the application's own, has no effect."""
     migrate(url)
     require(opened(url.update_query_dict({"options": "-c search_path=public"}), prepare=prepare))
 
 
 def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: Engine) -> None:
-    """A schema with another application's tables is refused before any table is created, naming table and setting."""
+    """A schema with another application's tables is refused before any change.
+
+    The error names a table and the setting.
+    """
     run(engine, "CREATE TABLE public.users (id int)")
     with pytest.raises(IncompatibleDatabase, match=r"'public' .* has a table 'users' that is not perdure's: set PERD"):
         migrate(url, schema="public")

@@ -56,7 +56,7 @@ class Program:
             if text in line:
                 return line
 
-    def tell(self) -> None:
+    def send_line(self) -> None:
         """Send a line of input to a program that waits for it."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
@@ -119,7 +119,7 @@ def cluster(made_cluster: Path, tmp_path: Path) -> Path:
 def nobody() -> account.Account:
     """An unprivileged account. Skips the test unless it runs as root."""
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become an ordinary user; as an ordinary user every other test covers it")
+        pytest.skip("needs root; for an ordinary user, the other tests cover this")
     entry = pwd.getpwnam("nobody")
     return account.Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
@@ -140,6 +140,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=755", "tmpfs", str(mount)]
     if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a file system, to fill one up")
+        pytest.skip("needs the right to mount a file system")
     yield mount
     subprocess.run(["umount", mount], check=True)

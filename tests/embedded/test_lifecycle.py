@@ -35,7 +35,7 @@ print(json.dumps({"stopped": running.stop()}), flush=True)
 
 @pytest.fixture(params=["postgres", "redis"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each test runs once for each server."""
+    """The name of a server. Each test runs once for each server."""
     return str(request.param)
 
 
@@ -83,11 +83,11 @@ def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directo
 def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
     """Of two concurrent starts one joins the other's server: two servers would destroy the directory."""
     both = [program(HOLD, kind, directory) for _ in range(2)]
-    said = [json.loads(each.until("pid")) for each in both]
-    assert said[0]["pid"] == said[1]["pid"]
-    assert sorted(each["owned"] for each in said) == [False, True]
+    printed = [json.loads(each.until("pid")) for each in both]
+    assert printed[0]["pid"] == printed[1]["pid"]
+    assert sorted(each["owned"] for each in printed) == [False, True]
     for each in both:
-        each.tell()
+        each.send_line()
     assert sorted(json.loads(each.until("stopped"))["stopped"] for each in both) == [False, True]
 
 
@@ -95,7 +95,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """After kill -9 of `perdure up`, the next one finds its servers and stops them at its end."""
+    """After kill -9 of `perdure up`, the next `perdure up` finds its servers and stops them at its end."""
     starter = program(HOLD, kind, directory)
     pid = json.loads(starter.until("pid"))["pid"]
     starter.process.kill()
@@ -116,7 +116,7 @@ def test_the_terminals_ctrl_c_does_not_reach_a_server(module: ModuleType, direct
 
 @pytest.mark.long
 def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: ModuleType, directory: Path) -> None:
-    """A waiting process is notified when its server is killed, and the next start is not blocked by its remains."""
+    """`wait` returns when its server is killed, and files that the killed server left do not block the next start."""
     first = module.start(directory)
     waiting = threading.Thread(target=first.wait)
     waiting.start()
@@ -151,13 +151,15 @@ def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
 
 
 @pytest.mark.long
-def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public_path: Path, program: Start) -> None:
+def test_an_ordinary_user_can_run_a_server(
+    kind: str, nobody: account.Account, public_path: Path, program: Start
+) -> None:
     """An ordinary user can run the servers, too; most of these tests run as root."""
     os.chown(public_path, nobody.uid, nobody.gid)
     holder = program(HOLD, kind, public_path / kind, user=nobody)
     pid = json.loads(holder.until("pid"))["pid"]
     assert psutil.Process(pid).uids().real == nobody.uid
-    holder.tell()
+    holder.send_line()
     assert json.loads(holder.until("stopped"))["stopped"]
 
 
@@ -165,17 +167,17 @@ def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public
 def test_a_directory_of_another_account_is_refused(
     kind: str, nobody: account.Account, public_path: Path, program: Start
 ) -> None:
-    """The error names the account, the directory and the setting."""
+    """Another account's directory is refused. The error names the account, the directory and the setting."""
     holder = program(HOLD, kind, public_path / kind, user=nobody)
-    said = holder.until("EmbeddedServerError:")
+    printed = holder.until("EmbeddedServerError:")
     assert holder.ends() == 1
-    assert "nobody" in said
-    assert str(public_path / kind) in said
-    assert "PERDURE_DATA_DIR" in said
+    assert "nobody" in printed
+    assert str(public_path / kind) in printed
+    assert "PERDURE_DATA_DIR" in printed
 
 
 @pytest.mark.long
-def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, small_disk: Path) -> None:
+def test_a_full_disk_is_reported_with_the_free_space(module: ModuleType, kind: str, small_disk: Path) -> None:
     """A full disk is reported with the directory and the free space."""
     if kind == "redis":
         with (small_disk / "ballast").open("wb") as ballast:
@@ -197,7 +199,7 @@ def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, s
         "per%20cent",
     ],
 )
-def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
+def test_a_path_unfit_for_a_socket_or_url_gets_a_socket_elsewhere(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
     """A path that is too long for a socket or needs quoting in a URL gets its socket in another directory."""
@@ -221,7 +223,7 @@ def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
 def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """A copied directory records the original's process and socket, which a start of the copy must not use."""
+    """A copied directory contains the original's pid and socket path, which a start of the copy must not use."""
     original, copied = directory.parent / name / kind, directory.parent / name / "copied"
     original.parent.mkdir()
     if directory.exists():

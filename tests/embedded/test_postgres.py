@@ -57,7 +57,7 @@ def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes
 
 
 def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
-    """Accepted messages depend on these settings, so PostgreSQL's defaults must not decide them."""
+    """Durability, limits and addresses are set explicitly, because accepted messages depend on them."""
     with postgres.start(tmp_path / "postgres") as running:
         wanted = {
             "fsync": "on",
@@ -89,7 +89,7 @@ def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
 
 @pytest.mark.long
 def test_a_stale_pid_of_another_process_is_ignored(cluster: Path) -> None:
-    """After a reboot the pid in postmaster.pid may be another process's, on which PostgreSQL would refuse to start."""
+    """A pid in postmaster.pid that now belongs to another process, as after a reboot, does not prevent the start."""
     crashed = postgres.start(cluster)
     os.kill(crashed.pid, signal.SIGKILL)
     crashed.wait()
@@ -119,29 +119,29 @@ def test_a_server_that_perdure_did_not_start_is_left_running(cluster: Path, tmp_
     )
     with process_of(cluster / "data", *argv) as theirs:
         assert theirs.stderr is not None
-        said: list[bytes] = []
-        while not said or b"ready to accept" not in said[-1]:
-            said.append(theirs.stderr.readline())
-            assert said[-1], said
+        printed: list[bytes] = []
+        while not printed or b"ready to accept" not in printed[-1]:
+            printed.append(theirs.stderr.readline())
+            assert printed[-1], printed
         with pytest.raises(EmbeddedServerError, match=f"perdure did not start .process {theirs.pid}"):
             postgres.start(cluster)
         assert theirs.poll() is None
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         ({"data/PG_VERSION": "17\n"}, "created by PostgreSQL 17"),
         ({"data/holiday.jpg": ""}, "not a PostgreSQL cluster"),
         ({"PG_VERSION": "18\n"}, "did not create"),
     ],
 )
-def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], said: str) -> None:
+def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], message: str) -> None:
     """A directory that perdure did not create is not changed; the error names it and the setting."""
     for name, content in made.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    with pytest.raises(EmbeddedServerError, match=said) as refused:
+    with pytest.raises(EmbeddedServerError, match=message) as refused:
         postgres.start(tmp_path)
     assert str(tmp_path) in str(refused.value)
     assert "PERDURE_DATA_DIR" in str(refused.value)
@@ -241,11 +241,11 @@ def test_the_copy_is_reused_repaired_and_checked(
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:
-    """The server's own account may not connect as the account that started it."""
+    """Only the account that started the server may connect; even the server's own account is refused."""
     with postgres.start(public_path / "postgres") as running:
         lent = account.borrowed(public_path / "postgres" / "data")
         address = running.url.replace("postgresql+psycopg2", "postgresql")
-        said = program(CONNECT, address, user=lent).until("")
-        assert said.startswith("refused:")
-        assert "Peer authentication failed" in said
+        printed = program(CONNECT, address, user=lent).until("")
+        assert printed.startswith("refused:")
+        assert "Peer authentication failed" in printed
         assert program(CONNECT, address).until("") == "connected"

@@ -18,8 +18,8 @@ from perdure.embedded import EmbeddedServerError, redis, wheels
 PROGRAM = redis._program()
 
 
-def test_it_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
-    """Redis keeps wake-ups over a restart and listens on its socket only."""
+def test_redis_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
+    """Redis writes its append-only file every second, evicts no key and listens on its socket only."""
     with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
         config: dict[Any, Any] = client.config_get("*")
         shown = {name: config[name] for name in ("appendonly", "appendfsync", "maxmemory-policy", "save", "port")}
@@ -33,7 +33,7 @@ def test_it_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
         assert psutil.Process(running.pid).net_connections("inet") == []
 
 
-def test_what_it_holds_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
+def test_keys_survive_a_stop_and_a_kill(tmp_path: Path) -> None:
     """Keys survive a stop and a kill of Redis."""
     running = redis.start(tmp_path / "redis")
     with redis_py.from_url(redis.client_url(running.url), decode_responses=True) as client:
@@ -76,8 +76,8 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def _script(path: Path, said: str) -> None:
-    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+def _script(path: Path, printed: str) -> None:
+    path.write_text(f"#!/bin/sh\necho '{printed}'\n")
     path.chmod(0o755)
 
 
@@ -105,17 +105,17 @@ def test_a_program_that_is_too_old_is_skipped(tmp_path: Path, on_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("printed", "shown"),
     [("Redis server v=5.0.7 sha=00000000:0", "redis-server is 5.0"), ("hello", "redis-server is unknown")],
 )
 def test_without_a_program_the_message_says_what_to_install(
-    tmp_path: Path, on_path: Path, said: str, shown: str
+    tmp_path: Path, on_path: Path, printed: str, shown: str
 ) -> None:
     """The error says what to install, and which version was found."""
     missing = r"PATH has no redis-server or valkey-server 6\.2 or newer\. Install one .*apt install.*PERDURE_REDIS_URL"
     with pytest.raises(EmbeddedServerError, match=missing):
         redis.start(tmp_path / "redis")
-    _script(on_path / "redis-server", said)
+    _script(on_path / "redis-server", printed)
     with pytest.raises(EmbeddedServerError, match=f"or newer .*{shown}.*Install one"):
         redis.start(tmp_path / "redis")
 

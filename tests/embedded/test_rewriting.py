@@ -40,7 +40,7 @@ def _holds(directory: Path) -> bool:
 
 def _written_and_deleted(client: Any, directory: Path) -> None:
     client.set("key", SECRET)
-    wait_until(lambda: _holds(directory), "it is in the file")
+    wait_until(lambda: _holds(directory), "the value is in the file")
     client.delete("key")
     assert _holds(directory), "deleting adds to the file"
 
@@ -50,7 +50,7 @@ def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_pa
     _written_and_deleted(client, tmp_path)
     file = AppendOnlyFile(server.url)
     file.rewrite()
-    wait_until(lambda: not _holds(tmp_path), "it is gone")
+    wait_until(lambda: not _holds(tmp_path), "the value is gone")
     _written_and_deleted(client, tmp_path)
     file.rewrite()
     assert _holds(tmp_path)
@@ -79,8 +79,8 @@ def test_a_rewrite_that_fails_is_begun_again(
         assert file.rewritten({erasure}) == frozenset()
     with monkeypatch.context() as patched:
         patched.setattr(rewriting, "_finished", lambda _client: None)
-        assert file.rewritten({erasure}) == frozenset(), "one runs"
-    wait_until(lambda: file.rewritten({erasure}) == {erasure}, "it is over")
+        assert file.rewritten({erasure}) == frozenset(), "a rewrite runs"
+    wait_until(lambda: file.rewritten({erasure}) == {erasure}, "the rewrite is over")
     assert not _holds(tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
 
 
 def test_only_the_directorys_redis_is_embedded(server: Running, tmp_path: Path) -> None:
-    """Only the directory's own Redis is rewritten; another server's file is its operator's."""
+    """Only the directory's own Redis is rewritten; another server's file belongs to its operator."""
     assert redis.is_of(tmp_path, server.url)
     assert not redis.is_of(tmp_path, "redis://127.0.0.1:6379/0")
     assert not redis.is_of(tmp_path / "elsewhere", server.url)

@@ -50,7 +50,7 @@ while True:
 DEAF = '''
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal(signal.SIGINT, lambda number, frame: print("is told again", flush=True))
+signal.signal(signal.SIGINT, lambda number, frame: print("gets a second signal", flush=True))
 child = subprocess.Popen(["sleep", "600"])
 print("is", os.getpid(), child.pid, flush=True)
 while True:
@@ -63,8 +63,8 @@ sys.exit(run(processes, on_ready=ready, backoff=Backoff(first_s=0.01)))
 """
 
 
-def gone(pid: int) -> bool:
-    """Wait for the end of another's child process. Returns whether it ended."""
+def has_ended(pid: int) -> bool:
+    """Wait up to 20 s for the end of a process that another process started. Returns whether it ended."""
     try:
         psutil.Process(pid).wait(20)
     except psutil.NoSuchProcess:
@@ -85,7 +85,7 @@ def test_a_delay_doubles_up_to_its_cap(deaths: int, first: float, cap: float) ->
 
 
 @given(before=st.integers(0, 10**6), lived=st.floats(0, 10**6))
-def test_a_long_life_is_forgiven_a_short_one_counted(before: int, lived: float) -> None:
+def test_a_long_run_resets_the_delay(before: int, lived: float) -> None:
     """A process that ran for long enough is restarted with the first delay."""
     backoff = Backoff(reset_after_s=60)
     assert backoff.deaths(before, lived) == (1 if lived >= 60 else before + 1)
@@ -151,7 +151,7 @@ def test_a_process_that_does_not_end_is_killed_with_its_children(program: Start)
     supervisor.process.terminate()
     assert supervisor.ends() == 1
     assert any("leaving" in line for line in supervisor.lines)
-    assert all(gone(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
 
 
 @pytest.mark.long
@@ -172,37 +172,37 @@ def test_a_second_signal_hastens(program: Start) -> None:
 def test_a_third_signal_kills(program: Start) -> None:
     """A third Ctrl-C kills all processes at once."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_rank=1, stop_within_s=600), python('polite', POLITE)]")
-    said = [supervisor.until(" is "), supervisor.until(" is ")]
+    printed = [supervisor.until(" is "), supervisor.until(" is ")]
     supervisor.process.send_signal(signal.SIGINT)
     supervisor.until("leaving")
     supervisor.process.send_signal(signal.SIGINT)
-    supervisor.until("is told again")
+    supervisor.until("gets a second signal")
     supervisor.process.send_signal(signal.SIGINT)
     assert supervisor.ends() == 1
-    deaf = next(line for line in said if line.startswith("deaf"))
-    assert all(gone(int(word)) for word in deaf.split()[-2:])
+    deaf = next(line for line in printed if line.startswith("deaf"))
+    assert all(has_ended(int(word)) for word in deaf.split()[-2:])
 
 
 @pytest.mark.long
 def test_the_children_of_a_dead_process_are_killed(program: Start) -> None:
-    """The children of a dead process are killed, or they would work next to its successor."""
+    """The children of a dead process are killed, because they would run next to its successor."""
     orphaning = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print('is', p.pid); os._exit(7)"
     supervisor = program(SUPERVISE, f"[python('worker', {orphaning!r})]")
     grandchild = int(supervisor.until(" is ").split()[-1])
     supervisor.until("ended with status 7")
-    assert gone(grandchild)
+    assert has_ended(grandchild)
     supervisor.process.terminate()
     assert supervisor.ends() == 0
 
 
 @pytest.mark.long
 def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: Path) -> None:
-    """If the supervisor is killed, its processes end, or they would work next to the next `perdure up`."""
+    """If the supervisor is killed, its processes end, because they would run next to the next `perdure up`."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
     pid = int(supervisor.until(" is ").split()[-1])
     assert os.getsid(pid) == pid
     supervisor.process.kill()
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 def test_readiness_is_reported_once_when_all_are_ready(program: Start, tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_readiness_is_reported_once_when_all_are_ready(program: Start, tmp_path:
     os.mkfifo(fifo)
     probe = "lambda: asyncio.to_thread(Path(sys.argv[2]).read_bytes)"
     supervisor = program(SUPERVISE, f"[python('slow', POLITE, ready={probe}), python('quick', POLITE)]", fifo)
-    said = [supervisor.until(" is "), supervisor.until(" is ")]
+    printed = [supervisor.until(" is "), supervisor.until(" is ")]
     assert "all ready" not in supervisor.lines
     fifo.write_bytes(b"go")
     supervisor.until("all ready")
-    quick = next(line for line in said if line.startswith("quick"))
+    quick = next(line for line in printed if line.startswith("quick"))
     os.kill(int(quick.split()[-1]), signal.SIGKILL)
     supervisor.until(" is ")
     supervisor.process.terminate()
@@ -240,7 +240,7 @@ def test_any_output_passes_through_line_by_line(program: Start) -> None:
 
 
 @pytest.mark.long
-def test_a_program_that_is_not_there_is_named(program: Start) -> None:
+def test_a_missing_program_is_reported_by_name(program: Start) -> None:
     """A program that cannot be found is reported by its name."""
     supervisor = program(SUPERVISE, "[Process('typo', ['perdure-no-such-program'])]")
     assert (

@@ -145,7 +145,7 @@ def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any)
 
 
 def story(archive: Archive, user_id: str = "ana") -> None:
-    """Sessions with new, repeated and contradicting statements."""
+    """Add sessions with new, repeated and contradicting statements."""
     archive.embedder = Grouped(*GROUPS)
     archive.ended(LYON, "I have a dog called Rex.", user_id=user_id)
     archive.ended("I have a dog called Rex.", HOME, user_id=user_id)
@@ -159,7 +159,7 @@ def answer(*items: dict[str, Any] | str) -> ModelReply:
 
 
 def memory(content: str, importance: float = 0.5, kind: str = "fact", **more: Any) -> dict[str, Any]:
-    """One memory of such a reply."""
+    """One memory of a model's reply."""
     return {"content": content, "type": kind, "importance": importance, **more}
 
 

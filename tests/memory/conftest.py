@@ -60,12 +60,12 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def remembered(clock: MovedClock) -> Remembered:
-    """Makes remembered turns: by default a question and its answer."""
+    """A function that makes remembered turns, by default with a question and its answer."""
     numbers = itertools.count(1)
 
     def make(token: int = 1, *, turn_id: UUID | None = None, text: str | None = None, **other: Any) -> RememberedTurn:
         number = next(numbers)
-        asked = text or f"question {number}"
+        question = text or f"question {number}"
         given = {
             "turn_id": turn_id or new_id(clock),
             "seq": number,
@@ -75,10 +75,10 @@ def remembered(clock: MovedClock) -> Remembered:
             "status": "done",
             "settled_at": clock.now(),
             "messages": (
-                line(Role.USER, asked, message_id=f"message {number}", created_at=clock.now()),
+                line(Role.USER, question, message_id=f"message {number}", created_at=clock.now()),
                 line(
                     Role.ASSISTANT,
-                    f"answer to {asked}",
+                    f"answer to {question}",
                     model="scripted",
                     usage={"input_tokens": 9, "output_tokens": 3},
                 ),

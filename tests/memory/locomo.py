@@ -61,14 +61,14 @@ def _sample(number: int, sessions: int, lines: int, chance: random.Random) -> di
 
 def _questions(facts: list[tuple[str, str, str]], chance: random.Random) -> list[dict[str, Any]]:
     """Questions with each form of evidence in the file: one line, several in a list or one entry, and invalid ones."""
-    asked: list[dict[str, Any]] = []
+    questions: list[dict[str, Any]] = []
     for speaker, what, dia_id in facts:
-        asked.append({"question": f"When was it that {speaker} {what}?", "evidence": [dia_id], "category": 4})
-        asked[-1]["answer"] = 7 if chance.random() < 0.2 else "the day before"
+        questions.append({"question": f"When was it that {speaker} {what}?", "evidence": [dia_id], "category": 4})
+        questions[-1]["answer"] = 7 if chance.random() < 0.2 else "the day before"
     (_, first, one), (_, second, other) = facts[0], facts[-1]
     both = f"Who {first}, and who {second}?"
     session, line = one.removeprefix("D").split(":")
-    asked += [
+    questions += [
         {"question": both, "answer": "both", "evidence": [one, other], "category": 1},
         {"question": both, "answer": "both", "evidence": [f"{one}; {other}"], "category": 1},
         {"question": both, "answer": "both", "evidence": f"{one}, {other}", "category": 1},
@@ -80,7 +80,7 @@ def _questions(facts: list[tuple[str, str, str]], chance: random.Random) -> list
         {"question": "What has no evidence?", "answer": "this", "evidence": [], "category": 3},
         {"question": "What has none at all?", "answer": "this", "category": 3},
     ]
-    return asked
+    return questions
 
 
 if __name__ == "__main__":

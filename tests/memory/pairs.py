@@ -1,7 +1,7 @@
 """Hand-written pairs of memories: contradictions and paraphrases.
 
-`(kind, said earlier, said later)`. The later text of a contradiction supersedes the earlier one, and that of a
-paraphrase reinforces it.
+Contradictions are `(kind, earlier text, later text)`, paraphrases `(earlier text, later text)`. The later text of a
+contradiction supersedes the earlier one; the later text of a paraphrase reinforces it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_a_statement_becomes_a_memory_with_its_sources(archive: Archive) -> None
     assert archive.consolidator().consolidate(session_id) == NotDue()
 
 
-def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
+def test_a_short_session_is_skipped_once(archive: Archive) -> None:
     """A short session is marked and counted without a model call."""
     session_id = archive.ended(LYON, turns=4)
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, skipped=1)
@@ -92,7 +92,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
     assert backlog(archive.harness.database, archive.limits) == Backlog(1, 0, 0)
 
 
-def test_the_same_said_again_reinforces(archive: Archive) -> None:
+def test_a_repeated_statement_reinforces_its_memory(archive: Archive) -> None:
     """A repeated statement raises the importance, counts one access and adds its channel and sources."""
     archive.embedder = Grouped([LYON, HOME])
     first = archive.ended(LYON)
@@ -139,7 +139,7 @@ def test_the_later_statement_wins_in_any_order(archive: Archive) -> None:
     assert old.valid_to == new.valid_from
 
 
-def test_moving_there_and_back_again_is_kept_apart(archive: Archive) -> None:
+def test_a_statement_repeated_after_a_contradiction_is_a_new_memory(archive: Archive) -> None:
     """A superseded memory is not reinforced: a repeated statement gets an interval of its own."""
     archive.embedder = Grouped([LYON, PARIS])
     for line in (LYON, PARIS, LYON):
@@ -162,7 +162,7 @@ def test_a_late_session_reinforces_the_memory_of_its_time(archive: Archive) -> N
 
 
 def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -> None:
-    """Of the hand-written pairs no contradiction and most paraphrases reinforce a memory."""
+    """No contradiction among the hand-written pairs reinforces a memory, and most paraphrases do."""
     archive.embedder = Grouped(*({a, b} for _, a, b in CONTRADICTIONS[:20]))
     for number, (_, earlier, later) in enumerate(CONTRADICTIONS[:20]):
         for line in (earlier, later):
@@ -177,7 +177,7 @@ def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -
 
 
 def test_memories_are_one_users_own(archive: Archive) -> None:
-    """The same words of another user are a memory of that user."""
+    """The same statement of two users becomes one memory for each."""
     archive.ended(LYON, user_id="ana")
     archive.ended(LYON, user_id="bo")
     assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
@@ -185,7 +185,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
 
 
 def test_entities_and_relations_are_stored(archive: Archive) -> None:
-    """All spellings of an entity are one entity, and each memory with a relation has one."""
+    """All spellings of an entity are one entity. Relations and mentions are stored with it."""
     said = memory(
         "My sister Nora lives in Lyon.",
         entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
@@ -211,7 +211,7 @@ def test_entities_and_relations_are_stored(archive: Archive) -> None:
 
 
 def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -> None:
-    """After an invalid reply the model is asked again, with its reply and the error."""
+    """After an invalid reply the model is called again, with its reply and the error."""
     session_id = archive.ended(LYON)
     archive.harness.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -220,7 +220,7 @@ def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -
     assert "not valid JSON" in last[-1].content
 
 
-def test_a_failing_session_is_abandoned_in_the_end(archive: Archive) -> None:
+def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> None:
     """A failed session keeps its error, is retried by the next batch, and is abandoned after its last run."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
@@ -294,7 +294,7 @@ def test_an_outage_uses_up_no_run(archive: Archive, error: Exception) -> None:
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
 
-def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive) -> None:
+def test_an_unavailable_embedder_postpones_the_session(archive: Archive) -> None:
     """If the embedder fails, the session waits, because duplicates cannot be found without vectors."""
     embedder = Grouped()
     embedder.down = ProviderError("it is down")
@@ -313,7 +313,7 @@ def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
         archive.keeper.drain()
         call.check()
-        raise AssertionError("the call was not ended")
+        raise AssertionError("the call was not aborted")
 
     archive.harness.script(interrupted)
     with pytest.raises(CallAborted):
@@ -374,7 +374,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, dat
 
 
 def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
-    """A paused worker's result is dropped if another worker consolidated the session in the meantime."""
+    """A paused worker's result is dropped if another worker consolidated the session during the pause."""
     session_id = archive.ended(LYON)
 
     def overtaken() -> None:
@@ -393,7 +393,7 @@ def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
     assert archive.known() == []
 
 
-def test_a_claim_is_one_workers(archive: Archive) -> None:
+def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
     """A session that one worker consolidates is not due for another."""
     session_id = archive.ended(LYON)
     met: list[object] = []
@@ -455,24 +455,24 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
     """The sweeper issues a lost wake-up again, after a pause that doubles each time."""
     session_id = archive.ended(LYON)
 
-    def forgotten() -> list[object]:
+    def woken() -> list[object]:
         return [*consolidations_to_wake(archive.harness.database, archive.limits, 10, 5, LEASE_S)]
 
-    assert forgotten() == [session_id]
-    assert forgotten() == []
+    assert woken() == [session_id]
+    assert woken() == []
     archive.harness.move(6)
-    assert forgotten() == [session_id]
+    assert woken() == [session_id]
     archive.harness.move(6)
-    assert forgotten() == []
+    assert woken() == []
     with archive.harness.crashing("before", "consolidation.merge"):
         archive.consolidator(Echo()).consolidate(session_id)
     archive.harness.move(LEASE_S + 1)
-    assert forgotten() == [session_id]
+    assert woken() == [session_id]
     assert archive.session(session_id).consolidation_error == "UNKNOWN: the run was interrupted"
 
 
-def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:
-    """Of a fork only its own turns are counted and read, not the copied ones."""
+def test_copied_turns_of_a_fork_are_not_consolidated(archive: Archive) -> None:
+    """A fork's copied turns are neither counted nor read."""
     source = archive.ended(LYON)
     fork = archive.ended(LYON, "I have a dog called Rex.", turns=6)
     archive.harness.sql(

@@ -33,7 +33,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
 def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> None:
-    """The first pieces are kept; if none fits, the beginning of the first."""
+    """The first pieces that fit are kept; if none fits, the beginning of the first piece."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
     made = render(Section(MEMORY, "Known", numbered, budget))
     lines = made.splitlines()[2:-1]

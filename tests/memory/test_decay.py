@@ -69,7 +69,7 @@ def form(harness: Harness, kind: str = "fact", importance: float = 0.5, **more: 
 
 
 @given(KINDS, st.tuples(COUNTS, COUNTS, COUNTS), IMPORTANCES, HOURS)
-def test_a_value_lies_between_the_floor_and_what_it_was(
+def test_a_value_lies_between_the_floor_and_the_importance(
     kind: str, counts: tuple[int, int, int], importance: float, hours: float
 ) -> None:
     """A value stays between the floor and the importance, and never grows with age."""
@@ -84,7 +84,7 @@ def test_a_value_lies_between_the_floor_and_what_it_was(
 def test_channels_accesses_and_connections_slow_decay(
     kind: str, channels: int, accesses: int, connections: int
 ) -> None:
-    """Each factor alone slows decay; with ten connections there is none."""
+    """Each factor alone slows decay. A memory with ten connections does not decay."""
     rate = decay_rate(kind, channels, accesses, connections)
     assert 0 <= decay_rate(kind, channels + 1, accesses, connections) <= rate
     assert decay_rate(kind, channels, accesses + 1, connections) <= rate
@@ -94,7 +94,7 @@ def test_channels_accesses_and_connections_slow_decay(
 
 
 def test_the_formula_agrees_with_a_manual_calculation() -> None:
-    """The value of a fact on two channels, with three accesses and two connections, after a thousand hours."""
+    """The formula agrees with a manual calculation for two channels, three accesses and two connections."""
     rate = decay_rate("fact", 2, 3, 2)
     assert rate == pytest.approx(0.0001210, rel=1e-3)
     assert decayed(0.8, rate, 1000) == pytest.approx(0.7088, rel=1e-3)
@@ -151,7 +151,7 @@ def test_unchanged_memories_are_not_written(harness: Harness) -> None:
 
 
 def test_faded_memories_are_archived(harness: Harness) -> None:
-    """A memory is archived below 0.03, after thirty days of age and without access; each alone is not enough."""
+    """A memory is archived only if its value is below 0.03 and it is over thirty days old and unread."""
     faded = form(harness, "conversation", 0.05)
     form(harness, "conversation", 0.2)
     harness.move(20 * DAY_S)
@@ -168,7 +168,7 @@ def test_faded_memories_are_archived(harness: Harness) -> None:
     assert decay(harness.database).archived == 2
 
 
-def test_a_run_goes_through_pages(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_commits_page_by_page(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page is a commit of its own, and no memory is left out."""
     monkeypatch.setattr("perdure.memory.decay._BATCH", 2)
     for _ in range(5):

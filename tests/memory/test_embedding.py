@@ -36,16 +36,13 @@ class Fickle:
 
     @property
     def name(self) -> str:
-        """The embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int:
-        """The vectors' dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """Vectors; raises the fault if there is one."""
         if self.fault is not None:
             raise self.fault
         if self.taboo is not None and any(self.taboo in text for text in texts):
@@ -99,7 +96,7 @@ def test_texts_of_an_unavailable_embedder_are_postponed(
 
 
 def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database, clock: MovedClock) -> None:
-    """After the server's clock was ahead and is corrected, no text waits for the wrong time."""
+    """A pause that was set while the server's clock was ahead is ignored once the clock is corrected."""
     clock.advance(timedelta(days=1))
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
@@ -133,7 +130,7 @@ def test_a_refused_text_does_not_block_others(
 def test_texts_of_a_dead_process_are_embedded_by_another(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Texts that a dead process had taken are embedded after its lease."""
+    """Texts that a dead process had claimed are embedded by another process once the lease has expired."""
     import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
@@ -157,7 +154,7 @@ def test_two_processes_share_the_work(database: Database, clock: MovedClock, con
 
 
 def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """With a new embedder all texts get a second vector. Until then words are searched, and the first vectors stay."""
+    """With a new embedder all texts get a second vector; until then recall searches by words. Old vectors stay."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:

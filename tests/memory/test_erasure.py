@@ -97,14 +97,14 @@ _KNOWN = """
 
 
 def _stream(session_id: UUID, turn_id: UUID, word: str, client: Any) -> None:
-    """A turn's event stream with the word, as a worker writes it."""
+    """Write a turn's event stream with the word, as a worker does."""
     client.sadd(streams_key(REDIS_PREFIX, session_id), str(turn_id))
     client.xadd(stream_key(REDIS_PREFIX, turn_id), {"kind": "delta", "data": f"I know of {word}"})
 
 
 @pytest.fixture
 def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
-    """Counts the rows of every table and the keys of Redis that contain a word."""
+    """A function that counts the table rows and the Redis keys that contain a word."""
 
     def count(word: str) -> dict[str, int]:
         found = {}
@@ -122,7 +122,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
-    """Two sessions of the user with that word, one of them ended, and rows in every table."""
+    """Make two sessions of the user with that word, one of them ended, and rows in every table."""
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -203,7 +203,7 @@ def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """A new table fails here until it is listed as one with or without users' data."""
+    """This test fails for a new table until it is listed as one with or without users' data."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
@@ -218,7 +218,7 @@ def test_every_table_is_personal_or_not() -> None:
 def test_a_user_is_erased_and_others_are_not(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """No table and no key of Redis contains the user's word."""
+    """After an erasure, no table or Redis key contains the user's word, and the other user's data is unchanged."""
     before, others = everything(MARKER), everything(OTHER)
     assert {"users", "identities", "sessions", "turns", "inbox", "messages", "tool_effects"} <= before.keys()
     assert {"snapshots", "deliveries", "memories", "entities", "relations", "message_words"} <= before.keys()
@@ -238,7 +238,7 @@ def test_a_user_is_erased_and_others_are_not(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisMemory, alone: bool) -> None:
-    """`pg_stats` keeps column samples until a fifth of the table has changed, and for ever if the table is empty."""
+    """An erasure removes column samples from `pg_stats`, which could otherwise keep the user's texts for ever."""
     if alone:
         _eraser(lived, redis_memory).erase(f"user {OTHER}")
     sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
@@ -256,7 +256,7 @@ def _analyze(harness: Harness) -> None:
 
 
 class _File:
-    """Redis's file, whose rewrite the test controls."""
+    """An append-only file whose rewrite the test controls."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -266,16 +266,16 @@ class _File:
     def rewrite(self) -> None:
         self.begun += 1
         if self.unreachable:
-            raise Unavailable("Redis is away.")
+            raise Unavailable("Redis is unavailable.")
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
         if self.unreachable:
-            raise Unavailable("Redis is away.")
+            raise Unavailable("Redis is unavailable.")
         return erasures if self.done else ()
 
 
 def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, redis_memory: RedisMemory) -> None:
-    """The rewrite starts at once, and the sweeper waits for its end."""
+    """The erasure starts a rewrite at once, and the sweeper completes the erasure after the rewrite."""
     file = _File()
     eraser = replace(_eraser(lived, redis_memory), file=file)
     assert eraser.erase(f"user {MARKER}").everywhere
@@ -309,7 +309,7 @@ def test_writes_of_a_paused_process_are_erased_later(
 
 
 def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness, redis_memory: RedisMemory) -> None:
-    """After the server's clock was ahead and is corrected, the second pass is due at once."""
+    """A second pass that was scheduled while the clock was ahead is due once the clock is corrected."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)
@@ -332,7 +332,7 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
 def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """The model's call began before the erasure and ends after it."""
+    """A turn whose model call begins before the erasure and ends after it writes nothing."""
     harness.redis_memory = redis_memory
     sent = harness.send(f"I am {MARKER}", user_id=MARKER)
 
@@ -355,7 +355,7 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """At any statement of one, the other may start and run up to a lock: no data stays, and neither fails."""
+    """The other operation starts before each statement of the first: no data stays, and neither operation fails."""
     harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     harness.redis_memory = redis_memory
     archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))

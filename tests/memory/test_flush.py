@@ -1,4 +1,4 @@
-"""Flush writes the turns that PostgreSQL lacks once, under a current token, as a valid transcript."""
+"""Flush writes each turn that PostgreSQL lacks once, under a current token, as a valid transcript."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.memory.conftest import Remembered, line
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
 
-ASKED = {"id": "call_1", "name": "read", "arguments": "{}"}
-ASKING = line(Role.ASSISTANT, tool_calls=[ASKED])
+TOOL_CALL = {"id": "call_1", "name": "read", "arguments": "{}"}
+CALL_MESSAGE = line(Role.ASSISTANT, tool_calls=[TOOL_CALL])
 RESULT = line(Role.TOOL, "42", tool_call_id="call_1")
 REPLY = line(Role.ASSISTANT, "42")
 SETTLED = "SELECT turn_id, seq, agent, channel, status, steps, first_seq, reply_seq, usage FROM turns ORDER BY seq"
 SETTLED_BEFORE = Verdict(
     "done", [], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
 )
-GO_BACK = """
+LOSE_TURNS = """
     WITH a AS (DELETE FROM inbox WHERE text <> 'hello'), b AS (DELETE FROM tool_effects),
          c AS (DELETE FROM messages WHERE seq > 2), d AS (DELETE FROM message_words WHERE seq > 2),
          e AS (DELETE FROM unembedded WHERE seq > 2), f AS (DELETE FROM turns WHERE seq > 1)
@@ -179,8 +179,8 @@ def test_an_unsettled_turn_blocks_the_flush(harness: Harness, session: Session, 
     assert session.said == ["hello", "ok", "another", "ok", "question 1", "answer to question 1"]
 
 
-def test_flushes_side_by_side_write_once(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """A worker's shutdown and the sweeper's ending may run concurrently."""
+def test_concurrent_flushes_write_once(harness: Harness, session: Session, remembered: Remembered) -> None:
+    """Of concurrent flushes, as by a worker's shutdown and the sweeper, only one writes the turns."""
     session.keep(remembered(session.token), remembered(session.token))
     fence = session.fence
     found = side_by_side(*[lambda: session.flush(fence)] * 4)
@@ -203,7 +203,7 @@ def test_an_outdated_entry_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """If the sender repeated a message after the failover, its first answer is refused."""
+    """If the sender repeated a message after the failover, the earlier answer is refused."""
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
     session.keep(remembered(session.token))
@@ -214,7 +214,7 @@ def test_a_message_that_was_sent_again_is_not_answered_twice(
 def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """Accept is idempotent for flushed turns as well."""
+    """A message whose turn was flushed is a duplicate when it is sent again."""
     turn = remembered(session.token)
     session.keep(turn)
     session.flush()
@@ -233,13 +233,13 @@ def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Sessi
     assert session.said == ["hello", "ok"]
 
 
-def test_damaged_entries_keep_no_other_from_being_written(
+def test_malformed_entries_do_not_stop_valid_ones(
     harness: Harness, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A malformed entry and one that a provider would refuse do not stop a valid one."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
     session.keep(
-        remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED]))),
+        remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[TOOL_CALL]))),
         remembered(session.token, text="whole"),
     )
     assert session.flush() == Flushed(1, refused=1)
@@ -267,7 +267,7 @@ def test_turns_lost_in_a_failover_are_written_back(harness: Harness, session: Se
         session.remember(harness.send(text))
     before, messages = harness.session(session.id), session.transcript
     turns = harness.sql(SETTLED)
-    harness.sql(GO_BACK)
+    harness.sql(LOSE_TURNS)
     assert session.flush() == Flushed(2)
     assert session.transcript == messages
     assert harness.sql(SETTLED) == turns
@@ -286,22 +286,22 @@ def test_turns_lost_in_a_failover_are_written_back(harness: Harness, session: Se
         ([line(Role.ASSISTANT, "hello")], "begin"),
         ([line(Role.USER, "?")], "reply"),
         ([line(Role.USER, "?"), line(Role.SYSTEM, "obey"), line(Role.ASSISTANT, "!")], "role"),
-        ([line(Role.USER, "?", tool_calls=[ASKED]), line(Role.TOOL, tool_call_id="call_1"), REPLY], "role"),
-        ([line(Role.USER, "?"), ASKING], "do not match"),
-        ([line(Role.USER, "?"), ASKING, REPLY], "do not match"),
-        ([line(Role.USER, "?"), ASKING, line(Role.TOOL, tool_call_id="call_2"), REPLY], "do not match"),
+        ([line(Role.USER, "?", tool_calls=[TOOL_CALL]), line(Role.TOOL, tool_call_id="call_1"), REPLY], "role"),
+        ([line(Role.USER, "?"), CALL_MESSAGE], "do not match"),
+        ([line(Role.USER, "?"), CALL_MESSAGE, REPLY], "do not match"),
+        ([line(Role.USER, "?"), CALL_MESSAGE, line(Role.TOOL, tool_call_id="call_2"), REPLY], "do not match"),
         ([line(Role.USER, "?"), line(Role.TOOL, tool_call_id="call_1"), REPLY], "do not match"),
-        ([line(Role.USER, "?"), ASKING, RESULT, RESULT, REPLY], "do not match"),
-        ([line(Role.USER, "?"), ASKING, line(Role.USER, "well?"), RESULT, REPLY], "do not match"),
+        ([line(Role.USER, "?"), CALL_MESSAGE, RESULT, RESULT, REPLY], "do not match"),
+        ([line(Role.USER, "?"), CALL_MESSAGE, line(Role.USER, "well?"), RESULT, REPLY], "do not match"),
         (
-            [line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED, ASKED]), RESULT, RESULT, REPLY],
+            [line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[TOOL_CALL, TOOL_CALL]), RESULT, RESULT, REPLY],
             "do not match",
         ),
-        ([line(Role.USER, "?"), ASKING, RESULT], "reply"),
+        ([line(Role.USER, "?"), CALL_MESSAGE, RESULT], "reply"),
     ],
 )
 def test_turns_that_a_provider_would_refuse_are_not_written(messages: list[RememberedMessage], why: str) -> None:
-    """Such a turn would make every later prompt of the session invalid."""
+    """A turn that a provider would refuse is not written, because it would make every later prompt invalid."""
     found = transcript_fault(messages, replied=True)
     assert found is not None
     assert why in found
@@ -311,9 +311,9 @@ def test_turns_that_a_provider_would_refuse_are_not_written(messages: list[Remem
     ("messages", "replied"),
     [
         ([line(Role.USER, "?"), REPLY], True),
-        ([line(Role.USER, "?"), line(Role.USER, "and?"), ASKING, RESULT, ASKING, RESULT, REPLY], True),
+        ([line(Role.USER, "?"), line(Role.USER, "and?"), CALL_MESSAGE, RESULT, CALL_MESSAGE, RESULT, REPLY], True),
         ([line(Role.USER, "?")], False),
-        ([line(Role.USER, "?"), ASKING, RESULT], False),
+        ([line(Role.USER, "?"), CALL_MESSAGE, RESULT], False),
     ],
 )
 def test_turns_that_a_provider_accepts_are_written(messages: list[RememberedMessage], *, replied: bool) -> None:
@@ -332,7 +332,7 @@ def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory
 def test_a_shutdown_flush_returns_the_number_of_turns(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A shutdown flushes nothing under a stale token or with a parked turn, which is logged, and then all turns."""
+    """A shutdown's flush returns the number of turns, or `None` under a stale token or with an unsettled turn."""
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
     harness.send("parked")

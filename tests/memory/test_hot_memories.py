@@ -40,7 +40,7 @@ def hot(harness: Harness, user_id: str = "ana") -> list[UUID]:
     return [row.memory_id for row in rows]
 
 
-def test_what_is_recalled_most_is_hottest(harness: Harness) -> None:
+def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
     """A user's hot memories are ordered by recent recalls, and refreshing again changes nothing."""
     seldom, often = recalled(harness, 1), recalled(harness, 3)
     recalled(harness, 0)
@@ -51,7 +51,7 @@ def test_what_is_recalled_most_is_hottest(harness: Harness) -> None:
 
 
 def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> None:
-    """After the last counted day it is no longer hot, and its accesses are deleted."""
+    """After the last counted day a memory is no longer hot, and its accesses are deleted."""
     recalled(harness, 2)
     refresh_hot(harness.database)
     harness.move((PATTERN_DAYS - 1) * DAY_S)
@@ -85,7 +85,7 @@ def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
     assert refresh_hot(harness.database) == MOST_HOT
 
 
-def test_every_user_is_reached(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_user_is_refreshed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """All users are refreshed, in pages."""
     monkeypatch.setattr("perdure.memory.hot_memories._USERS_PER_COMMIT", 2)
     for number in range(5):

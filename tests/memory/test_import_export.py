@@ -56,7 +56,7 @@ def test_a_session_arrives_ended_and_searchable(database: Database, clock: Moved
 
 
 def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) -> None:
-    """The same file adds nothing; a longer one adds its new lines, which are consolidated again."""
+    """Importing the same file again adds nothing; a longer file adds its new lines."""
     import_conversation(database, clock, _TALK)
     before = _rows(database, "SELECT * FROM messages ORDER BY seq")
     assert _counts(import_conversation(database, clock, _TALK)) == (0, 4, 0)
@@ -106,7 +106,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
 
 
 def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock: MovedClock) -> None:
-    """Python could not read such a time in PostgreSQL's time zone, so no message could be listed or exported."""
+    """Times next to the years 1 and 9999 are refused: Python cannot represent them in every time zone."""
     ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
     result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
     assert {each.reason for each in result.bad} == {"occurred_at is too close to the year 1 or 9999"}
@@ -115,7 +115,7 @@ def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock
 
 
 def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock) -> None:
-    """Names of sessions and messages are per user."""
+    """Session names and message ids are separate for each user."""
     lines = [line(1, "one", user_id=user, session=session) for user in ("ana", "bob") for session in ("a", "b", "a")]
     assert _counts(imported(database, clock, lines)) == (4, 2, 0)
     assert len(_rows(database, "SELECT * FROM sessions")) == 4
@@ -131,8 +131,11 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
         assert recall.search("ana", question, 1)[0].id == f"m{number}", question
 
 
-def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
-    """An export is a duplicate here and new for another user. An import adds nothing to a session of turns."""
+def test_an_export_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
+    """An export is known to its own database, and new for another user.
+
+    An import adds nothing to a session of turns.
+    """
     harness.script(says("I will look after them."))
     turn = harness.ask("Mind my bees.")
     import_conversation(database, clock, _TALK, author="Bea")
@@ -140,8 +143,8 @@ def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock,
     assert _counts(imported(database, clock, lines)) == (0, 6, 0)
     assert [json.loads(each)["author"] for each in lines if "author" in each] == ["Bea"] * 4
     assert list(export_messages(database, "nobody")) == []
-    strangers = [json.dumps({**json.loads(each), "user_id": "eve"}) for each in lines]
-    assert _counts(imported(database, clock, strangers)) == (6, 0, 0)
+    lines_of_eve = [json.dumps({**json.loads(each), "user_id": "eve"}) for each in lines]
+    assert _counts(imported(database, clock, lines_of_eve)) == (6, 0, 0)
     added = imported(database, clock, [line(1, "And my cat.", session=str(turn["session_id"]))])
     assert _counts(added) == (0, 0, 1)
     assert "was not imported" in added.bad[0].reason

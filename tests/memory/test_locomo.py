@@ -12,7 +12,7 @@ from perdure.database.engine import Database
 from tests.memory.locomo import locomo
 
 
-def test_a_set_with_oddities_is_asked(database: Database) -> None:
+def test_irregular_evidence_is_read(database: Database) -> None:
     """Evidence counts in each of its spellings; questions whose evidence names no line are left out."""
     samples = locomo(samples=2, sessions=3, lines=10)
     section = recall.evaluate(database.url, samples, "hash:64", [1, 5, 20], "made.json")
@@ -21,7 +21,7 @@ def test_a_set_with_oddities_is_asked(database: Database) -> None:
     figures = section.figures
     assert figures["single-hop any@1"] == 1.0, "each has a number that no other line has"
     assert figures["multi-hop any@5"] == figures["multi-hop all@20"] == 1.0
-    assert figures["multi-hop all@1"] == 0.0, "two lines are not among one"
+    assert figures["multi-hop all@1"] == 0.0, "one result cannot contain two lines"
     for name in numbers:
         for fewer, more in ((1, 5), (5, 20)):
             assert figures[f"{name} any@{fewer}"] <= figures[f"{name} any@{more}"]
@@ -30,7 +30,7 @@ def test_a_set_with_oddities_is_asked(database: Database) -> None:
     assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
 
 
-def test_lines_carry_what_was_said_shown_and_when() -> None:
+def test_lines_have_the_speaker_the_caption_and_the_time() -> None:
     """Each line has the speaker, a picture's caption and the session's time."""
     [sample] = locomo(samples=1, sessions=2, lines=10)
     lines = recall.lines_of(sample)
@@ -52,7 +52,7 @@ def test_a_malformed_file_is_reported(
     assert "is no set in LoCoMo's layout" in capsys.readouterr().err
 
 
-def test_the_shipped_set_is_one() -> None:
+def test_the_shipped_set_is_valid() -> None:
     """Every question of the bundled set names existing lines."""
     for sample in json.loads(recall.SHIPPED.read_text(encoding="utf-8")):
         there = {line["message_id"] for line in recall.lines_of(sample)}

@@ -98,7 +98,7 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 
 
 def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The line that answers a question ranks first, under its own id, and its neighbour ranks high."""
+    """The line that answers a question ranks first, under its own id, and a neighbouring line is also found."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
@@ -142,7 +142,7 @@ def test_neighbours_among_many_that_match(database: Database, clock: MovedClock)
 
 
 def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> None:
-    """Two weak matches with unread lines between them are not neighbours."""
+    """Two weak matches with other lines between them lend each other no score."""
     talk = [f"Nothing of note, part {number}." for number in range(10)]
     talk[2] = talk[7] = "Somebody mentioned the harbour once."
     import_conversation(database, clock, talk)
@@ -153,7 +153,7 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
 
 
 def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """All newest rows are in the prompt: among older ones, a rare word weighs more than two common ones."""
+    """Word rarity also counts messages in the prompt, so a rare word outweighs two that are common there."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
     import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
@@ -193,7 +193,7 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
     assert json.dumps(known.as_json())
 
 
-def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, recall: Recall) -> None:
+def test_superseded_memories_rank_after_valid_ones(database: Database, clock: MovedClock, recall: Recall) -> None:
     """A superseded memory is found with its `valid_to`; an archived one is not found."""
     now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
     _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
@@ -206,7 +206,7 @@ def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, 
 
 
 def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Of equal lines, the one from the named time ranks first; a time alone finds its lines."""
+    """Among equal lines, the one from the named time ranks first; a time alone finds its lines."""
     moved = MovedClock()
     moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
     recall = replace(recall, clock=moved)
@@ -255,7 +255,7 @@ def test_without_the_embedder_words_are_searched(database: Database, clock: Move
         "0000-99-99 9999-12-31 in 1900 31st of June 999 years ago",
     ],
 )
-def test_bad_questions_are_no_errors(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
+def test_any_query_is_accepted(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
     """Any query returns results or an empty list."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
@@ -265,7 +265,7 @@ def test_bad_questions_are_no_errors(query: str, database: Database, clock: Move
 
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """At most `k` results of both layers; an invalid `k` is refused."""
+    """A search returns at most `k` results of both layers together; an invalid `k` is refused."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
@@ -275,7 +275,7 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
             recall.search("ana", "peanuts", k)
 
 
-def test_reading_is_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
+def test_recalls_are_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
     """A recall counts each returned memory once; without `record` it counts none."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
     recall.search("ana", "peanuts", record=False)

@@ -22,7 +22,7 @@ _EMBEDDER = HashEmbedder(_DIMENSIONS)
 
 @pytest.fixture
 def filled(database: Database) -> Iterator[Connection]:
-    """Memories and messages of two hundred users, half of them of one user, with random, indexed vectors."""
+    """Memories and messages of 51 users, half of them one user's, with random, indexed vectors."""
     registered = register(database, _EMBEDDER.name, _DIMENSIONS)
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -54,7 +54,7 @@ _FILL = """
 
 
 def _plan(connection: Connection, mode: str, statement: Statement, user_id: str, **given: Any) -> str:
-    """The plan of a new connection (`force_custom_plan`) or of an old one (`force_generic_plan`)."""
+    """The statement's plan, as on a new connection (`force_custom_plan`) or an old one (`force_generic_plan`)."""
     parameters = {
         "user_id": user_id,
         "query": "word7 word9",
@@ -104,7 +104,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 @pytest.mark.long
 def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
-    """A user of half of the rows and one of a hundredth both get `CANDIDATES` rows of their own, mostly the nearest."""
+    """A user with half of the rows and one with a hundredth both get 20 rows of their own, mostly the nearest."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}
@@ -119,14 +119,14 @@ def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: D
 
 
 @pytest.mark.long
-def test_frequent_words_find_what_has_most_of_them(filled: Connection, database: Database) -> None:
-    """Of thousands of rows with one word of the question, the oldest has two and is found."""
+def test_frequent_words_find_the_row_with_most_of_them(filled: Connection, database: Database) -> None:
+    """The row with the most words of the question is found, although it is the oldest of thousands that match."""
     filled.exec_driver_sql(
         "UPDATE memories SET content = 'word1 word2 word3', valid_from = '2001-01-01' "
         "WHERE memory_id = (SELECT min(memory_id::text)::uuid FROM memories WHERE user_id = 'half')"
     )
     given = {"user_id": "half", "query": "thing word1 word2 word3", "most": 60, "most_terms": 32}
-    for most_rows in (100, 1_000, 10_000):  # looked up among many older ones, or among all
+    for most_rows in (100, 1_000, 10_000):  # below and above the number of matches
         bounds = {"most_rows": most_rows, "most_found": 20, "common": 0.1}
         found = database.run(queries.MEMORIES_BY_WORDS, {**given, **bounds})
         best = filled.exec_driver_sql("SELECT content FROM memories WHERE memory_id = %s", (found[0].memory_id,))

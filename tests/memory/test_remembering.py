@@ -22,7 +22,7 @@ def _settled(
 ) -> TurnRef:
     """Remember a turn with a committed question and this verdict. Returns the turn."""
     ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
-    asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
+    question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
     done = Verdict(
         "done", [reply], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
@@ -32,7 +32,7 @@ def _settled(
         ref.turn_id,
         7,
         turn=ref,
-        transcript=Transcript(ref.turn_id, [asked]),
+        transcript=Transcript(ref.turn_id, [question]),
         verdict=replace(done, **verdict),
     )
     return ref

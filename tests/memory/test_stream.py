@@ -24,17 +24,17 @@ WITHIN_S = 3.0
 """Two seconds are expected; the third allows for a loaded machine."""
 
 
-def happened(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
+def event_at(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
     """An event `second` seconds after noon."""
     return StreamEvent(kind, channel, NOON + timedelta(seconds=second))
 
 
-def test_what_happened_last_is_read_in_order(redis_memory: RedisMemory) -> None:
+def test_the_newest_events_are_read_in_order(redis_memory: RedisMemory) -> None:
     """The newest events are read in order, with their times."""
     events = [
-        happened(1),
-        happened(2, "web", StreamEventKind.CHANNEL_SWITCH),
-        happened(3, "web", StreamEventKind.TYPING),
+        event_at(1),
+        event_at(2, "web", StreamEventKind.CHANNEL_SWITCH),
+        event_at(3, "web", StreamEventKind.TYPING),
     ]
     for each in events:
         assert redis_memory.stream.append("ana", each)
@@ -47,98 +47,98 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
     """The stream's size does not grow with the user's activity."""
     pipeline = client.pipeline()
     for second in range(2 * MAX_ENTRIES):
-        entry = {"kind": "typing", "channel": "cli", "at": int(happened(second).at.timestamp() * 1000)}
+        entry = {"kind": "typing", "channel": "cli", "at": int(event_at(second).at.timestamp() * 1000)}
         pipeline.xadd("perdure:stream:ana", entry)
     pipeline.execute()
-    redis_memory.stream.append("ana", happened(2 * MAX_ENTRIES))
+    redis_memory.stream.append("ana", event_at(2 * MAX_ENTRIES))
     assert MAX_ENTRIES <= client.xlen("perdure:stream:ana") < MAX_ENTRIES * 1.2
-    assert redis_memory.stream.recent("ana", 1) == [happened(2 * MAX_ENTRIES)]
+    assert redis_memory.stream.recent("ana", 1) == [event_at(2 * MAX_ENTRIES)]
 
 
 def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
-    """A stream expires by itself, because its user may begin no further session whose end would trim it."""
-    redis_memory.stream.append("ana", happened(1))
+    """An unused stream expires, because its user may have no further session whose end would trim it."""
+    redis_memory.stream.append("ana", event_at(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
 
 def test_the_end_of_a_session_removes_its_events(redis_memory: RedisMemory, client: Any) -> None:
     """The end of a session removes events up to its time; later ones belong to the next session."""
     for second in (1, 2, 3):
-        redis_memory.stream.append("ana", happened(second))
-    redis_memory.stream.append("ben", happened(1))
-    assert redis_memory.stream.trim_session("ana", None, happened(2).at) == 2
-    assert redis_memory.stream.recent("ana", 10) == [happened(3)]
-    assert redis_memory.stream.trim_session("ana", None, happened(2).at) == 0
-    assert redis_memory.stream.trim_session("ana", None, happened(3).at) == 1
+        redis_memory.stream.append("ana", event_at(second))
+    redis_memory.stream.append("ben", event_at(1))
+    assert redis_memory.stream.trim_session("ana", None, event_at(2).at) == 2
+    assert redis_memory.stream.recent("ana", 10) == [event_at(3)]
+    assert redis_memory.stream.trim_session("ana", None, event_at(2).at) == 0
+    assert redis_memory.stream.trim_session("ana", None, event_at(3).at) == 1
     assert client.keys() == ["perdure:stream:ben"]
 
 
 def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMemory) -> None:
     """With one session per channel, the events of other channels stay."""
     for second, channel in enumerate(("cli", "web", "cli")):
-        redis_memory.stream.append("ana", happened(second, channel))
-    assert redis_memory.stream.trim_session("ana", "cli", happened(9).at) == 2
-    assert redis_memory.stream.recent("ana", 10) == [happened(1, "web")]
+        redis_memory.stream.append("ana", event_at(second, channel))
+    assert redis_memory.stream.trim_session("ana", "cli", event_at(9).at) == 2
+    assert redis_memory.stream.recent("ana", 10) == [event_at(1, "web")]
 
 
-def test_damaged_entries_are_passed_over_and_reported(
+def test_malformed_entries_are_skipped_and_logged(
     redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Malformed entries of another program or release are skipped and logged; a session's end deletes them, too."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
-    redis_memory.stream.append("ana", happened(1))
-    assert redis_memory.stream.recent("ana", 10) == [happened(1)]
+    redis_memory.stream.append("ana", event_at(1))
+    assert redis_memory.stream.recent("ana", 10) == [event_at(1)]
     assert len([each for each in caplog.records if "skipped" in each.getMessage()]) == 3
-    redis_memory.stream.trim_session("ana", None, happened(1).at)
+    redis_memory.stream.trim_session("ana", None, event_at(1).at)
     assert client.keys() == []
 
 
-def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memory: RedisMemory, client: Any) -> None:
+def test_a_key_that_is_not_a_stream_does_not_stop_a_sessions_end(redis_memory: RedisMemory, client: Any) -> None:
     """A key with a wrong type does not stop the end of a session, which deletes it."""
     client.set("perdure:stream:ana", "no stream")
-    assert not redis_memory.stream.append("ana", happened(1))
-    redis_memory.stream.trim_session("ana", None, happened(1).at)
+    assert not redis_memory.stream.append("ana", event_at(1))
+    redis_memory.stream.trim_session("ana", None, event_at(1).at)
     assert client.keys() == []
 
 
 def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
     unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """Stream events must not delay a turn or fill the log."""
+    """Without Redis, stream events fail without a delay and log one warning every few seconds."""
     with caplog.at_level(logging.WARNING):
-        assert not unreachable.stream.append("ana", happened(1))
+        assert not unreachable.stream.append("ana", event_at(1))
         assert unreachable.stream.recent("ana", 5) == []
     assert "PERDURE_REDIS_URL" in caplog.text
     assert len(caplog.records) == 1
     clock.advance(timedelta(seconds=6))
-    assert not unreachable.stream.append("ana", happened(1))
+    assert not unreachable.stream.append("ana", event_at(1))
     assert len(caplog.records) == 2
 
 
-def test_a_redis_that_falls_silent_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
+def test_an_unresponsive_redis_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
     """A paused server accepts connections without responding; it is used again after it resumes."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
-    assert redis_memory.stream.append("ana", happened(1))
+    assert redis_memory.stream.append("ana", event_at(1))
     os.kill(own_redis.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        assert not redis_memory.stream.append("ana", happened(2))
+        assert not redis_memory.stream.append("ana", event_at(2))
         assert time.monotonic() - began < WITHIN_S
     finally:
         os.kill(own_redis.pid, signal.SIGCONT)
     clock.advance(timedelta(seconds=6))
-    assert redis_memory.stream.append("ana", happened(3))
-    assert redis_memory.stream.recent("ana", 1) == [happened(3)]
+    assert redis_memory.stream.append("ana", event_at(3))
+    assert redis_memory.stream.recent("ana", 1) == [event_at(3)]
     redis_memory.close()
 
 
 def test_a_redis_that_was_restarted_is_used_again(own_redis: Running, tmp_path: Path, clock: MovedClock) -> None:
     """Redis is used again after a restart, without a restart of workers."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
-    assert redis_memory.stream.append("ana", happened(1))
+    assert redis_memory.stream.append("ana", event_at(1))
     assert own_redis.stop()
     with redis.start(tmp_path / "redis"):
-        assert redis_memory.stream.append("ana", happened(2))
+        assert redis_memory.stream.append("ana", event_at(2))
     redis_memory.close()

@@ -87,7 +87,7 @@ def test_days_begin_at_the_zones_midnight() -> None:
 
 
 @given(st.text(), st.timedeltas(timedelta(days=-40_000), timedelta(days=60_000)))
-def test_any_text_has_an_answer(question: str, later: timedelta) -> None:
+def test_any_text_gives_valid_spans_or_none(question: str, later: timedelta) -> None:
     """Any text at any time gives a few valid spans or none."""
     found = find_spans(question, _NOW + later, ZoneInfo("Europe/Paris"))
     assert len(found) <= MOST_SPANS

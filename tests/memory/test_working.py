@@ -62,7 +62,7 @@ def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any,
 
 
 def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Entries may be out of order. Of two entries of one turn, the one with the higher token counts."""
+    """Entries may be out of order. Of two entries of one turn, the one with the higher token is used."""
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):
@@ -86,7 +86,7 @@ def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, reme
     ],
     ids=str,
 )
-def test_a_damaged_entry_is_passed_over_and_reported(
+def test_a_damaged_entry_is_skipped_and_logged(
     damage: bytes | dict[str, Any],
     redis_memory: RedisMemory,
     client: Any,
@@ -105,7 +105,7 @@ def test_a_damaged_entry_is_passed_over_and_reported(
     assert "secret" not in report.getMessage()
 
 
-def test_a_key_that_is_no_list_is_reported_and_removed(
+def test_a_key_that_is_not_a_list_is_logged_and_removed(
     redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A key with a wrong type is logged, and removed at the end of the session."""

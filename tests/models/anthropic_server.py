@@ -61,22 +61,22 @@ def _turn_problems(body: Wire) -> Iterator[str]:
     if turns[-1][0] != "user":
         yield "messages: this model does not support assistant message prefill"
     for at, (role, blocks) in enumerate(turns):
-        asked = _asked(turns[at - 1][1]) if at else []
+        call_ids = _call_ids(turns[at - 1][1]) if at else []
         yield from _block_problems(f"messages[{at}]", role, blocks)
-        yield from _result_problems(f"messages[{at}]", blocks, asked)
-    if _asked(turns[-1][1]):
+        yield from _result_problems(f"messages[{at}]", blocks, call_ids)
+    if _call_ids(turns[-1][1]):
         yield "`tool_use` ids were found without `tool_result` blocks at the end"
-    asked = [each for _, blocks in turns for each in _asked(blocks)]
-    if len(set(asked)) != len(asked):
+    call_ids = [each for _, blocks in turns for each in _call_ids(blocks)]
+    if len(set(call_ids)) != len(call_ids):
         yield "`tool_use` ids must be unique"
 
 
-def _asked(blocks: Sequence[Wire]) -> list[str]:
+def _call_ids(blocks: Sequence[Wire]) -> list[str]:
     return [str(each.get("id")) for each in blocks if each.get("type") == "tool_use"]
 
 
 def _turns(messages: Sequence[Wire]) -> Iterator[tuple[str, list[Wire]]]:
-    """The provider merges consecutive messages of one role into one turn."""
+    """The role and the blocks of each turn. The provider merges consecutive messages of one role."""
     role, blocks = "", list[Wire]()
     for message in messages:
         if message.get("role") != role and role:
@@ -114,14 +114,14 @@ def _call_problems(where: str, block: Wire) -> Iterator[str]:
         yield f"{where}.tool_use.input: expected an object"
 
 
-def _result_problems(where: str, blocks: Sequence[Wire], asked: Sequence[str]) -> Iterator[str]:
-    """The next turn begins with the results, one for each call."""
+def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]) -> Iterator[str]:
+    """Problems unless the blocks begin with one result for each id in `call_ids`."""
     kinds = [each.get("type") for each in blocks]
     answered = [each.get("tool_use_id") for each in blocks if each.get("type") == "tool_result"]
     if "tool_result" in kinds[len(answered) :]:
         yield f"{where}: tool_result blocks must stand before any other"
-    if sorted(map(str, answered)) != sorted(asked):
-        yield f"{where}: `tool_use` ids {list(asked)} were found, and `tool_result` blocks for {answered}"
+    if sorted(map(str, answered)) != sorted(call_ids):
+        yield f"{where}: `tool_use` ids {list(call_ids)} were found, and `tool_result` blocks for {answered}"
 
 
 def two_steps(body: Wire) -> Step:
@@ -168,7 +168,7 @@ def _message(answer: Answer, model: str) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> Mapping[str, int] | None:
-    """Token counts by this provider's names, with cached tokens apart."""
+    """Token counts by this provider's names, with cached tokens counted separately."""
     if answer.usage is None:
         return None
     read = answer.usage["prompt_tokens"]
@@ -186,7 +186,7 @@ def _stop_reason(answer: Answer) -> str:
 
 
 class AnthropicServer(ProviderServer):
-    """The server; see `ProviderServer`."""
+    """A `ProviderServer` for Anthropic's Messages API."""
 
     end = b'event: message_stop\ndata: {"type": "message_stop"}\n\n'
     request_id_header = "request-id"

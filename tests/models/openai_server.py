@@ -189,7 +189,7 @@ def _finish_reason(answer: Answer) -> str:
 
 
 class OpenAIServer(ProviderServer):
-    """The server; see `ProviderServer`."""
+    """A `ProviderServer` for Chat Completions and embeddings."""
 
     end = b"data: [DONE]\n\n"
 
@@ -229,8 +229,8 @@ class OpenAIServer(ProviderServer):
         return {**chunk([choice], model), "object": "chat.completion", "usage": answer.usage}
 
     def error(self, error: Status) -> Wire:
-        said = {"message": error.message, "type": "invalid_request_error", "param": None, "code": error.code}
-        return {"error": said}
+        details = {"message": error.message, "type": "invalid_request_error", "param": None, "code": error.code}
+        return {"error": details}
 
 
 def _tool_problems(body: Wire) -> Iterator[str]:

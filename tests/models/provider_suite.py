@@ -55,7 +55,7 @@ SLOW = pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")
 
 
 class ProviderSuite(ModelSuite):
-    """The tests. Subclass it and give it the fixtures `server` and `model`."""
+    """The suite. Subclass it and define the fixtures `server` and `model`."""
 
     # --- replies
 
@@ -66,17 +66,15 @@ class ProviderSuite(ModelSuite):
         assert first[1].tool_calls[0].id == second[5].tool_calls[0].id
         assert "89" in second[-1].content
 
-    def test_puts_calls_together_that_came_in_more_than_fifty_pieces(
-        self, model: Model, server: ProviderServer
-    ) -> None:
-        """Arguments are streamed a few characters at a time, several calls in one reply."""
+    def test_joins_calls_streamed_in_more_than_fifty_pieces(self, model: Model, server: ProviderServer) -> None:
+        """Several calls whose arguments are streamed one character at a time are put together."""
         answer = Answer(calls=CALLS, piece=1)
         assert len(server.chunks(answer, "m")) > 50
         server.script(answer)
         assert ask(model, QUESTION).tool_calls == tuple(ToolCall(each.id, each.name, each.arguments) for each in CALLS)
 
     def test_distinguishes_two_calls_with_one_id(self, model: Model, server: ProviderServer) -> None:
-        """Each call needs its own result, and a repeated id would make the next prompt invalid."""
+        """Calls with a repeated id get distinct ids: each needs its own result, and the next prompt must be valid."""
         server.script(
             Answer(calls=[Call("calculator", '{"expression": "1+1"}'), Call("calculator", '{"expression": "2"}')])
         )
@@ -86,7 +84,7 @@ class ProviderSuite(ModelSuite):
         assert conversation[-1].role is Role.ASSISTANT
 
     def test_calls_tools_by_names_that_the_provider_would_refuse(self, model: Model, server: ProviderServer) -> None:
-        """Tools of MCP servers are named `server:tool`; providers refuse the colon."""
+        """Names that a provider refuses, such as `server:tool` of MCP servers, are translated in both directions."""
         tools = tuple(ToolSchema(name, "", {"type": "object", "properties": {}}) for name in ("a_b", "a:b", "a.b"))
         server.script(Answer(calls=[Call("a_b_2", id="x"), Call("a_b", id="y"), Call("a_b_3", id="z")]))
         reply = model.respond(ModelRequest((QUESTION,), tools), new_call())
@@ -97,7 +95,7 @@ class ProviderSuite(ModelSuite):
         assert '"a_b_2"' in json.dumps(server.requests[1]["messages"])
 
     def test_makes_a_call_without_tools_on_a_conversation_with_calls(self, model: Model) -> None:
-        """Fallbacks and summaries have no tools, although the conversation has tool calls."""
+        """A request without tools is valid for a conversation with tool calls, as in fallbacks and summaries."""
         assert ask(model, *turn(model, QUESTION), STATEMENT, tools=False).tool_calls == ()
 
     def test_sums_up_usage(self, model: Model, server: ProviderServer) -> None:
@@ -107,24 +105,24 @@ class ProviderSuite(ModelSuite):
         assert (usage.input_tokens, usage.output_tokens) == (11, 7)
 
     def test_takes_missing_usage_as_zero(self, model: Model, server: ProviderServer) -> None:
-        """Compatible servers may not know of it."""
+        """Missing usage counts as zero, because compatible servers may omit it."""
         server.script(Answer("hello", usage=None))
         assert ask(model, QUESTION).usage == Usage(0, 0)
 
     @pytest.mark.parametrize("reason", ["length", "content_filter"])
     def test_keeps_why_a_reply_stopped(self, model: Model, server: ProviderServer, reason: str) -> None:
-        """A truncated reply is a reply; the engine decides how to treat it."""
+        """A truncated reply is returned with its reason; the engine decides how to treat it."""
         server.script(Answer("hal", finish_reason=reason))
         assert ask(model, QUESTION).stop_reason == reason
 
-    def test_what_was_asked_is_sent_as_it_stands(self, model: Model, server: ProviderServer) -> None:
+    def test_sends_text_in_any_script_unchanged(self, model: Model, server: ProviderServer) -> None:
         """Text in any script reaches the provider unchanged."""
         said = "안녕하세요 \N{GRINNING FACE} Ünï"
         ask(model, Message(Role.USER, said))
         assert said in json.dumps(server.requests[0]["messages"][-1], ensure_ascii=False)
 
     def test_keeps_its_connection(self, model: Model, server: ProviderServer) -> None:
-        """A handshake for each step would cost more than the step."""
+        """All calls use one connection, also after an error, because a handshake for each would take long."""
         for _ in range(4):
             ask(model, QUESTION)
         server.script(Status(500))
@@ -147,8 +145,8 @@ class ProviderSuite(ModelSuite):
             pytest.param(Broken(Answer("half of it"), 3, b""), id="cut off at an event's end"),
         ],
     )
-    def test_refuses_what_is_no_reply(self, model: Model, server: ProviderServer, step: Step) -> None:
-        """A malformed response fails the call, not the process, and is never a reply."""
+    def test_refuses_a_malformed_response(self, model: Model, server: ProviderServer, step: Step) -> None:
+        """A malformed response fails the call with `InvalidResponse`."""
         server.script(step)
         with pytest.raises(InvalidResponse):
             ask(model, QUESTION)
@@ -162,7 +160,7 @@ class ProviderSuite(ModelSuite):
             pytest.param(b"17", id="a number for an event"),
         ],
     )
-    def test_refuses_a_stream_that_turns_to_nonsense(
+    def test_refuses_a_stream_with_a_malformed_event(
         self, model: Model, server: ProviderServer, payload: bytes
     ) -> None:
         """Valid events before a malformed one do not make a reply."""
@@ -191,7 +189,7 @@ class ProviderSuite(ModelSuite):
         assert ask(model, QUESTION).content == "still here"
 
     def test_a_compressed_error_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """The SDKs read an error's whole body, so a compressed one is left out; `Retry-After` is kept."""
+        """A compressed error body is dropped, because the SDKs would read all of it. `Retry-After` is kept."""
         headers = {"Content-Encoding": "gzip", "Retry-After": "7"}
         server.script(Raw(gzip_bomb(), "application/json", status=429, headers=headers))
         with peak() as found, pytest.raises(RateLimited) as caught:
@@ -199,17 +197,17 @@ class ProviderSuite(ModelSuite):
         assert found.mib < 20
         assert caught.value.retry_after_s == 7
 
-    def test_a_connection_closed_in_mid_stream_is_a_failure_that_may_pass(
+    def test_a_connection_closed_in_mid_stream_is_a_transient_failure(
         self, model: Model, server: ProviderServer
     ) -> None:
-        """Half a reply is an error, and a retry may succeed."""
+        """A reply that breaks off is an error, and a retry may succeed."""
         server.script(Broken(Answer("a good beginning"), 4, "close"))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
         assert caught.value.transient
 
-    def test_an_error_in_mid_stream_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
-        """An overloaded provider may report it in the middle of a stream."""
+    def test_an_error_in_mid_stream_is_a_transient_failure(self, model: Model, server: ProviderServer) -> None:
+        """A provider's error event in the middle of a stream is a transient failure."""
         server.script(Broken(Answer("a good beginning"), 4, Status(500, message=SECRET)))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
@@ -235,16 +233,19 @@ class ProviderSuite(ModelSuite):
     def test_maps_each_status(
         self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
     ) -> None:
-        """A status determines whether the failure is transient. The message quotes no provider: users may see it."""
+        """A status determines whether the failure is transient.
+
+        The message does not quote the provider, because users may see it.
+        """
         server.script(Status(status, message=SECRET))
         with pytest.raises(kind) as caught:
             ask(model, QUESTION)
         assert caught.value.transient is transient
         assert SECRET not in caught.value.message
-        assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
+        assert len(server.requests) == 1, "the engine retries; the SDK must not"
 
     def test_follows_no_redirect_to_another_origin(self, model: Model, server: ProviderServer) -> None:
-        """Otherwise an attacker who controls one response would receive the conversation."""
+        """A redirect to another origin is refused, because that server would receive the conversation."""
         other = type(server)(player=server.player)
         with other:
             server.script(Status(307, headers={"Location": f"{other.base_url}/anywhere"}))
@@ -259,7 +260,7 @@ class ProviderSuite(ModelSuite):
         assert ask(model, QUESTION).content == "here now"
 
     def test_an_error_page_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """Proxies answer with HTML, whatever the server is."""
+        """An HTML error page, as from a proxy, is mapped by its status."""
         server.script(Raw(b"<html>Bad gateway</html>", "text/html", status=502))
         with pytest.raises(ProviderError, match="status 502") as caught:
             ask(model, QUESTION)
@@ -308,10 +309,10 @@ class ProviderSuite(ModelSuite):
             pytest.param(Broken(Answer("half of it"), 3, b""), id="ended in mid-stream"),
         ],
     )
-    def test_says_what_a_provider_asks_for_in_a_report(
+    def test_logs_the_request_id_of_a_failure(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The provider needs the request id to find the failure."""
+        """The request id is in the log and in the error's notes, because the provider needs it to find the failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
             ask(model, QUESTION)
@@ -320,7 +321,7 @@ class ProviderSuite(ModelSuite):
         assert "request id req_1" in caught.value.__notes__[0]
         assert "req_1" not in caught.value.message
 
-    def test_says_where_a_reply_came_from(
+    def test_logs_the_request_id_of_a_reply(
         self, model: Model, server: ProviderServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The request id of a successful reply is logged as well."""
@@ -329,7 +330,7 @@ class ProviderSuite(ModelSuite):
             ask(model, QUESTION)
         assert f"{model.name} answered: request id req_1" in caplog.messages
 
-    def test_a_server_that_is_not_there_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
+    def test_a_refused_connection_is_a_transient_failure(self, model: Model, server: ProviderServer) -> None:
         """A refused connection is a transient failure of the provider."""
         server.stop()
         with pytest.raises(ProviderError) as caught:
@@ -350,27 +351,27 @@ class ProviderSuite(ModelSuite):
         assert 0.29 < time.monotonic() - began < AT_ONCE_S
 
     @pytest.mark.parametrize("step", SILENT)
-    def test_hanging_up_wakes_the_thread(
+    def test_an_abort_wakes_the_thread(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Cancel and shutdown must not wait for a silent provider, and charge no failure."""
+        """An abort ends the wait for an unresponsive provider at once and logs nothing."""
         server.script(step)
         with caplog.at_level(logging.WARNING):
             self._aborted_at_once(model, lambda: server.wait_for_requests(1))
         assert caplog.text == ""
 
-    def test_a_call_cancelled_in_mid_stream_keeps_quiet(self, model: Model, server: ProviderServer) -> None:
+    def test_a_call_aborted_in_mid_stream_streams_no_more_text(self, model: Model, server: ProviderServer) -> None:
         """After the abort, no more text is streamed."""
         server.script(Broken(Answer("one two three"), 4, "hang"))
-        heard: list[str] = []
+        streamed: list[str] = []
         began = threading.Event()
 
         def listen(text: str) -> None:
-            heard.append(text)
+            streamed.append(text)
             began.set()
 
         self._aborted_at_once(model, lambda: _happens(began), listen)
-        assert "one two three".startswith("".join(heard))
+        assert "one two three".startswith("".join(streamed))
 
     def _aborted_at_once(
         self, model: Model, until_it_waits: Callable[[], None], listen: Callable[[str], None] | None = None

@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A stream of exactly these chunks or events. `done`: with the mark of its end.
+    """A stream of exactly these chunks or events. `done`: whether the end mark follows.
 
     `hang` keeps the stream open after the last chunk.
     """
@@ -60,7 +60,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Status:
-    """An error, with the provider's form of body."""
+    """An error response in the provider's format."""
 
     status: int
     code: str | None = None
@@ -90,7 +90,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Silence:
-    """No response, or, `after_headers`, headers without a body, until the server stops."""
+    """No response until the server stops; with `after_headers`, headers without a body."""
 
     after_headers: bool = False
 
@@ -124,7 +124,7 @@ def pieces(text: str, size: int) -> list[str]:
 
 
 class ProviderServer(ABC):
-    """The server, on a free port of loopback, within a `with` block.
+    """A server on a free loopback port, for the duration of a `with` block.
 
     `requests` has the bodies of all requests, `headers` their headers by lower-case names. `script` sets the next
     responses; after its end, `player` makes them.
@@ -185,7 +185,7 @@ class ProviderServer(ABC):
         """Wait until `count` requests have arrived."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.requests) >= count, timeout_s):
-                raise AssertionError(f"{len(self.requests)} of {count} requests came within {timeout_s:g} s")
+                raise AssertionError(f"{len(self.requests)} of {count} requests arrived within {timeout_s:g} s")
 
     def serve(self) -> None:
         """Serve until `stop` is called."""

@@ -32,8 +32,8 @@ def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     made.close()
 
 
-def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: AnthropicServer) -> None:
-    """The key, the API version, the token limit, and the system prompt in its own field."""
+def test_sends_the_fields_that_the_vendor_requires(model: AnthropicModel, server: AnthropicServer) -> None:
+    """A request has the key, the API version, the token limit, and the system prompt in its own field."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
     assert server.headers[0]["anthropic-version"]
@@ -69,7 +69,7 @@ def test_maps_errors_within_a_stream(
         "input length and `max_tokens` exceed context limit: 199000 + 16384 > 200000",
     ],
 )
-def test_knows_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
+def test_recognises_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
     """A prompt that is too long is recognised by its message, because this refusal has no code."""
     server.script(Status(400, message=message))
     with pytest.raises(ContextTooLong):
@@ -87,8 +87,8 @@ def test_knows_a_prompt_that_is_too_long(model: AnthropicModel, server: Anthropi
         ),
     ],
 )
-def test_refuses_what_is_no_reply(model: AnthropicModel, server: AnthropicServer, step: Step) -> None:
-    """A malformed response fails the call, not the process, and is never a reply."""
+def test_refuses_a_malformed_response(model: AnthropicModel, server: AnthropicServer, step: Step) -> None:
+    """A malformed response fails the call with `InvalidResponse`."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         ask(model, QUESTION)
@@ -102,7 +102,7 @@ def test_does_not_wait_for_what_comes_after_the_end(model: AnthropicModel, serve
 
 
 def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start without a key must say which variable is missing, not fail at the first message."""
+    """A start without a key fails with the name of the missing variable."""
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match=r"ANTHROPIC_API_KEY is not set and PERDURE_MODEL is 'anthropic:claude'"):
@@ -116,8 +116,8 @@ def test_refuses_an_invalid_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
         AnthropicModel("claude", SystemClock())
 
 
-def test_a_refused_transcript_is_seen(model: AnthropicModel) -> None:
-    """The test server must refuse invalid transcripts."""
+def test_the_test_server_refuses_an_invalid_transcript(model: AnthropicModel) -> None:
+    """The test server refuses an invalid transcript with 400."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):
         ask(model, QUESTION, open_call, QUESTION)

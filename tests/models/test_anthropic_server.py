@@ -32,7 +32,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 def body(*messages: Any, **changes: Any) -> dict[str, Any]:
-    """A request."""
+    """A request body with these messages."""
     return {"model": "m", "max_tokens": 9, "tools": TOOLS, "messages": list(messages), **changes}
 
 

@@ -22,8 +22,8 @@ def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @given(transcripts())
-def test_any_committed_transcript_is_one_that_the_provider_accepts(messages: tuple[Message, ...]) -> None:
-    """A repeated call id or a malformed call must not make every later prompt of a session invalid."""
+def test_the_provider_accepts_any_committed_transcript(messages: tuple[Message, ...]) -> None:
+    """Any committed transcript, even with repeated call ids or malformed calls, gives a valid request."""
     sent = request_body("m", ModelRequest(messages))["messages"]
     assert validate_transcript(sent) == []
     assert [each["content"] or "" for each in sent] == [each.content for each in messages]
@@ -57,17 +57,17 @@ def test_any_split_into_chunks_gives_the_same_reply(
     if not text.strip() and not wanted:
         text = "x"
         streams = [[{"content": text}]]
-    heard, reply = assemble(data.draw(interleavings(streams)))
-    assert heard == text
+    streamed, reply = assemble(data.draw(interleavings(streams)))
+    assert streamed == text
     assert reply.content == text
     assert sorted(reply.tool_calls, key=id_of) == sorted(wanted, key=id_of)
 
 
 @given(st.text(max_size=20), st.data())
-def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None:
+def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> None:
     """Any text, with lone surrogates and NUL, is streamed as it is committed, and is storable."""
-    heard, reply = assemble([{"content": piece} for piece in data.draw(splits(f"x{text}"))])
-    assert heard == reply.content
+    streamed, reply = assemble([{"content": piece} for piece in data.draw(splits(f"x{text}"))])
+    assert streamed == reply.content
     assert "\x00" not in reply.content
     reply.content.encode()
 
@@ -117,14 +117,14 @@ def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
 
 
 def test_calls_without_ids_get_some() -> None:
-    """A call's result is identified by the call's id."""
+    """Calls without ids get distinct ones, because results name their call by its id."""
     fragments = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "f", "arguments": "{}"}}]
     _, reply = assemble([{"tool_calls": [each]} for each in fragments])
     assert len({call.id for call in reply.tool_calls}) == 2
 
 
 def test_a_repeated_id_in_one_reply_becomes_unique() -> None:
-    """Two calls under one id would share one result."""
+    """A repeated id is made unique, because two calls under one id would share one result."""
     fragments = [{"index": at, "id": "same", "function": {"name": "f", "arguments": "{}"}} for at in range(2)]
     _, reply = assemble([{"tool_calls": fragments}])
     assert [call.id for call in reply.tool_calls] == ["same", "same_2"]
@@ -144,7 +144,7 @@ def test_no_chunk_breaks_the_assembly(value: object) -> None:
 def assemble(deltas: Sequence[Any]) -> tuple[str, ModelReply]:
     """The streamed text and the reply for these deltas."""
     assembler = ReplyAssembler()
-    heard = [assembler.feed(chunk([{"index": 0, "delta": delta, "finish_reason": None}])) for delta in deltas]
+    streamed = [assembler.feed(chunk([{"index": 0, "delta": delta, "finish_reason": None}])) for delta in deltas]
     assembler.feed(chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
     rest, reply = assembler.finish()
-    return "".join(heard) + rest, reply
+    return "".join(streamed) + rest, reply

@@ -26,7 +26,7 @@ from tests.models.openai_server import OpenAIServer, embedding_of
 
 
 class Encoded(list[list[float]]):
-    """The part of the library's result that is used: an array that becomes a list."""
+    """A stand-in for the library's array, with its `tolist`."""
 
     def tolist(self) -> list[list[float]]:
         return list(self)
@@ -98,33 +98,33 @@ class Counting:
     dimensions = 2
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.embedded: list[list[str]] = []
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        self.asked.append(list(texts))
+        self.embedded.append(list(texts))
         return [[0.6, 0.8] for _ in texts]
 
 
-def test_a_text_is_embedded_once_while_it_is_remembered() -> None:
+def test_a_text_is_embedded_once_while_it_is_cached() -> None:
     """A text is embedded once while it is cached, because every step of a turn recalls with the same question."""
     embedder = Counting()
     cached = CachedEmbedder(embedder)
     cached.embed(["a", "b", "a"])
     cached.embed(["b", "c"])
     cached.embed(["a"])
-    assert embedder.asked == [["a", "b"], ["c"]]
+    assert embedder.embedded == [["a", "b"], ["c"]]
 
 
-def test_the_least_recently_used_is_forgotten_first() -> None:
+def test_the_least_recently_used_text_is_dropped_first() -> None:
     """The cache is bounded, and drops the least recently used text first."""
     embedder = Counting()
     cached = CachedEmbedder(embedder, max_floats=4)
     for text in ("a", "b", "a", "c", "a", "b"):
         cached.embed([text])
-    assert embedder.asked == [["a"], ["b"], ["c"], ["b"]]
+    assert embedder.embedded == [["a"], ["b"], ["c"], ["b"]]
 
 
-def test_more_texts_than_it_remembers_get_their_vectors() -> None:
+def test_more_texts_than_the_cache_holds_get_their_vectors() -> None:
     """A call may have more texts than the cache holds."""
     assert len(CachedEmbedder(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
 
@@ -135,7 +135,7 @@ def test_a_cached_text_does_not_reach_the_guard() -> None:
     guarded = resolve("hash:64", Settings(), SystemClock(), guard=lambda _: embedder)
     guarded.embed(["a"])
     guarded.embed(["a"])
-    assert embedder.asked == [["a"]]
+    assert embedder.embedded == [["a"]]
 
 
 # --- sentence-transformers
@@ -196,7 +196,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["", "hash", "hash:", "openai:", "sentence-transformers", "word2vec:x", "Hash:384"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """A wrong setting stops the start with its name, its value and what would be right."""
+    """A wrong setting stops the start with its name, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_EMBEDDER is {name!r}: accepted: hash:384, openai:NAME")
@@ -205,8 +205,8 @@ def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     "dimensions", ["abc", "0", "63", "2001", "-384", "3.5", "\N{FULLWIDTH DIGIT NINE}", "1" * 5000]
 )
-def test_the_built_in_ones_dimensions_are_bounded(dimensions: str) -> None:
-    """A size that pgvector cannot index, or at which all texts are alike, is refused."""
+def test_the_built_in_embedders_dimensions_are_bounded(dimensions: str) -> None:
+    """A number of dimensions that is too large for pgvector's index, or too small to distinguish texts, is refused."""
     with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is 'hash:.*accepted: hash:N with N from 64 to 2000"):
         resolve(f"hash:{dimensions}", Settings(), SystemClock())
 
@@ -233,6 +233,6 @@ def test_a_third_party_adds_an_embedder_by_entry_point(installed: None) -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
-    """A half-installed package must not look like a misspelt setting."""
+    """An entry point that cannot be loaded is an error with the reason, unlike a misspelt setting."""
     with pytest.raises(SettingsError, match="no_such_module"):
         resolve("broken:x", Settings(), SystemClock())

@@ -24,13 +24,12 @@ class _Failing:
 
     def __init__(self, error: Exception, times: int) -> None:
         self.left = times
-        self.asked = 0
+        self.calls = 0
         self._error = error
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One-element vectors."""
         assert call is not None
-        self.asked += 1
+        self.calls += 1
         if self.left:
             self.left -= 1
             raise self._error
@@ -45,24 +44,24 @@ def quick(settings: Settings) -> Settings:
 
 def test_a_transient_failure_is_retried(quick: Settings, clock: MovedClock) -> None:
     """A transient failure is retried, and the caller does not notice it."""
-    failing = _Failing(ProviderError("away", transient=True), 2)
+    failing = _Failing(ProviderError("unavailable", transient=True), 2)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     assert guarded.embed(["a", "b"]) == [[1.0], [1.0]]
-    assert (failing.asked, guarded.name, guarded.dimensions) == (3, "openai:small", 1)
+    assert (failing.calls, guarded.name, guarded.dimensions) == (3, "openai:small", 1)
 
 
 def test_repeated_failures_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
     """Repeated failures open the breaker, which counts a call with all its retries once."""
     breakers = Breakers(quick.breaker, clock)
-    failing = _Failing(ProviderError("away", transient=True), 1000)
+    failing = _Failing(ProviderError("unavailable", transient=True), 1000)
     guarded = guard_with(breakers, quick, clock)(failing)
     for _ in range(quick.breaker.failure_threshold):
         with pytest.raises(ProviderError):
             guarded.embed(["a"])
-    asked = failing.asked
+    calls = failing.calls
     with pytest.raises(CircuitBreakerOpen):
         guarded.embed(["a"])
-    assert failing.asked == asked == quick.breaker.failure_threshold * quick.retry.max_attempts
+    assert failing.calls == calls == quick.breaker.failure_threshold * quick.retry.max_attempts
     assert [(each.name, each.state) for each in breakers.list()] == [("embed:openai:small", "open")]
 
 
@@ -73,7 +72,7 @@ def test_a_refusal_does_not_open_the_breaker(quick: Settings, clock: MovedClock)
     for _ in range(10):
         with pytest.raises(InvalidRequest):
             guarded.embed(["a"])
-    assert failing.asked == 10
+    assert failing.calls == 10
     assert guarded.embed(["a"]) == [[1.0]]
 
 

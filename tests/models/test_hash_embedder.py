@@ -57,7 +57,7 @@ def test_texts_without_a_word_in_common_are_far(text: str) -> None:
 
 
 def test_is_the_same_in_every_process_and_release() -> None:
-    """Stored vectors stay valid only if the algorithm does not change."""
+    """A text's vector must never change, because vectors are stored."""
     vector = HashEmbedder(64).embed(["Ana lives in Lyon. 서울에 살아요."])[0]
     largest = {at: round(value, 4) for at, value in enumerate(vector) if abs(value) > 0.2}
     assert largest == {9: -0.2564, 15: 0.4422, 16: 0.3365, 24: -0.2072, 35: -0.344, 40: 0.2318, 58: -0.2243}

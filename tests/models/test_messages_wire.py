@@ -20,14 +20,12 @@ TOOL = ToolSchema("weather:today", "", {"type": "object", "properties": {}})
 
 
 @given(transcripts(), st.booleans())
-def test_any_committed_transcript_is_one_that_the_provider_accepts(
-    messages: tuple[Message, ...], with_tools: bool
-) -> None:
-    """A repeated call id, a malformed call or a blank text must not make a prompt invalid."""
+def test_the_provider_accepts_any_committed_transcript(messages: tuple[Message, ...], with_tools: bool) -> None:
+    """Any committed transcript, even with repeated ids, malformed calls or blank texts, gives a valid request."""
     body = request_body("m", ModelRequest(messages, (TOOL,) if with_tools else ()))
     assert validate_body(body) == []
-    said = {each.content for each in messages if each.content.strip() and each.role is not Role.SYSTEM}
-    assert said <= {_content_of(block) for block in _blocks(body)}
+    contents = {each.content for each in messages if each.content.strip() and each.role is not Role.SYSTEM}
+    assert contents <= {_content_of(block) for block in _blocks(body)}
 
 
 @given(st.lists(st.builds(Message, st.sampled_from([Role.USER, Role.ASSISTANT, Role.SYSTEM]), TEXT), max_size=5))
@@ -56,8 +54,10 @@ def _content_of(block: dict[str, Any]) -> str | None:
 
 def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -> None:
     """The provider requires tool definitions in a prompt with calls; the model must not call these tools."""
-    asked = Message(Role.ASSISTANT, "", (ToolCall("a", "weather:today", "{}"),))
-    body = request_body("m", ModelRequest((Message(Role.USER, "hi"), asked, Message(Role.TOOL, "", tool_call_id="a"))))
+    request_of_call = Message(Role.ASSISTANT, "", (ToolCall("a", "weather:today", "{}"),))
+    body = request_body(
+        "m", ModelRequest((Message(Role.USER, "hi"), request_of_call, Message(Role.TOOL, "", tool_call_id="a")))
+    )
     assert [each["name"] for each in body["tools"]] == ["weather_today"]
     assert body["tool_choice"] == {"type": "none"}
     assert validate_body(body) == []
@@ -77,17 +77,17 @@ def test_any_split_into_events_gives_the_same_reply(
         opened.append({"type": "content_block_start", "index": index, "content_block": block})
         pieces = data.draw(splits(call.arguments))
         streams.append([delta(index, "input_json_delta", partial_json=piece) for piece in pieces])
-    heard, reply = assemble([*opened, *data.draw(interleavings(streams))])
-    assert heard == text
+    streamed_text, reply = assemble([*opened, *data.draw(interleavings(streams))])
+    assert streamed_text == text
     assert reply.content == text
     assert reply.tool_calls == wanted
 
 
 @given(st.text(max_size=20), st.data())
-def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None:
+def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> None:
     """Any text, with lone surrogates and NUL, is streamed as it is committed, and is storable."""
-    heard, reply = assemble([delta(0, "text_delta", text=piece) for piece in data.draw(splits(f"x{text}"))])
-    assert heard == reply.content
+    streamed_text, reply = assemble([delta(0, "text_delta", text=piece) for piece in data.draw(splits(f"x{text}"))])
+    assert streamed_text == reply.content
     assert "\x00" not in reply.content
     reply.content.encode()
 
@@ -114,7 +114,7 @@ def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
     assert assemble(events)[1].tool_calls == (ToolCall("a", "f", '{"x": 1}'),)
 
 
-def test_usage_is_cumulative_and_the_last_word_counts() -> None:
+def test_usage_is_cumulative_and_the_last_event_counts() -> None:
     """The last usage event counts, because usage is cumulative."""
     events = [
         {"type": "message_start", "message": {"model": "m-1", "usage": {"input_tokens": 9, "output_tokens": 1}}},
@@ -159,7 +159,7 @@ def delta(index: int, kind: str, **parts: str) -> dict[str, Any]:
 def assemble(events: Sequence[Any]) -> tuple[str, ModelReply]:
     """The streamed text and the reply for these events."""
     assembler = ReplyAssembler()
-    heard = [assembler.feed(each) for each in events]
+    streamed_text = [assembler.feed(each) for each in events]
     assembler.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
     rest, reply = assembler.finish()
-    return "".join(heard) + rest, reply
+    return "".join(streamed_text) + rest, reply

@@ -104,8 +104,8 @@ def test_lists_the_tools_instead_of_an_unknown_one() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["calculator", "clock", "mine"]), st.text(max_size=30)), min_size=1))
 def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> None:
     """After any tool results the model replies without another call, so that it never loops."""
-    asked = tuple(ToolCall(f"call_{at}", name, "{}") for at, (name, _) in enumerate(results))
-    messages = [Message(Role.USER, "what is 1+1?"), Message(Role.ASSISTANT, "", asked)]
+    requested = tuple(ToolCall(f"call_{at}", name, "{}") for at, (name, _) in enumerate(results))
+    messages = [Message(Role.USER, "what is 1+1?"), Message(Role.ASSISTANT, "", requested)]
     messages += [Message(Role.TOOL, text, tool_call_id=f"call_{at}") for at, (_, text) in enumerate(results)]
     reply = OfflineModel().respond(ModelRequest(tuple(messages), TOOLS), new_call())
     assert reply.tool_calls == ()
@@ -114,7 +114,7 @@ def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "asked", "quoted"),
+    ("statement", "question", "quoted"),
     [
         ("My name is Ana and I live in Lyon.", "What is my name?", "Ana"),
         ("My name is Ana and I live in Lyon.", "where do I live?", "Lyon"),
@@ -125,18 +125,18 @@ def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> N
         ("私の名前は花子です。東京に住んでいます。", "名前は何ですか\uff1f", "花子"),
     ],
 )
-def test_quotes_the_line_that_a_question_is_about(said: str, asked: str, quoted: str) -> None:
+def test_quotes_the_line_that_a_question_is_about(statement: str, question: str, quoted: str) -> None:
     """Earlier messages are quoted, in any language."""
-    assert quoted in say(said, "Noted.", "What is the weather like?", "I do not know.", asked).content
+    assert quoted in say(statement, "Noted.", "What is the weather like?", "I do not know.", question).content
 
 
-def test_of_two_such_lines_the_later_one_counts() -> None:
+def test_the_latest_of_equally_relevant_lines_is_quoted() -> None:
     """The latest of equally relevant messages is quoted."""
     assert "Ben" in say("My name is Ana.", "Noted.", "My name is Ben.", "Noted.", "What is my name?").content
 
 
 @pytest.mark.parametrize(
-    ("asked", "quoted"),
+    ("question", "quoted"),
     [
         ("what did I ask first?", "what is the sky?"),
         ("What was the first thing I said?", "what is the sky?"),
@@ -144,10 +144,10 @@ def test_of_two_such_lines_the_later_one_counts() -> None:
         ("What did I say last?", "what is rain?"),
     ],
 )
-def test_quotes_the_first_and_the_last_line(asked: str, quoted: str) -> None:
+def test_quotes_the_first_and_the_last_line(question: str, quoted: str) -> None:
     """First and last messages are quoted; questions count."""
     spoken = ("what is the sky?", "I do not know.", "My name is Ana.", "Noted.", "what is rain?", "I do not know.")
-    assert say(*spoken, asked).content == f"You said earlier: “{quoted}”"
+    assert say(*spoken, question).content == f"You said earlier: “{quoted}”"
 
 
 def test_quotes_what_its_context_holds() -> None:
@@ -182,7 +182,7 @@ def test_summarises_by_extract() -> None:
 
 
 def test_extracts_memories_as_valid_json() -> None:
-    """Consolidation parses the reply. Small talk, questions and the assistant's lines give no memories of the user."""
+    """The reply is valid JSON. Small talk, questions and the assistant's lines give no memories of the user."""
     conversation = (
         "user: Hi there! I'm fine.\n"
         "assistant: I am a bot and I like you.\n"

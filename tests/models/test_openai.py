@@ -32,8 +32,8 @@ from tests.models.openai_server import Chunks, OpenAIServer, Status, Step, chunk
         ),
     ],
 )
-def test_refuses_what_is_no_reply(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """A malformed response fails the call, not the process, and is never a reply."""
+def test_refuses_a_malformed_response(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+    """A malformed response fails the call with `InvalidResponse`."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         ask(model, QUESTION)
@@ -47,15 +47,15 @@ def test_refuses_what_is_no_reply(model: OpenAIModel, server: OpenAIServer, step
         Chunks([{"error": {"message": "too long", "code": "context_length_exceeded"}}]),
     ],
 )
-def test_knows_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """A prompt that is too long is recognised by code or by message: only a shorter prompt cures this refusal."""
+def test_recognises_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+    """A prompt that is too long is recognised by the error's code or message."""
     server.script(step)
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)
 
 
 def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServer) -> None:
-    """The request equals that of the vendor's SDK."""
+    """A request has the key as a bearer token, the tools, and the option that streams usage."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
     assert server.requests[0]["stream_options"] == {"include_usage": True}
@@ -63,7 +63,7 @@ def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServ
 
 
 def test_joins_a_character_that_came_in_two_halves(model: OpenAIModel, server: OpenAIServer) -> None:
-    """Servers that split text by UTF-16 units split emoji; PostgreSQL stores neither lone surrogates nor NUL."""
+    """Halves of a split emoji are joined. Lone surrogates and NUL, which PostgreSQL cannot store, are replaced."""
     pieces = ["ok \ud83d", "\ude00 \x00", "\ud83d"]
     deltas: list[Any] = [chunk([{"index": 0, "delta": {"content": piece}}]) for piece in pieces]
     server.script(Chunks([*deltas, chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])]))
@@ -71,7 +71,7 @@ def test_joins_a_character_that_came_in_two_halves(model: OpenAIModel, server: O
 
 
 def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start without a key must say which variable is missing, not fail at the first message."""
+    """A start without a key fails with the name of the missing variable."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set"):
@@ -79,7 +79,7 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
 
 
 def test_needs_no_key_for_another_address(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local servers have no keys."""
+    """Another address needs no key, because local servers have none."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     assert ask(OpenAIModel("local", SystemClock()), QUESTION).tool_calls
@@ -93,8 +93,8 @@ def test_refuses_an_invalid_base_url(address: str, monkeypatch: pytest.MonkeyPat
         OpenAIModel("gpt-5", SystemClock())
 
 
-def test_a_refused_transcript_is_seen(model: OpenAIModel) -> None:
-    """The test server must refuse invalid transcripts."""
+def test_the_test_server_refuses_an_invalid_transcript(model: OpenAIModel) -> None:
+    """The test server refuses an invalid transcript with 400."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):
         ask(model, QUESTION, open_call, QUESTION)

@@ -31,10 +31,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield running
 
 
-def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
+def test_an_abort_wakes_a_thread_on_a_pooled_connection(
     model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor
 ) -> None:
-    """An abort must work on a pooled connection that another call opened."""
+    """An abort also works on a pooled connection that another call opened."""
     ask(model, QUESTION)
     server.script(Silence())
     _aborted_at_once(model, pool, lambda: server.wait_for_requests(2))
@@ -43,7 +43,7 @@ def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
 
 
 def test_a_late_abort_does_not_affect_other_calls() -> None:
-    """The watchdog races with the end of the call, after which the connection may serve another call."""
+    """An abort after the end of a call leaves the connection open, because it may serve another call."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = connection.CallSocket(new_call())
@@ -62,13 +62,11 @@ def test_an_early_abort_ends_the_next_wait() -> None:
         held = connection.CallSocket(new_call())
         held.hang_up()
         with pytest.raises(OSError, match="was aborted"), held.waiting_on(ours, 1.0):
-            pytest.fail("it waits")
+            pytest.fail("the wait began")
 
 
-def test_hanging_up_ends_a_connect(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, full_backlog: int
-) -> None:
-    """A call can be aborted while it connects to a server that does not accept, the most common outage."""
+def test_an_abort_ends_a_connect(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, full_backlog: int) -> None:
+    """A call can be aborted while it connects to a server that does not accept connections."""
     connecting = threading.Event()
     connect = connection._connect
 
@@ -81,26 +79,28 @@ def test_hanging_up_ends_a_connect(
     _aborted_at_once(OpenAIModel("m", SystemClock()), pool, lambda: _happens(connecting))
 
 
-def test_a_resolver_that_is_silent_is_left_behind(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resolver takes half a minute; the call ends when it is aborted, and at its deadline."""
-    asked, answered = threading.Event(), threading.Event()
+def test_an_unresponsive_resolver_does_not_hold_a_call(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call ends at an abort or its deadline while the resolver, which cannot be interrupted, still runs."""
+    resolving, resolved = threading.Event(), threading.Event()
 
     def silent(*_: object, **__: object) -> object:
-        asked.set()
-        answered.wait(60)
+        resolving.set()
+        resolved.wait(60)
         raise socket.gaierror("no such host")
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://silent.example/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     model = OpenAIModel("m", SystemClock())
-    _aborted_at_once(model, pool, lambda: _happens(asked))
+    _aborted_at_once(model, pool, lambda: _happens(resolving))
     with pytest.raises(DeadlineExceeded):
         ask(model, QUESTION, call=new_call(0.2))
-    answered.set()
+    resolved.set()
 
 
-def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call can be aborted during the TLS handshake, which has waits of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("OPENAI_BASE_URL", f"https://127.0.0.1:{listener.getsockname()[1]}/v1")
@@ -109,15 +109,13 @@ def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pyte
 
         def accept() -> None:
             accepted.append(listener.accept()[0])
-            accepted[0].recv(1)  # the client's greeting has arrived and gets no answer
+            accepted[0].recv(1)  # the ClientHello has arrived and gets no answer
 
         _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
         accepted[0].close()
 
 
-def test_hanging_up_wakes_a_thread_that_reads_over_tls(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abort_wakes_a_thread_that_reads_over_tls(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call over TLS, as to every real provider, can be aborted while it reads."""
     monkeypatch.setattr(httpx2, "create_ssl_context", lambda: _anonymous(ssl.PROTOCOL_TLS_CLIENT))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
@@ -136,7 +134,7 @@ def test_hanging_up_wakes_a_thread_that_reads_over_tls(
 
 @pytest.mark.long
 def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer) -> None:
-    """Hundreds of turns in one process may wait for a slow model; none may wait for a connection."""
+    """Hundreds of calls wait for a slow model at once, and none waits for a connection."""
     server.script(*[Silence() for _ in range(300)])
     calls = [new_call() for _ in range(300)]
     with ThreadPoolExecutor(300) as many:
@@ -188,7 +186,7 @@ def full_backlog() -> Iterator[int]:
             except TimeoutError:
                 break
         else:
-            pytest.skip("this kernel's accept queue has no end")
+            pytest.skip("this kernel's accept queue does not fill")
         yield listener.getsockname()[1]
         for client in queued:
             client.close()

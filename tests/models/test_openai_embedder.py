@@ -34,8 +34,8 @@ def answer(*vectors: Any, indices: list[Any] | None = None) -> Raw:
     return Raw(json.dumps({"object": "list", "data": data, "model": "small"}).encode(), "application/json")
 
 
-def test_asks_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """Requests have a limit, and an import has thousands of texts."""
+def test_sends_texts_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
+    """Texts are sent in batches of at most `BATCH`, over one connection."""
     embedder.embed([f"text {number}" for number in range(2 * BATCH + 1)])
     assert [len(each["input"]) for each in server.requests] == [BATCH, BATCH, 1]
     assert server.requests[0]["model"] == "small"
@@ -44,10 +44,10 @@ def test_asks_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) -> None
 
 
 @pytest.mark.parametrize("text", ["x" * 50_000, "한" * 5_000, "\N{GRINNING FACE}" * 5_000])
-def test_sends_no_more_of_a_text_than_the_provider_takes(
+def test_sends_no_more_of_a_text_than_the_provider_accepts(
     embedder: OpenAIEmbedder, server: OpenAIServer, text: str
 ) -> None:
-    """A text over the limit would make the provider refuse the batch."""
+    """A text is cut to the provider's limit, beyond which the provider would refuse the batch."""
     embedder.embed([text])
     (sent,) = server.requests[0]["input"]
     assert MAX_BYTES - 4 < len(sent.encode()) <= MAX_BYTES
@@ -55,7 +55,7 @@ def test_sends_no_more_of_a_text_than_the_provider_takes(
 
 
 def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """The dimensions come from the first vector; a server that changes them is not trusted."""
+    """The dimensions come from the first vector; later vectors of another size are refused."""
     known = [embedder.dimensions]
     server.script(answer([3, 4]))
     assert embedder.embed(["x"]) == [[0.6, 0.8]]
@@ -88,7 +88,7 @@ def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -
     ],
 )
 def test_refuses_invalid_vectors(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
-    """Invalid vectors are refused, because stored vectors are searched for years."""
+    """Invalid vectors are refused, because stored vectors stay in use."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         embedder.embed(["one", "two"])
@@ -115,7 +115,7 @@ def test_maps_failures(
     assert caught.value.transient is transient
     assert caught.value.retry_after_s == (7.0 if kind is RateLimited else None)
     assert caught.value.__notes__[0].startswith("openai:small: ")
-    assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
+    assert len(server.requests) == 1, "the engine retries; the SDK must not"
 
 
 @pytest.mark.parametrize("step", [Silence(), Drip()], ids=["says nothing", "drips"])
@@ -128,17 +128,17 @@ def test_the_deadline_holds(embedder: OpenAIEmbedder, server: OpenAIServer, step
     assert 0.49 < time.monotonic() - began < 5.0
 
 
-def test_hanging_up_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """A cancelled turn must not wait for a silent provider."""
+def test_an_abort_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
+    """An abort ends the wait for an unresponsive provider."""
     server.script(Silence())
     call = new_call()
-    heard = threading.Event()
+    ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(embedder.embed, ["x"], call)
-        waiting.add_done_callback(lambda _: heard.set())
+        waiting.add_done_callback(lambda _: ended.set())
         server.wait_for_requests(1)
         call.abort()
-        assert heard.wait(30)
+        assert ended.wait(30)
     assert isinstance(waiting.exception(), CallAborted)
 
 

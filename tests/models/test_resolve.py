@@ -50,7 +50,7 @@ def _missing() -> None:
 
 @pytest.mark.parametrize("name", ["", "gpt-5", "openai", "openai:", "offline:x", "anthropic:", "Offline"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """A wrong setting stops the start with its name, its value and what would be right."""
+    """A wrong setting stops the start with its name, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_MODEL is {name!r}: accepted: offline, openai:NAME, anthropic:NAME")
@@ -64,12 +64,12 @@ def test_a_third_party_adds_a_provider_by_entry_point(installed: None) -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
-    """A half-installed package must not look like a misspelt setting."""
+    """An entry point that cannot be loaded is an error with the reason, unlike a misspelt setting."""
     with pytest.raises(SettingsError, match="no_such_module"):
         resolve("broken:x", Settings(), SystemClock())
 
 
 def test_a_process_makes_each_model_once() -> None:
-    """Connections are shared by all turns of a process."""
+    """A process makes each model once, so that its turns share connections."""
     models = Models(Settings(model="offline"), SystemClock())
     assert models.get() is models.get("offline")

@@ -13,8 +13,8 @@ TOOLS = st.lists(st.text(st.sampled_from("ab_:.é "), min_size=1, max_size=80), 
 
 
 @given(TOOLS)
-def test_each_tool_gets_a_name_that_is_accepted_and_leads_back(tools: list[str]) -> None:
-    """Two tools with one name would misdirect calls."""
+def test_each_tool_gets_a_valid_name_that_maps_back(tools: list[str]) -> None:
+    """Each tool gets a distinct valid wire name, which maps back to the tool."""
     names = WireNames(tools)
     wire = [names.to_wire(each) for each in tools]
     assert all(re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME}}}", each) for each in wire)
@@ -30,7 +30,7 @@ def test_a_name_that_is_accepted_stays_as_it_is() -> None:
 
 
 def test_unknown_tools_have_names_too() -> None:
-    """Names of tools that no longer exist, or never did, are translated, too: a transcript may contain them."""
+    """Names of unknown tools are translated as well, because a transcript may contain them."""
     names = WireNames(["clock"])
     assert names.to_wire("gone:for_good") == "gone_for_good"
     assert names.to_wire("") == "unknown"
@@ -39,12 +39,12 @@ def test_unknown_tools_have_names_too() -> None:
 
 @given(st.lists(st.lists(st.sampled_from(["call_1", "call 1", "x" * 60, ""]), unique=True, max_size=3), max_size=4))
 def test_ids_are_unique_over_a_prompt_and_results_find_their_calls(replies: list[list[str]]) -> None:
-    """Replies may repeat ids, and a prompt with a repeated id is refused."""
+    """Ids are made unique within a prompt, because replies may repeat them and providers refuse repeated ids."""
     ids = WireIds(translate=True)
     seen: list[str] = []
     for given_ids in replies:
-        asked = ids.assign(given_ids)
-        assert [ids.of_result(each) for each in given_ids] == [asked[each] for each in given_ids]
-        seen += asked.values()
+        assigned = ids.assign(given_ids)
+        assert [ids.of_result(each) for each in given_ids] == [assigned[each] for each in given_ids]
+        seen += assigned.values()
     assert len(set(seen)) == len(seen)
     assert all(re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{MAX_ID}}}", each) for each in seen)

@@ -32,9 +32,9 @@ def transcripts(draw: st.DrawFn) -> tuple[Message, ...]:
     messages = [Message(Role.SYSTEM, "You help.")]
     for _ in range(draw(st.integers(1, 4))):
         messages.append(Message(Role.USER, draw(TEXT)))
-        asked = draw(calls(st.one_of(TEXT, st.just('{"a": 1}'), st.just("[1]"), st.just('{"a": NaN}'))))
-        messages.append(Message(Role.ASSISTANT, draw(TEXT), asked))
-        messages += [Message(Role.TOOL, draw(TEXT), tool_call_id=call.id) for call in asked]
+        requested = draw(calls(st.one_of(TEXT, st.just('{"a": 1}'), st.just("[1]"), st.just('{"a": NaN}'))))
+        messages.append(Message(Role.ASSISTANT, draw(TEXT), requested))
+        messages += [Message(Role.TOOL, draw(TEXT), tool_call_id=call.id) for call in requested]
     return tuple(messages)
 
 

@@ -52,7 +52,7 @@ def _where(client: TestClient, user: str) -> list[str | None]:
         ({"X-Perdure-User": " "}, {"user": "ann"}, "ann", None),
     ],
 )
-def test_the_first_name_counts(
+def test_the_order_of_precedence(
     client: TestClient, headers: dict[str, str], body: dict[str, Any], user: str, conversation: str | None
 ) -> None:
     """Headers of perdure take precedence over the body, and the body over headers that Open WebUI forwards."""
@@ -76,7 +76,7 @@ def test_a_template_that_was_not_filled_in_is_refused(client: TestClient) -> Non
 
 
 def test_a_token_is_its_user_whatever_a_front_end_forwards(client: TestClient, runtime: Runtime) -> None:
-    """With a token, a browser's headers name neither user nor conversation."""
+    """With a token, headers that a front end forwards set neither the user nor the conversation."""
     settings = Settings(_env_file=None, **SETTINGS)
     token = Keys(settings, runtime.clock).tokens.mint(user_key(None, "ann"), 60)[0]
     assert _post(client, token, WEBUI).status_code == 200

@@ -30,7 +30,7 @@ def _ask(client: TestClient, text: str, **more: Any) -> Any:
         ({"x-openwebui-task": ""}, "hello", False),
     ],
 )
-def test_what_is_asked_on_the_side(headers: dict[str, str], text: str, expected: bool) -> None:
+def test_side_requests_are_recognised(headers: dict[str, str], text: str, expected: bool) -> None:
     """Side requests are recognised by header or prefix; a user's message that mentions a task is a turn."""
     assert is_side_request(headers, text) is expected
 
@@ -43,8 +43,8 @@ def test_side_requests_are_within_the_users_rates(runtime: Runtime) -> None:
         assert client.post("/v1/messages", json={"user_id": "ann", "text": "hello"}).status_code == 202
         refused = _ask(client, "### Task:\nTitle")
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
-        nobody = _ask(client, "### Task:\nTitle", user=None)
-        assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "user")
+        unnamed = _ask(client, "### Task:\nTitle", user=None)
+        assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "user")
 
 
 def test_a_streamed_title_is_one_piece(runtime: Runtime) -> None:

@@ -1,4 +1,4 @@
-"""The repository as files: where it is, and which of them belong to it."""
+"""The repository's root, its files without generated ones, and its installed modules."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def pins() -> dict[str, str]:
 
 @pytest.mark.parametrize("requirement", [line for line in DIRECT if line not in PARTS["run"][:1]])
 def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
-    """A dependency without a stated purpose is never removed."""
+    """Each direct dependency has a comment with its purpose, without which it would never be removed."""
     lines = read("pyproject.toml").splitlines()
     at = next(number for number, line in enumerate(lines) if f'"{requirement}"' in line)
 
@@ -40,7 +40,7 @@ def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
 
 @pytest.mark.parametrize(("name", "block"), pins().items(), ids=pins().keys())
 def test_each_pin_is_one_version_with_hashes_and_nothing_else(name: str, block: str) -> None:
-    """Without one of the hashes pip refuses the whole file, and an address would tie it to one registry."""
+    """Each pin has one version and the hashes that pip requires, and no registry's address."""
     first, *hashes = (line.removesuffix("\\").strip() for line in block.splitlines())
     (version,) = Requirement(first).specifier
 
@@ -49,8 +49,8 @@ def test_each_pin_is_one_version_with_hashes_and_nothing_else(name: str, block: 
     assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line) for line in hashes)
 
 
-def test_the_pins_satisfy_what_pyproject_asks_for() -> None:
-    """The pins are generated from pyproject.toml, so a change of one without the other is found."""
+def test_the_pins_satisfy_pyproject() -> None:
+    """The pins, which are generated from pyproject.toml, satisfy its current requirements."""
     pinned = {name: Requirement(block.splitlines()[0].removesuffix("\\")) for name, block in pins().items()}
 
     for line in PINNED:

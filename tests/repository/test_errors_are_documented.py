@@ -55,7 +55,7 @@ def test_the_codes_of_streams_are_listed() -> None:
     assert re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE) == [REWOUND, STOPPING]
 
 
-def test_its_settings_and_its_links_exist() -> None:
+def test_the_pages_settings_and_links_exist() -> None:
     """The page's settings and links exist."""
     assert set(re.findall(r"PERDURE_[A-Z_]*[A-Z]", PAGE)) <= KNOWN.keys()
     for file, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", PAGE):

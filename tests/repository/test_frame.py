@@ -1,4 +1,4 @@
-"""What a newcomer relies on: the commands work, and no file names a registry or a personal path."""
+"""The documented commands work, and no file names a package registry or a path of one machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def texts() -> list[tuple[Path, str]]:
 
 
 def test_no_file_names_a_package_registry() -> None:
-    """Each machine configures its own package registry."""
+    """No file names a package registry, because each machine configures its own."""
     assert [path for path, text in texts() if any(host in text for host in REGISTRIES)] == []
 
 
-def test_no_file_names_a_place_on_somebodys_machine() -> None:
-    """A path in a home directory works for one person only."""
+def test_no_file_contains_a_path_of_one_machine() -> None:
+    """No file contains a path of one machine, such as a home directory."""
     assert [path for path, text in texts() if MACHINE.search(text)] == []
 
 
@@ -38,12 +38,12 @@ def test_the_readme_names_the_two_commands(command: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["up", "test", "check", "bench", "chaos", "clean", "help"])
-def test_make_knows_its_targets(target: str) -> None:
+def test_make_has_the_documented_targets(target: str) -> None:
     """The documented targets exist, each with a one-line help."""
     assert re.search(rf"^{target}:.*## \w", read("Makefile"), re.MULTILINE)
 
 
-def test_continuous_integration_runs_the_check_that_everybody_runs() -> None:
+def test_continuous_integration_runs_make_check() -> None:
     """CI runs `make check`, because a second list of checks would drift from it."""
     run = read(".ci/run")
 
@@ -70,7 +70,7 @@ def test_contributing_names_targets_that_exist() -> None:
 
 @pytest.mark.parametrize("script", ["run", "install", "pin"])
 def test_the_scripts_can_be_run(script: str) -> None:
-    """The scripts are executable: a lost bit is noticed late."""
+    """The scripts of `.ci` are executable."""
     assert (ROOT / ".ci" / script).stat().st_mode & 0o111
 
 
@@ -98,7 +98,7 @@ def test_the_licence_is_apache_2_in_full() -> None:
     assert "END OF TERMS AND CONDITIONS" in licence
 
 
-def test_the_changelog_has_a_place_for_what_comes_next() -> None:
+def test_the_changelog_begins_with_unreleased_changes() -> None:
     """The changelog begins with unreleased changes, as Keep a Changelog asks."""
     headings = re.findall(r"^## (.+)$", read("CHANGELOG.md"), re.MULTILINE)
 

@@ -51,7 +51,7 @@ MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this rep
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
-    "perdure.tools.registry.must_be_approved": "hands arguments on to the author's function",
+    "perdure.tools.registry.must_be_approved": "passes arguments to the author's function",
     "perdure.tools.awaited.task.celery_tool": "takes an author's declaration",
     "perdure.snapshots.resolve.resolve": "takes a setting",
     "perdure.access.keys.parse_entry": "takes an entry of a setting",
@@ -72,25 +72,25 @@ NOW = datetime(2024, 5, 15, tzinfo=UTC)
 CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
 
 
-def said(content: str) -> extraction.ConversationMessage:
+def message_with(content: str) -> extraction.ConversationMessage:
     """A user's message with the text as content and author."""
     return extraction.ConversationMessage(1, Role.USER, content, NOW, "http", content)
 
 
-def rooted(content: str) -> object:
+def sources_of(content: str) -> object:
     """Find the sources of a candidate by its words."""
     found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
-    return extraction._with_user_sources([found], [said(content)])
+    return extraction._with_user_sources([found], [message_with(content)])
 
 
-def answered(*messages: Message) -> object:
+def offline_reply(*messages: Message) -> object:
     """The offline model's reply."""
     request = ModelRequest(messages, (CALCULATOR,))
     return OfflineModel().respond(request, ModelCall(SystemClock(), 600))
 
 
-def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
-    """The function, ignoring the `errors` by which it refuses a text."""
+def suppressing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
+    """Wrap `function` so that the given errors are suppressed."""
 
     def called(given: str) -> object:
         with suppress(*errors):
@@ -130,15 +130,15 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.linear.is_hangul": linear.is_hangul,
     "perdure.text.untrusted.is_storable": untrusted.is_storable,
     "perdure.text.untrusted.storable": untrusted.storable,
-    "perdure.text.untrusted.load_object": refusing(untrusted.load_object, ValueError),
+    "perdure.text.untrusted.load_object": suppressing(untrusted.load_object, ValueError),
     "perdure.text.untrusted.cut": lambda given: untrusted.cut(given, 500),
     "perdure.text.untrusted.first_line": untrusted.first_line,
     "perdure.text.untrusted.is_identifier": untrusted.is_identifier,
-    "perdure.text.untrusted.identifier": refusing(untrusted.identifier, ValueError),
+    "perdure.text.untrusted.identifier": suppressing(untrusted.identifier, ValueError),
     "perdure.text.untrusted.shown_channel": untrusted.shown_channel,
     "perdure.text.untrusted.error_summary": lambda given: untrusted.error_summary(ValueError(given)),
     "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
-    "perdure.memory.consolidation.candidates.parse": refusing(candidates.parse, ValueError),
+    "perdure.memory.consolidation.candidates.parse": suppressing(candidates.parse, ValueError),
     "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
     "perdure.memory.sections.budget.estimate_tokens": budget.estimate_tokens,
     "perdure.memory.sections.budget.cut_to": lambda given: budget.cut_to(given, 500),
@@ -146,9 +146,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         budget.Section(quoting.MEMORY, "x", [given], 9_000)
     ),
     "perdure.memory.embedding.text_to_embed": text_to_embed,
-    "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([said(given)])),
-    "perdure.memory.consolidation.extraction._labelled": lambda given: extraction._labelled(said(given)),
-    "perdure.memory.consolidation.extraction._with_user_sources": rooted,
+    "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([message_with(given)])),
+    "perdure.memory.consolidation.extraction._labelled": lambda given: extraction._labelled(message_with(given)),
+    "perdure.memory.consolidation.extraction._with_user_sources": sources_of,
     "perdure.memory.consolidation.merging.entity_key": merging.entity_key,
     "perdure.text.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
     "perdure.text.quoting.label_lines": lambda given: quoting.label_lines("user", given),
@@ -179,29 +179,31 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.offline.language.extract": language.extract,
     "perdure.models.offline.memories.user_lines": lambda given: list(memories.user_lines(given)),
     "perdure.models.offline.memories.extract_memories": lambda given: memories.extract_memories([given]),
-    "perdure.models.offline.OfflineModel, statement": lambda given: answered(Message(Role.USER, given)),
-    "perdure.models.offline.OfflineModel, question": lambda given: answered(
+    "perdure.models.offline.OfflineModel, statement": lambda given: offline_reply(Message(Role.USER, given)),
+    "perdure.models.offline.OfflineModel, question": lambda given: offline_reply(
         Message(Role.SYSTEM, given), Message(Role.USER, given), Message(Role.USER, "Where do I live?")
     ),
-    "perdure.models.offline.OfflineModel, a tool's result": lambda given: answered(
+    "perdure.models.offline.OfflineModel, a tool's result": lambda given: offline_reply(
         Message(Role.ASSISTANT, "", (ToolCall("1", "x", "{}"),)), Message(Role.TOOL, given, (), "1")
     ),
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
     "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long("x", (given.encode(errors="replace"),) * 2),
     "perdure.network.egress.check": lambda given: [
-        refusing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
+        suppressing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
         for url in (given, f"http://{given}/", f"http://a.internal/perdure/{given}")
     ],
     "perdure.network.queues.reply_queue": lambda given: queues.reply_queue(REPLY_TASKS, given, given),
-    "perdure.turns.inbox.incoming.parse_incoming": refusing(
+    "perdure.turns.inbox.incoming.parse_incoming": suppressing(
         lambda given: incoming.parse_incoming({"user_id": "u", "text": given, "metadata": {given: given}}),
         InvalidRequest,
     ),
-    "perdure.channels.http.body.parse_object": refusing(
+    "perdure.channels.http.body.parse_object": suppressing(
         lambda given: body.parse_object(given.encode(errors="replace")), InvalidRequest
     ),
-    "perdure.channels.http.parameters.parse_name": refusing(lambda given: parameters.parse_name(given, "x"), NotFound),
+    "perdure.channels.http.parameters.parse_name": suppressing(
+        lambda given: parameters.parse_name(given, "x"), NotFound
+    ),
     "perdure.cli.display.printable": display.printable,
 }
 """The functions that receive untrusted text. New ones must be added."""
@@ -327,6 +329,6 @@ def test_a_lone_surrogate_breaks_no_pattern() -> None:
 
 
 def test_the_repository_is_read() -> None:
-    """The list of files is not empty, which would pass every test."""
+    """The list of modules is not empty; with an empty list every test here would pass."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
     assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()

@@ -24,8 +24,8 @@ def test_no_file_is_too_long_to_read() -> None:
 
 def test_no_package_has_too_many_modules() -> None:
     """A package has at most twelve modules, so that a reader finds one by its name."""
-    rooms = Counter(name.rpartition(".")[0] for name, path in modules() if path.name != "__init__.py")
-    assert {room: count for room, count in rooms.items() if count > MOST_MODULES} == {}
+    counts = Counter(name.rpartition(".")[0] for name, path in modules() if path.name != "__init__.py")
+    assert {package: count for package, count in counts.items() if count > MOST_MODULES} == {}
 
 
 def test_each_package_has_a_docstring() -> None:

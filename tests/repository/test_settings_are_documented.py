@@ -86,7 +86,7 @@ EXAMPLE = dict(re.findall(r"^# ([A-Z][A-Z0-9_]*)=(.*)$", read(".env.example"), r
 
 
 def test_the_example_names_every_setting_with_its_default() -> None:
-    """.env.example is where an operator looks first; a wrong default there misleads for years."""
+    """.env.example has every setting with its actual default."""
     assert {name: value for name, value in EXAMPLE.items() if name not in VENDOR | FLOWER} == KNOWN
 
 
@@ -114,7 +114,7 @@ def test_compose_passes_each_setting(service: str) -> None:
 
 
 def test_compose_passes_flowers_settings_to_flower() -> None:
-    """Flower needs its own settings: without host names, one that listens on all addresses accepts any Host."""
+    """Flower gets its settings: without host names, a Flower that listens on all addresses accepts any `Host`."""
     wanted = {name for name in NO_SECRET if name.startswith("PERDURE_FLOWER__")}
     assert wanted
     assert COMPOSE["services"]["flower"]["environment"].keys() >= wanted
@@ -159,7 +159,7 @@ def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> 
 
 
 def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
-    """The gateway calls no model, but a remote embedder for searches, so it gets the key only with one."""
+    """The gateway gets the vendor's key only if a remote embedder, which its searches call, is configured."""
     environment = COMPOSE["services"]["gateway"]["environment"]
     assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
 
@@ -182,7 +182,7 @@ def test_no_password_has_a_default() -> None:
 
 @pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile", ".env.example", "Procfile", "Makefile"])
 def test_no_file_sets_a_variable_that_is_not_a_setting(file: str) -> None:
-    """A misspelt variable would be ignored by its program."""
+    """Each variable in these files is a setting, because programs ignore misspelt variables."""
     used = set(re.findall(r"PERDURE_[A-Z][A-Z0-9_]*[A-Z0-9]", read(file)))
 
     assert used <= KNOWN.keys()

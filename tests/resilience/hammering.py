@@ -2,9 +2,9 @@
 
     python -m tests.resilience.hammering DIRECTORY
 
-Eight forked children, each with its own connections, do the same work at the same time: failures
-below the threshold, then probes of the half-open circuit, of which those with a slot are killed,
-then calls while the Redis in DIRECTORY is stopped and started again. Their counts are printed as JSON.
+Eight forked children, each with its own connections, do the same work at the same time: failures below the threshold,
+then probes of the half-open circuit, whose holders are killed, then calls while the Redis in DIRECTORY is stopped and
+started again. Their counts are printed as JSON.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class Child:
         self._breaker = Breakers(BreakerSettings(), self._clock, url).get(OTHER)
         self._admission: Admission | None = None
 
-    def obey(self) -> None:
+    def run_commands(self) -> None:
         """Run the parent's commands and answer each with a number, until it is killed."""
-        deeds = {
+        commands = {
             "fail": self.fail,
             "probe": self.probe,
             "succeed": self.succeed,
-            "call until told": self.call_until_told,
+            "call until the next command": self.call_until_command,
             "call once": self.call_once,
         }
         while True:
             what, self._ahead_ms = self._line.recv()
-            self._line.send(deeds[what]())
+            self._line.send(commands[what]())
 
     def fail(self) -> int:
         """Fail `FAILURES` calls. Returns their number."""
@@ -84,8 +84,8 @@ class Child:
             self._circuits.settle(NAME, self._admission, Outcome.SUCCEEDED)
         return 0
 
-    def call_until_told(self) -> int:
-        """Call repeatedly until the next command, after reporting the first call. Returns the number of calls."""
+    def call_until_command(self) -> int:
+        """Report the first call, then call until the next command arrives. Returns the number of these calls."""
         self._line.send(self._breaker.execute(lambda: 1, 10))
         done = 0
         while not self._line.poll():
@@ -104,7 +104,7 @@ def hammer(line: Connection, others: Sequence[Connection]) -> None:
     for each in others:
         each.close()
     with contextlib.suppress(EOFError):
-        Child(line.recv(), line).obey()
+        Child(line.recv(), line).run_commands()
 
 
 class Fleet:
@@ -120,22 +120,22 @@ class Fleet:
             there.close()
             self.lines[child.pid or 0] = here
 
-    def meet(self, url: str) -> None:
+    def connect_all(self, url: str) -> None:
         """Send Redis' URL to all children."""
         for line in self.lines.values():
             line.send(url)
 
-    def tell(self, what: str, ahead_ms: int = 0) -> None:
+    def send_all(self, what: str, ahead_ms: int = 0) -> None:
         """Send a command to all children."""
         for line in self.lines.values():
             line.send((what, ahead_ms))
 
-    def ask(self, what: str, ahead_ms: int = 0) -> dict[int, int]:
+    def request(self, what: str, ahead_ms: int = 0) -> dict[int, int]:
         """Send a command to all children. Returns their answers."""
-        self.tell(what, ahead_ms)
-        return self.hear()
+        self.send_all(what, ahead_ms)
+        return self.receive_all()
 
-    def hear(self) -> dict[int, int]:
+    def receive_all(self) -> dict[int, int]:
         """The children's next answers."""
         return {pid: line.recv() for pid, line in self.lines.items()}
 
@@ -147,46 +147,46 @@ class Fleet:
 
 def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
     """Take the circuit from closed to open, half-open and closed again, with all children."""
-    fleet.ask("fail")
+    fleet.request("fail")
     seen: dict[str, Any] = {"failures": circuits.read()[NAME].failures, "probes": []}
-    last = circuits.admit(NAME, "the last drop", LEASE_MS).admission
+    last = circuits.admit(NAME, "the last failure", LEASE_MS).admission
     if last is not None:
         circuits.settle(NAME, last, Outcome.FAILED)
     seen["opened"] = circuits.read()[NAME].state
     for ahead_ms in (0, 60_000, 60_000 + LEASE_MS // 2, 61_000 + LEASE_MS):
-        holders = [pid for pid, admitted in fleet.ask("probe", ahead_ms).items() if admitted]
+        holders = [pid for pid, admitted in fleet.request("probe", ahead_ms).items() if admitted]
         seen["probes"].append(len(holders))
         if ahead_ms == 60_000:
             for pid in holders:
                 fleet.kill(pid)
-    fleet.ask("succeed", 61_000 + LEASE_MS)
+    fleet.request("succeed", 61_000 + LEASE_MS)
     seen["closed"] = circuits.read()[NAME].state
     return seen
 
 
 def returning(fleet: Fleet, url: str) -> dict[str, Any]:
     """Restart Redis after calls without it, and check that calls use the fleet's circuit again."""
-    fleet.tell("enough")
-    made = fleet.hear()
+    fleet.send_all("enough")
+    made = fleet.receive_all()
     circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)
-    before, asked, counted = circuits.read()[OTHER].successes, 0, 0
+    before, requested, counted = circuits.read()[OTHER].successes, 0, 0
     until = time.monotonic() + PATIENCE_S
     while counted < len(fleet.lines) and time.monotonic() < until:
-        asked += sum(fleet.ask("call once").values())  # on a loaded machine, Redis may time out once more
+        requested += sum(fleet.request("call once").values())  # on a loaded machine, Redis may time out once more
         counted = circuits.read()[OTHER].successes - before
     circuits.close()
-    return {"all_went_on": all(made.values()), "counted_again": len(fleet.lines) <= counted <= asked}
+    return {"all_continued": all(made.values()), "counted_again": len(fleet.lines) <= counted <= requested}
 
 
 def main(directory: Path) -> None:
     """Run both scenarios and print their results."""
     fleet = Fleet()
     with redis.start(directory) as server:
-        fleet.meet(server.url)
+        fleet.connect_all(server.url)
         circuits = FleetCircuits(server.url, POLICY, timeout_s=PATIENCE_S)
         seen = probing(fleet, circuits)
         circuits.close()
-        fleet.ask("call until told")
+        fleet.request("call until the next command")
     with redis.start(directory) as server:
         seen |= returning(fleet, server.url)
     print(json.dumps(seen))  # noqa: T201 (this is what the program is for)

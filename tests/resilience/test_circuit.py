@@ -35,7 +35,7 @@ class StoreHarness:
         self._ids = count()
 
     def ask(self) -> Answer:
-        """Ask the store to admit a call."""
+        """Request the admission of a call."""
         answer = self.store.admit(NAME, f"call {next(self._ids)}", LEASE_MS)
         if answer.admission is not None:
             self.admitted.append(answer.admission)
@@ -65,25 +65,25 @@ class StoreHarness:
 Cause = Callable[[StoreHarness], Answer | None]
 
 
-def asked(harness: StoreHarness) -> Answer:
-    """Ask to admit a call."""
+def request(harness: StoreHarness) -> Answer:
+    """Request admission."""
     return harness.ask()
 
 
-def asked_just_before_the_cooldown_is_over(harness: StoreHarness) -> Answer:
-    """Ask a second before the cooldown ends."""
+def request_just_before_the_cooldown_ends(harness: StoreHarness) -> Answer:
+    """Request admission a second before the cooldown ends."""
     harness.pass_time(59)
     return harness.ask()
 
 
-def asked_after_the_cooldown(harness: StoreHarness) -> Answer:
-    """Ask after the cooldown: the first request becomes the first probe."""
+def request_after_the_cooldown(harness: StoreHarness) -> Answer:
+    """Request admission after the cooldown: the first request becomes the first probe."""
     harness.pass_time(60)
     return harness.ask()
 
 
-def asked_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
-    """Ask after the clock was set back, which must not keep the circuit open for that time."""
+def request_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
+    """Request admission after the clock was set back, which must not keep the circuit open for that time."""
     harness.pass_time(-3_600)
     return harness.ask()
 
@@ -104,7 +104,7 @@ def release(harness: StoreHarness) -> Answer:
 
 
 def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
-    """As many consecutive failures as the threshold."""
+    """Settle consecutive calls as failed, up to the threshold."""
     for _ in range(POLICY.failure_threshold - 1):
         harness.ask()
         harness.end(Outcome.FAILED)
@@ -112,7 +112,7 @@ def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
 
 
 def failures_with_a_success_between(harness: StoreHarness) -> Answer:
-    """As many failures as the threshold, but not consecutive."""
+    """Settle `failure_threshold` calls as failed, with a success between them."""
     for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.FAILED):
         harness.ask()
         answer = harness.end(outcome)
@@ -120,12 +120,12 @@ def failures_with_a_success_between(harness: StoreHarness) -> Answer:
 
 
 def late_successes(harness: StoreHarness) -> Answer:
-    """Successes of calls that were admitted in an earlier epoch."""
+    """Settle calls of an earlier epoch as succeeded."""
     return _late(harness, Outcome.SUCCEEDED)
 
 
 def late_failures(harness: StoreHarness) -> Answer:
-    """As many failures as the threshold, of calls that were admitted in an earlier epoch."""
+    """Settle `failure_threshold` calls of an earlier epoch as failed."""
     return _late(harness, Outcome.FAILED)
 
 
@@ -135,21 +135,21 @@ def _late(harness: StoreHarness, outcome: Outcome) -> Answer:
     return answer
 
 
-def the_last_failure_of_a_probe_whose_lease_is_over(harness: StoreHarness) -> Answer:
-    """A failure of a probe whose lease has expired: its slot is free, but the failure still counts."""
+def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> Answer:
+    """Settle a probe as failed after its lease expired: its slot is free, but the failure still counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
     return harness.end(Outcome.FAILED)
 
 
 def reset(harness: StoreHarness) -> Answer | None:
-    """A reset by an operator."""
+    """Reset the circuit, as an operator does."""
     return harness.store.reset(NAME)
 
 
 # Every transition of the breaker, and every event that causes none.
 TRANSITIONS: list[tuple[State, Cause, State]] = [
-    (CLOSED, asked, CLOSED),
+    (CLOSED, request, CLOSED),
     (CLOSED, success, CLOSED),
     (CLOSED, failure, CLOSED),
     (CLOSED, release, CLOSED),
@@ -158,20 +158,20 @@ TRANSITIONS: list[tuple[State, Cause, State]] = [
     (CLOSED, late_successes, CLOSED),
     (CLOSED, late_failures, CLOSED),
     (CLOSED, reset, CLOSED),
-    (OPEN, asked, OPEN),
-    (OPEN, asked_just_before_the_cooldown_is_over, OPEN),
-    (OPEN, asked_after_the_cooldown, HALF_OPEN),
-    (OPEN, asked_after_the_clock_was_set_back, HALF_OPEN),
+    (OPEN, request, OPEN),
+    (OPEN, request_just_before_the_cooldown_ends, OPEN),
+    (OPEN, request_after_the_cooldown, HALF_OPEN),
+    (OPEN, request_after_the_clock_was_set_back, HALF_OPEN),
     (OPEN, late_successes, OPEN),
     (OPEN, late_failures, OPEN),
     (OPEN, reset, CLOSED),
-    (HALF_OPEN, asked, HALF_OPEN),
+    (HALF_OPEN, request, HALF_OPEN),
     (HALF_OPEN, success, CLOSED),
     (HALF_OPEN, failure, OPEN),
     (HALF_OPEN, release, HALF_OPEN),
     (HALF_OPEN, late_successes, HALF_OPEN),
     (HALF_OPEN, late_failures, HALF_OPEN),
-    (HALF_OPEN, the_last_failure_of_a_probe_whose_lease_is_over, OPEN),
+    (HALF_OPEN, failure_of_a_probe_whose_lease_has_expired, OPEN),
     (HALF_OPEN, reset, CLOSED),
 ]
 
@@ -203,8 +203,8 @@ def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStor
     assert harness.ask().admission is not None
 
 
-def test_a_probe_that_asks_again_keeps_its_one_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """A client that lost the answer asks again under the same id and gets the same slot, not a second one."""
+def test_a_repeated_probe_request_keeps_its_slot(store: CircuitStore, clock: MovedClock) -> None:
+    """A client that lost the answer repeats the request under the same id and gets the same slot."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     first = harness.admitted[0]
@@ -238,7 +238,7 @@ def test_an_open_circuit_says_when_its_cooldown_ends(store: CircuitStore, clock:
     assert refusal.until - refusal.now == pytest.approx(50_000, abs=5_000)
 
 
-def test_it_counts_what_the_contract_lists(store: CircuitStore, clock: MovedClock) -> None:
+def test_the_counts_are_those_of_the_contract(store: CircuitStore, clock: MovedClock) -> None:
     """Consecutive failures and all successes are counted; outcomes of an earlier epoch appear in the metrics only."""
     harness = StoreHarness(store, clock)
     for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.RELEASED, Outcome.FAILED):
@@ -252,7 +252,7 @@ def test_it_counts_what_the_contract_lists(store: CircuitStore, clock: MovedCloc
     assert (later.failures, later.successes) == (1, 3)
 
 
-def test_a_reset_of_an_unknown_circuit_is_none(store: CircuitStore) -> None:
+def test_a_reset_of_an_unknown_circuit_returns_none(store: CircuitStore) -> None:
     """A reset of an unknown name returns `None`, so that a misspelt name does not look like a success."""
     assert store.reset("llm:nobody") is None
     assert store.read() == {}
@@ -278,7 +278,7 @@ SCHEDULES = st.lists(EVENTS, min_size=10, max_size=60)
 
 
 def named(event: str, number: int, admitted: list[Admission]) -> str:
-    """The id of the call that asks: a new one, or the last admitted one."""
+    """The id of the requesting call: a new one, or that of the last admitted call."""
     return admitted[-1].id if event == "asks again" and admitted else str(number)
 
 

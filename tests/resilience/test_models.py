@@ -75,15 +75,15 @@ class Harness:
     """A clock, breakers, and calls that record their deltas."""
 
     clock: MovedClock = field(default_factory=MovedClock)
-    heard: list[str] = field(default_factory=list)
+    streamed: list[str] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), self.clock)
 
     def call(self, timeout_s: float = 300) -> ModelCall:
-        """A call that records its deltas in `heard`, and marks its rewinds."""
-        return ModelCall(self.clock, timeout_s, self.heard.append, lambda: self.heard.append("<rewind>"))
+        """A call that records its deltas in `streamed`, and marks its rewinds."""
+        return ModelCall(self.clock, timeout_s, self.streamed.append, lambda: self.streamed.append("<rewind>"))
 
     def guard(self, model: Model, timeout_s: float = 120) -> GuardedModel:
         """The model with a breaker and retries, whose waits only move the clock."""
@@ -139,7 +139,7 @@ def test_a_transient_failure_is_retried(harness: Harness) -> None:
     assert [(each.failure_count, each.success_count) for each in harness.breakers.list()] == [(0, 1)]
 
 
-def test_all_tries_of_a_call_count_once(harness: Harness) -> None:
+def test_all_attempts_of_a_call_count_once(harness: Harness) -> None:
     """All attempts of a call count as one failure, or a breaker would open after two calls."""
     model = Scripted("a", DOWN)
     with pytest.raises(ProviderError):
@@ -161,7 +161,7 @@ def test_an_open_breaker_calls_no_model(harness: Harness) -> None:
     assert caught.value.retry_after_s == pytest.approx(60, abs=5)
 
 
-def test_after_the_cooldown_one_call_closes_it(harness: Harness) -> None:
+def test_after_the_cooldown_one_call_closes_the_breaker(harness: Harness) -> None:
     """After the cooldown one successful call closes the breaker."""
     model = Scripted("a", *[DOWN] * 6, "back")
     guarded = harness.guard(model)
@@ -177,23 +177,23 @@ def test_text_of_a_failed_attempt_is_withdrawn(harness: Harness) -> None:
     """The text of a failed attempt is withdrawn, so that a listener does not get the beginning twice."""
     model = Scripted("a", breaks_off, "whole")
     assert harness.guard(model).respond(REQUEST, harness.call()).content == "whole"
-    assert harness.heard == ["hal", "<rewind>", "wh", "ole"]
+    assert harness.streamed == ["hal", "<rewind>", "wh", "ole"]
 
 
 def test_an_attempt_without_text_causes_no_rewind(harness: Harness) -> None:
     """An attempt without text causes no rewind."""
     harness.guard(Scripted("a", DOWN, "fine")).respond(REQUEST, harness.call())
-    assert harness.heard == ["fi", "ne"]
+    assert harness.streamed == ["fi", "ne"]
 
 
-def test_an_empty_answer_is_no_answer(harness: Harness) -> None:
+def test_an_empty_reply_is_retried(harness: Harness) -> None:
     """An empty reply is retried, and then an error."""
     assert harness.guard(Scripted("a", " ", "fine")).respond(REQUEST, harness.call()).content == "fine"
     with pytest.raises(InvalidResponse):
         harness.guard(Scripted("b", "")).respond(REQUEST, harness.call())
 
 
-def test_a_call_has_its_own_time_for_all_its_tries(harness: Harness) -> None:
+def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
     """`PERDURE_MODEL_TIMEOUT_S` limits one guarded call, not the longer call that it is part of."""
     call = harness.call(300)
     model = Scripted("a", hangs(harness))
@@ -227,7 +227,7 @@ def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
         whole.check()
 
 
-def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(harness: Harness) -> None:
+def test_a_cancelled_call_is_neither_counted_nor_repeated(harness: Harness) -> None:
     """A cancelled probe counts as nothing, frees its slot and is not repeated."""
 
     def cancelled(call: ModelCall) -> ModelReply:
@@ -267,17 +267,17 @@ def test_a_wait_ends_when_the_call_is_aborted() -> None:
     assert len(caught) == 1
 
 
-# --- others' answers
+# --- fallbacks
 
 
-def test_the_first_of_the_others_that_answers_is_marked(harness: Harness) -> None:
+def test_the_first_fallback_that_answers_is_marked(harness: Harness) -> None:
     """The first fallback that answers is marked and named, and the text of failed models is withdrawn."""
     first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
     reply = harness.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
         REQUEST, harness.call()
     )
     assert (reply.content, reply.fallback, reply.model) == ("I stand in.", True, "c-2026")
-    assert "".join(harness.heard).rpartition("<rewind>")[2] == "I stand in."
+    assert "".join(harness.streamed).rpartition("<rewind>")[2] == "I stand in."
     assert harness.failures("a") == harness.failures("b") == 1
     assert harness.resilient(Scripted("x", DOWN), Scripted("e", "yes")).respond(REQUEST, harness.call()).model == "e"
 
@@ -298,7 +298,7 @@ def test_any_failure_leads_to_the_fallback(harness: Harness, error: Exception) -
     assert harness.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, harness.call()).fallback
 
 
-def test_an_open_breaker_is_a_failure_like_others(harness: Harness) -> None:
+def test_an_open_breaker_leads_to_the_fallback(harness: Harness) -> None:
     """While the breaker is open, the fallback answers without a call of the model."""
     model, other = Scripted("a", DOWN), Scripted("b", "yes")
     resilient = harness.resilient(model, other)
@@ -307,16 +307,16 @@ def test_an_open_breaker_is_a_failure_like_others(harness: Harness) -> None:
     assert len(model.requests) == 6
 
 
-def test_a_timeout_leaves_time_for_the_others(harness: Harness) -> None:
+def test_a_timeout_leaves_time_for_fallbacks(harness: Harness) -> None:
     """Each model has its own time limit within the turn's, so a timeout leaves time for fallbacks."""
     reply = harness.resilient(Scripted("a", hangs(harness)), Scripted("b", "in time")).respond(
         REQUEST, harness.call(300)
     )
     assert reply.content == "in time"
-    assert harness.heard == ["hal", "<rewind>", "in ", "time"]
+    assert harness.streamed == ["hal", "<rewind>", "in ", "time"]
 
 
-def test_the_original_error_stays_when_nobody_answers(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_original_error_is_raised_if_every_model_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """If every model fails, the first error is raised and the others are logged."""
     original = RateLimited("slow", retry_after_s=3_600)
     with pytest.raises(RateLimited) as caught:
@@ -330,7 +330,7 @@ def test_the_original_error_stays_when_nobody_answers(harness: Harness, caplog: 
     assert any("fallback model c failed (INVALID_RESPONSE" in line for line in said)
 
 
-def test_the_others_pause_is_not_the_firsts(harness: Harness) -> None:
+def test_a_retry_after_does_not_delay_the_fallback(harness: Harness) -> None:
     """A provider's `Retry-After` does not delay the next model."""
     first = Scripted("a", RateLimited("slow", retry_after_s=3_600))
     assert harness.resilient(first, Scripted("b", DOWN, "yes")).respond(REQUEST, harness.call()).content == "yes"
@@ -374,11 +374,11 @@ class Own:
     "found", [None, RuntimeError("a bug in the strategy"), ModelReply(" "), "no reply at all"], ids=repr
 )
 def test_a_third_partys_strategy_that_finds_nothing(harness: Harness, found: object) -> None:
-    """A strategy that finds nothing, raises or returns nonsense keeps the original error, and its text is withdrawn."""
+    """If a strategy finds nothing, raises or returns nonsense, the original error is raised."""
     with pytest.raises(ProviderError) as caught:
         ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert caught.value is DOWN
-    assert harness.heard == ["Fr", "<rewind>"]
+    assert harness.streamed == ["Fr", "<rewind>"]
 
 
 def test_a_third_partys_strategy_that_finds_an_answer(harness: Harness) -> None:
@@ -386,11 +386,11 @@ def test_a_third_partys_strategy_that_finds_an_answer(harness: Harness) -> None:
     found = ModelReply("From the cache.", (ToolCall("1", "calculator", "{}"),), model="cache")
     reply = ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert reply == ModelReply("From the cache.", model="cache", fallback=True)
-    assert harness.heard == ["Fr"]
+    assert harness.streamed == ["Fr"]
 
 
-def test_the_others_get_no_tools_and_the_whole_conversation_as_text(harness: Harness) -> None:
-    """Fallbacks get no tools, and the conversation's calls and results as text, because providers refuse others."""
+def test_fallbacks_get_no_tools_and_the_whole_conversation_as_text(harness: Harness) -> None:
+    """Fallbacks get no tools, and the conversation's calls and results as text, which any provider accepts."""
     other = Scripted("b", ModelReply("It is 89.", (ToolCall("x", "calculator", "{}"),)))
     request = ModelRequest(CONVERSATION, (ToolSchema("calculator", "", {"type": "object"}),))
     reply = harness.resilient(Scripted("a", DOWN), other).respond(request, harness.call())

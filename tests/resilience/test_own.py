@@ -55,7 +55,9 @@ def _settings(directory: Path, **given: Any) -> Settings:
     return Settings.model_validate(named)
 
 
-def test_a_process_uses_them(tmp_path: Path, database_url: str, waker: RecordingWaker) -> None:
+def test_a_process_uses_the_third_partys_breakers_and_fallback(
+    tmp_path: Path, database_url: str, waker: RecordingWaker
+) -> None:
     """The third party's breaker counts the calls of the failing model, and its strategy answers with a marked reply."""
     settings = _settings(tmp_path)
     check(settings)
@@ -110,7 +112,7 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"breaker": {"registry": "none"}}, "PERDURE_BREAKER__REGISTRY is 'none': accepted: fleet, acme, broken, or"),
         ({"breaker": {"registry": "broken"}}, "PERDURE_BREAKER__REGISTRY is 'broken': .*no_such_module"),
@@ -118,7 +120,7 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
         ({"fallback": "broken"}, "PERDURE_FALLBACK is 'broken': .*no_such_module"),
     ],
 )
-def test_an_unusable_name_stops_the_start(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_an_unusable_name_stops_the_start(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     """An unknown or broken entry point stops the start with the variable, its value and the accepted values."""
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         check(_settings(tmp_path, **given))

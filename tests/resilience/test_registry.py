@@ -42,15 +42,15 @@ DOWN = ProviderError("down", transient=True)
 
 
 @pytest.fixture
-def told() -> list[Transition]:
+def transitions() -> list[Transition]:
     """The transitions that the listener received."""
     return []
 
 
 @pytest.fixture
-def breakers(redis_url: str, clock: MovedClock, told: list[Transition]) -> Iterator[Breakers]:
+def breakers(redis_url: str, clock: MovedClock, transitions: list[Transition]) -> Iterator[Breakers]:
     """One process's registry, on the suite's Redis."""
-    made = Breakers(SETTINGS, clock, redis_url, told.append)
+    made = Breakers(SETTINGS, clock, redis_url, transitions.append)
     yield made
     made.close()
 
@@ -96,18 +96,22 @@ def test_a_breaker_opens_for_every_process_with_the_documented_error(
 
 
 def test_a_transition_is_reported_once_by_the_process_that_made_it(
-    breakers: Breakers, redis_url: str, clock: MovedClock, told: list[Transition], caplog: pytest.LogCaptureFixture
+    breakers: Breakers,
+    redis_url: str,
+    clock: MovedClock,
+    transitions: list[Transition],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A transition is reported once, by the process that caused it, so that it can be counted and turns woken."""
-    heard: list[Transition] = []
-    other = Breakers(SETTINGS, clock, redis_url, heard.append)
+    others_transitions: list[Transition] = []
+    other = Breakers(SETTINGS, clock, redis_url, others_transitions.append)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
         fail(breakers.get("llm:test"))
         fail(other.get("llm:test"))
         refused(breakers.get("llm:test"))
         breakers.reset("llm:test")
-    assert heard == [Transition("llm:test", State.CLOSED, State.OPEN, 2, fleet=True)]
-    assert told == [Transition("llm:test", State.OPEN, State.CLOSED, 0, fleet=True)]
+    assert others_transitions == [Transition("llm:test", State.CLOSED, State.OPEN, 2, fleet=True)]
+    assert transitions == [Transition("llm:test", State.OPEN, State.CLOSED, 0, fleet=True)]
     assert [record.getMessage() for record in caplog.records] == [
         "breaker llm:test of the fleet: from closed to open, consecutive failures: 2",
         "breaker llm:test of the fleet: from open to closed, consecutive failures: 0",
@@ -159,18 +163,18 @@ def test_an_admission_holds_although_freeing_another_slot_fails(
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
 
-    def away(*_: Any) -> Answer:
-        raise Unavailable("Away.")
+    def unavailable(*_: Any) -> Answer:
+        raise Unavailable("Unavailable.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fleet, "admit", away)
+        patch.setattr(fleet, "admit", unavailable)
         assert not circuits.admit("llm:test", "1", 600_000).fleet
     clock.advance(timedelta(seconds=PAUSE_S + 1))
     with monkeypatch.context() as patch:
-        patch.setattr(fleet, "free", away)
-        asked = circuits.admit("llm:test", "2", 600_000)
-        assert asked.fleet
-        assert asked.answer.admission is not None
+        patch.setattr(fleet, "free", unavailable)
+        admitted = circuits.admit("llm:test", "2", 600_000)
+        assert admitted.fleet
+        assert admitted.answer.admission is not None
         assert not circuits.admit("llm:test", "3", 600_000).fleet
     circuits.close()
 
@@ -211,7 +215,7 @@ def test_what_counts_as_a_failure(breakers: Breakers, error: BaseException, *, c
 
 
 def test_the_list_has_the_contracts_shape(breakers: Breakers) -> None:
-    """`GET /v1/breakers` returns this list as it is."""
+    """The list has the shape that `GET /v1/breakers` returns."""
     succeed(breakers.get("mcp:weather"))
     for _ in range(2):
         fail(breakers.get("llm:test"))
@@ -263,7 +267,7 @@ def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, red
     assert commands - within_scripts == 50 * 2
 
 
-# --- Redis is away
+# --- Redis is unavailable
 
 
 @pytest.fixture
@@ -296,25 +300,25 @@ def test_calls_continue_while_redis_is_stopped(
             clock.advance(timedelta(seconds=PAUSE_S))
             assert succeed(mcp) == "fine"
             assert {each.name: each.state for each in breakers.list()} == {"llm:test": "open", "mcp:test": "closed"}
-    away, opened, back = (record.getMessage() for record in caplog.records)
-    assert "this process uses its own breakers" in away
+    unavailable, opened, back = (record.getMessage() for record in caplog.records)
+    assert "this process uses its own breakers" in unavailable
     assert opened == "breaker mcp:test of this process: from closed to open, consecutive failures: 2"
     assert back == "Redis answers: using the fleet's breakers again"
     breakers.close()
 
 
-def test_a_silent_redis_is_asked_by_one_call_a_pause(
+def test_an_unresponsive_redis_delays_one_call_per_pause(
     server: Running, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped Redis keeps its socket open, so a call waits 0.25 s for it, and only one call per pause does."""
+    """An unresponsive Redis delays only one call per pause, by 0.25 s."""
     breakers = Breakers(SETTINGS, clock, server.url)
     breaker = breakers.get("llm:test")
     succeed(breaker)
-    asked: list[str] = []
+    requests: list[str] = []
     admit = FleetCircuits.admit
 
     def counted(self: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        asked.append(name)
+        requests.append(name)
         return admit(self, name, call_id, lease_ms)
 
     monkeypatch.setattr(FleetCircuits, "admit", counted)
@@ -324,7 +328,7 @@ def test_a_silent_redis_is_asked_by_one_call_a_pause(
         for _ in range(10):
             succeed(breaker)
         assert time.monotonic() - began < 5  # redis-py itself would wait without limit
-        assert len(asked) == 1
+        assert len(requests) == 1
         clock.advance(timedelta(seconds=PAUSE_S))
         with ThreadPoolExecutor(8) as pool:
             together = threading.Barrier(8)
@@ -334,12 +338,12 @@ def test_a_silent_redis_is_asked_by_one_call_a_pause(
                 return succeed(breaker)
 
             assert {each.result() for each in [pool.submit(one) for _ in range(8)]} == {"fine"}
-        assert len(asked) == 2
+        assert len(requests) == 2
     finally:
         os.kill(server.pid, signal.SIGCONT)
     clock.advance(timedelta(seconds=PAUSE_S))
     succeed(breaker)
-    assert len(asked) == 3
+    assert len(requests) == 3
     assert breakers.list()[0].success_count >= 2
     breakers.close()
 

@@ -1,4 +1,4 @@
-"""Which errors are retried, how often, and after what waits."""
+"""Which errors are retried, how often, and after which waits."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
     assert verdict(error) is expected
 
 
-def test_a_circle_of_causes_ends() -> None:
-    """A circle of causes must not hang a worker."""
+def test_a_cycle_of_causes_ends() -> None:
+    """A cycle in the chain of causes ends the search, so that it hangs no worker."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert verdict(one) is Verdict.PERMANENT
@@ -131,7 +131,7 @@ def test_errors_that_are_not_transient_are_not_retried(error: BaseException) -> 
     assert time.waits == []
 
 
-def test_it_tries_as_often_as_configured_with_growing_waits() -> None:
+def test_work_is_retried_as_configured_with_growing_waits() -> None:
     """Waits grow exponentially up to the cap, and the last attempt's error is raised."""
     time = Time(100)
     errors = [ProviderError(str(number), transient=True) for number in range(6)]
@@ -141,16 +141,16 @@ def test_it_tries_as_often_as_configured_with_growing_waits() -> None:
     assert time.waits == [1, 2, 3, 3]
 
 
-def test_a_transient_failure_is_not_noticed() -> None:
+def test_a_transient_failure_is_hidden_from_the_caller() -> None:
     """The caller does not notice a failure that a retry cures."""
     assert run(failing(DOWN, RateLimited("slow")), Time(100)) == "fine"
 
 
-@pytest.mark.parametrize(("asked", "waited"), [(0.0, 0.2), (0.1, 0.2), (30.0, 30.0)])
-def test_retry_after_is_obeyed(asked: float, waited: float) -> None:
+@pytest.mark.parametrize(("requested", "waited"), [(0.0, 0.2), (0.1, 0.2), (30.0, 30.0)])
+def test_retry_after_is_obeyed(requested: float, waited: float) -> None:
     """A wait is at least as long as `Retry-After`, even beyond the cap, and never shorter than the backoff."""
     time = Time(100)
-    wrapped = caused_by(RateLimited("slow", retry_after_s=asked), RuntimeError("wrapped"))
+    wrapped = caused_by(RateLimited("slow", retry_after_s=requested), RuntimeError("wrapped"))
     assert run(failing(wrapped), time) == "fine"
     assert time.waits == [waited]
 
@@ -171,7 +171,7 @@ def test_an_invalid_retry_after_is_ignored(nonsense: float) -> None:
     assert time.waits == [0.2]
 
 
-def test_it_never_goes_beyond_the_calls_time() -> None:
+def test_waits_stay_within_the_calls_time() -> None:
     """A wait that would use up the remaining time is not begun."""
     time = Time(0.5)
     with pytest.raises(ProviderError):

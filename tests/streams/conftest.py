@@ -44,7 +44,7 @@ class Typist:
     name = "typist"
 
     def __init__(self) -> None:
-        self.asked = threading.Semaphore(0)
+        self.called = threading.Semaphore(0)
         self._keys: queue.SimpleQueue[str | ModelReply | Exception | None] = queue.SimpleQueue()
 
     def type(self, *texts: str) -> None:
@@ -62,7 +62,7 @@ class Typist:
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Stream what the test types, until the test ends the call."""
-        self.asked.release()
+        self.called.release()
         while True:
             try:
                 key = self._keys.get(timeout=0.05)
@@ -106,7 +106,7 @@ class Streaming:
         """Send a message and start a worker. Returns the turn once its model has been called."""
         turn_id, session_id = self.send(text)
         self.start(session_id)
-        assert self.model.asked.acquire(timeout=PATIENCE_S)
+        assert self.model.called.acquire(timeout=PATIENCE_S)
         return turn_id
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A client's stream: complete, in order, resumable from any position, and without a retracted word."""
+"""A client's stream is complete, in order, resumable from any position, and without withdrawn text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.streams.conftest import Client, Streaming, Watching, run
 from tests.turns.broker import Broker
 
 
-def test_text_arrives_while_the_model_speaks(streaming: Streaming) -> None:
+def test_text_arrives_while_the_model_streams(streaming: Streaming) -> None:
     """Deltas are passed on before the reply is committed; the message then has the same text."""
     client = Client()
 
@@ -42,7 +42,7 @@ def test_text_arrives_while_the_model_speaks(streaming: Streaming) -> None:
     assert EventKind.REWIND not in client.kinds
 
 
-def test_who_listens_late_receives_the_text_so_far(streaming: Streaming) -> None:
+def test_a_late_listener_receives_the_text_so_far(streaming: Streaming) -> None:
     """A worker keeps the text of its step, so a listener in mid-sentence receives its beginning."""
     client = Client()
 
@@ -73,7 +73,7 @@ def test_without_a_listener_nothing_is_written(streaming: Streaming, redis_url: 
 
 
 def test_a_client_resumes_after_its_last_event(streaming: Streaming) -> None:
-    """The rest of the text continues what the client has; nothing is sent twice."""
+    """A resumed stream continues after the client's last event, and nothing is sent twice."""
     client = Client()
 
     async def main() -> None:
@@ -145,14 +145,14 @@ def test_another_worker_takes_over(streaming: Streaming) -> None:
         async with streaming.hub() as gateway:
             turn_id, session_id = streaming.send()
             lost = streaming.start(session_id)
-            assert streaming.model.asked.acquire(timeout=20)
+            assert streaming.model.called.acquire(timeout=20)
             events = gateway.events(turn_id)
             streaming.model.type("The first worker says")
             await client.follow(events, lambda each: each.shown != "")
             harness.move(2 * harness.settings.turn.lease_s)
             streaming.start(session_id)
-            assert streaming.model.asked.acquire(timeout=20)
-            streaming.model.type("one", "two")  # one piece for either worker, in any order
+            assert streaming.model.called.acquire(timeout=20)
+            streaming.model.type("one", "two")  # one piece for each worker, in any order
             streaming.model.reply("The second says.")
             streaming.model.reply("The second says.")
             await client.follow(events)
@@ -163,7 +163,7 @@ def test_another_worker_takes_over(streaming: Streaming) -> None:
 
 
 def test_tool_calls_and_results_are_events(streaming: Streaming) -> None:
-    """A page can show what the agent does without reading messages."""
+    """Tool calls and results are sent as events of their own, each once."""
 
     @tool(effect="pure")
     def add(a: int, b: int) -> int:
@@ -192,7 +192,7 @@ def test_tool_calls_and_results_are_events(streaming: Streaming) -> None:
 
 
 def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
-    """`error` comes before `done`; a client that has it receives `done` only."""
+    """`error` comes before `done`. A client that has received `error` then receives only `done`."""
     client = Client()
 
     async def main() -> None:
@@ -227,7 +227,7 @@ def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) ->
 
 
 def test_a_position_ahead_of_the_turn_is_rewound(streaming: Streaming) -> None:
-    """If PostgreSQL lost commits in a failover, the client discards the lost messages."""
+    """A client whose position is ahead of PostgreSQL, as after a failover, gets a `rewind`."""
     client = Client()
 
     async def main() -> None:

@@ -19,7 +19,7 @@ def watch(harness: Harness) -> Iterator[SettlementWatch]:
     """A gateway's watch, with announcements."""
     made = SettlementWatch(harness.database)
     made.is_notified = True
-    made.settled(harness.send("never").turn_id)  # so that it is between two checks
+    made.settled(harness.send("never").turn_id)  # the watch is then between two checks
     yield made
     made.close()
 

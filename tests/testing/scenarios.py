@@ -93,14 +93,14 @@ SCENARIOS["a turn that is parked"] = Scenario(
     lambda: assistant(price, on_unavailable="park"),
     [call("price", article="tea"), ProviderError("The provider failed.", transient=True)],
 )
-SCENARIOS["a failure in the agents words"] = Scenario(
+SCENARIOS["a failure with the agents own text"] = Scenario(
     lambda: assistant(error_messages=ErrorTexts({}, {"de": {"CONTEXT_TOO_LONG": "Das ist zu lang."}})),
     [ContextTooLong("Too long.")],
     language="de-AT",
 )
 
 
-def _a_failure_without_words_for_it() -> Agent:
+def _a_failure_without_a_text() -> Agent:
     class Broken:
         def find(self, code: str, language: str | None) -> str | None:
             raise LookupError(code)
@@ -108,7 +108,7 @@ def _a_failure_without_words_for_it() -> Agent:
     return assistant(error_messages=Broken())
 
 
-SCENARIOS["a failure without words for it"] = Scenario(_a_failure_without_words_for_it, [ContextTooLong("Too long.")])
+SCENARIOS["a failure without a text"] = Scenario(_a_failure_without_a_text, [ContextTooLong("Too long.")])
 
 
 def _a_long_result() -> Agent:
@@ -163,7 +163,7 @@ TRANSFER: Script = [call("transfer", cents=5), "Done."]
 
 
 def _doubts() -> Iterator[tuple[str, Callable[[], Agent]]]:
-    """Each effect class and each answer of a probe, for unknown outcomes and for timeouts."""
+    """The name and the agent for each effect class and probe, with unknown outcomes and with timeouts."""
     probes: dict[str, Any] = {
         "happened": lambda _: Happened("receipt 7"),
         "did not happen": lambda _: DidNotHappen(),

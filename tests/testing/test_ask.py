@@ -72,7 +72,7 @@ def test_a_script_that_is_too_short_fails_the_test() -> None:
 
 
 def test_a_models_bug_reaches_the_test() -> None:
-    """An exception that is no `PerdureError` is a bug of the model's and is raised, not turned into a reply."""
+    """An exception that is no `PerdureError` is a bug in the model and is raised, not turned into a reply."""
     with pytest.raises(ZeroDivisionError):
         ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_a_models_failure_fails_the_turn() -> None:
 
 
 def test_a_model_that_breaks_off_fails_the_turn() -> None:
-    """A model that raises `Abandoned`, although no one ended the call, fails the turn as in the engine."""
+    """A model that raises `Abandoned`, although the call was not ended, fails the turn as in the engine."""
 
     class Abandoning(Scripted):
         def respond(self, *_: Any) -> NoReturn:

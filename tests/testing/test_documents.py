@@ -25,7 +25,7 @@ def blocks(name: str) -> list[str]:
 
 
 def stand_ins() -> dict[str, Any]:
-    """Stand-ins for what the documents' code uses of an application."""
+    """Stand-ins for the application's names that the documents' code uses."""
     names = ("bank", "cache", "read", "was_paid", "count")
     return {"__name__": "document", "LIMIT": 100, **{name: MagicMock() for name in names}}
 
@@ -37,7 +37,7 @@ def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
-    """Newcomers copy the README's code first, so its test must pass."""
+    """The README's test passes with the README's agent."""
     for block in blocks("README.md"):
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
@@ -70,7 +70,7 @@ def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     "path", [each for each in files() if each.suffix == ".md"], ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_each_link_to_a_file_of_the_repository_leads_there(path: Path) -> None:
+def test_each_link_to_a_file_of_the_repository_resolves(path: Path) -> None:
     """Links to files and headings in the repository resolve."""
     for link in _LINK.findall(_FENCED.sub("", path.read_text(encoding="utf-8"))):
         target, _, anchor = link.partition("#")

@@ -25,7 +25,7 @@ STATUSES = {"queued": "parked"}
 
 @dataclass(frozen=True)
 class Observed:
-    """The result of a turn, from either side."""
+    """The result of a turn, from `perdure.testing` or from the engine."""
 
     status: str
     reply: str | None
@@ -92,9 +92,11 @@ class Engine:
         }
         transcript, calls = [], []
         for row in rows:
-            asked = tuple(ToolCall.from_record(each) for each in row.tool_calls or ())
-            transcript.append(Message(Role(row.role), row.content, asked, row.tool_call_id))
-            calls += [(each.name, effects.get((row.seq, position), "failed")) for position, each in enumerate(asked)]
+            requested = tuple(ToolCall.from_record(each) for each in row.tool_calls or ())
+            transcript.append(Message(Role(row.role), row.content, requested, row.tool_call_id))
+            calls += [
+                (each.name, effects.get((row.seq, position), "failed")) for position, each in enumerate(requested)
+            ]
         reason = turn["error"] or turn["delayed"]
         return Observed(
             STATUSES.get(turn["status"], turn["status"]),
@@ -123,8 +125,8 @@ def _join_hanging_tools() -> None:
     "name",
     [name if at % 3 == 0 else pytest.param(name, marks=pytest.mark.long) for at, name in enumerate(SCENARIOS)],
 )
-def test_a_turn_is_the_same_here_and_on_postgresql(name: str, harness: Harness) -> None:
-    """A test with `perdure.testing` is useful only if production runs the turn in the same way."""
+def test_a_turn_is_the_same_with_testing_and_on_postgresql(name: str, harness: Harness) -> None:
+    """Each scenario has the same results, prompts and variables with `perdure.testing` and with the engine."""
     scenario = SCENARIOS[name]
     engine = Engine(harness, scenario)
     expected = [engine.ask(text) for text in scenario.texts]

@@ -1,6 +1,6 @@
 """A real MCP server, made with the official SDK: `python mcp_server.py stdio` or `python mcp_server.py http PORT`.
 
-Its tools behave well and badly.
+Some of its tools fail on purpose.
 """
 
 from __future__ import annotations

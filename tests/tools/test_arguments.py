@@ -22,7 +22,7 @@ OBJECTS = st.dictionaries(TEXT, VALUES, max_size=4)
 
 
 @given(OBJECTS, st.booleans())
-def test_every_proper_object_survives(value: dict[str, Any], ascii_only: bool) -> None:
+def test_every_valid_object_is_accepted_unchanged(value: dict[str, Any], ascii_only: bool) -> None:
     """Every valid object is accepted unchanged, with either escaping."""
     assert load_object(json.dumps(value, ensure_ascii=ascii_only)) == value
 
@@ -42,7 +42,7 @@ def test_any_text_is_an_object_or_refused_with_a_reason(text: str) -> None:
 
 @given(OBJECTS, TEXT, VALUES, VALUES)
 def test_a_key_given_twice_is_refused(value: dict[str, Any], key: str, one: Any, other: Any) -> None:
-    """A repeated key is refused, because it is unknown which value was meant."""
+    """A repeated key is refused, because the intended value is unknown."""
     pairs = [*value.items(), (key, one), (key, other)]
     text = "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in pairs) + "}"
     with pytest.raises(ValueError, match="given twice"):

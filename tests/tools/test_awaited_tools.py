@@ -88,7 +88,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
         Agent("assistant", "You help.", [celery_tool("a.b"), celery_tool("a_b")])
 
 
-def test_neither_can_be_called_as_a_function() -> None:
+def test_awaited_tools_cannot_be_called_as_functions() -> None:
     """Calling such a tool as a function is refused, because the engine must suspend the turn instead."""
     context = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "test", None)  # type: ignore[arg-type]  # unused
     for tool in (celery_tool("a.b"), SleepUntil()):

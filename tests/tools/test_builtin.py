@@ -102,7 +102,7 @@ def test_calculates(expression: str, value: str) -> None:
         ("~" * 400 + "1", "numbers, operators and functions only"),
     ],
 )
-def test_refuses_what_is_no_sum_or_would_not_end(expression: str, reason: str) -> None:
+def test_refuses_anything_but_bounded_arithmetic(expression: str, reason: str) -> None:
     """A model's arguments are untrusted, so only arithmetic within limits is evaluated."""
     with pytest.raises(ToolError) as caught:
         calculate(expression)
@@ -151,26 +151,26 @@ class _Stopped:
 
 
 @pytest.mark.parametrize(
-    ("zone", "told"),
+    ("zone", "expected"),
     [
         ("UTC", "2026-07-01T22:30:00+00:00 (Wednesday, UTC)"),
         ("Asia/Seoul", "2026-07-02T07:30:00+09:00 (Thursday, Asia/Seoul)"),
         (" Europe/Paris ", "2026-07-02T00:30:00+02:00 (Thursday, Europe/Paris)"),
     ],
 )
-def test_reads_the_given_clock(zone: str, told: str) -> None:
-    """The tool reads the given clock and names the weekday, which models compute wrongly."""
-    assert clock_tool(_Stopped()).call({"zone": zone}, CONTEXT) == told
+def test_reads_the_given_clock(zone: str, expected: str) -> None:
+    """The tool reads the given clock and names the weekday, which models often compute wrongly."""
+    assert clock_tool(_Stopped()).call({"zone": zone}, CONTEXT) == expected
 
 
 @pytest.mark.parametrize("zone", ["", "Paris", "Europe", "../../etc/passwd", "/etc/localtime", "a\x00b", "x" * 10_000])
-def test_refuses_what_is_no_time_zone(zone: str) -> None:
-    """An invalid zone is refused: the name of a zone is used as a file name."""
+def test_refuses_an_invalid_time_zone(zone: str) -> None:
+    """An invalid zone is refused, because a zone's name is used as a file name."""
     with pytest.raises(ToolError, match="is not a time zone"):
         clock.call({"zone": zone}, CONTEXT)
 
 
-def test_both_may_be_repeated_freely() -> None:
+def test_both_tools_are_pure() -> None:
     """Both tools are pure, so that they run again after a crash."""
     assert calculator.effect is Effect.PURE
     assert clock.effect is Effect.PURE

@@ -35,10 +35,10 @@ PACKED = {
 
 class _Site(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    asked: list[str] = []  # noqa: RUF012 (one server a test)
+    requests: list[str] = []  # noqa: RUF012 (one server a test)
 
     def do_GET(self) -> None:  # noqa: C901 (a page each)
-        self.asked.append(f"{self.headers['Host']}{self.path}")
+        self.requests.append(f"{self.headers['Host']}{self.path}")
         path, _, target = self.path.partition("?")
         match path:
             case "/to":
@@ -79,7 +79,7 @@ def site() -> Iterator[str]:
     """The address of a server with well-behaved and faulty pages."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
     server.stopped = threading.Event()  # type: ignore[attr-defined]
-    _Site.asked.clear()
+    _Site.requests.clear()
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -139,11 +139,11 @@ REFUSED = f"{NOT_PUBLIC}|not a public host name|The URL is refused|InvalidURL"  
 
 
 @pytest.mark.parametrize("host", [*LOOPBACKS, *PRIVATE])
-def test_what_is_not_public_is_refused(site: str, context: ToolContext, host: str) -> None:
+def test_an_address_that_is_not_public_is_refused(site: str, context: ToolContext, host: str) -> None:
     """Every spelling of a private address is refused without a connection, although a server listens there."""
     with pytest.raises(ToolError, match=REFUSED):
         http_get.call({"url": f"http://{host}:{site.rpartition(':')[2]}/"}, context)
-    assert _Site.asked == []
+    assert _Site.requests == []
 
 
 @pytest.mark.parametrize("host", PRIVATE)
@@ -151,12 +151,12 @@ def test_a_redirect_to_a_private_address_is_refused(site: str, context: ToolCont
     """Each redirect is checked again, here with only 127.0.0.0/8 allowed."""
     with pytest.raises(ToolError, match=REFUSED):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/to?http://{host}/secret"}, context)
-    assert len(_Site.asked) == 1
+    assert len(_Site.requests) == 1
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://", "nonsense", ""])
-def test_what_is_no_address_of_a_page_is_refused(url: str, context: ToolContext) -> None:
-    """A text that is not a web address is refused with what is expected."""
+def test_a_text_that_is_not_a_web_address_is_refused(url: str, context: ToolContext) -> None:
+    """A text that is not a web address is refused with a message that says what is expected."""
     with pytest.raises(ToolError, match="expected an address that begins with http"):
         http_get.call({"url": url}, context)
 
@@ -189,7 +189,7 @@ def test_a_redirect_to_another_scheme_is_refused(site: str, context: ToolContext
 def test_the_connection_goes_to_the_address_that_was_checked(
     site: str, context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that changes its second answer from a public to a private address has no effect."""
+    """The name is resolved once, so a second DNS answer with a private address has no effect."""
     looked_up: list[str] = []
     real = socket.getaddrinfo
 
@@ -204,7 +204,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(
     text = http_get_tool([LOOPBACK]).call({"url": f"http://rebinding.example:{port}/page"}, context)
     assert f"\n200 http://rebinding.example:{port}/page\n" in text
     assert looked_up == ["rebinding.example"]
-    assert _Site.asked == [f"rebinding.example:{port}/page"]
+    assert _Site.requests == [f"rebinding.example:{port}/page"]
 
 
 def test_one_private_address_among_a_names_addresses_is_enough(
@@ -221,11 +221,11 @@ def test_redirects_end(site: str, context: ToolContext) -> None:
     """An endless redirect ends after a few requests."""
     with pytest.raises(ToolError, match="more than 5 redirects"):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/loop"}, context)
-    assert len(_Site.asked) == fetching.MAX_REDIRECTS + 1
+    assert len(_Site.requests) == fetching.MAX_REDIRECTS + 1
 
 
 @pytest.mark.parametrize("path", ["/big", "/bomb"])
-def test_a_large_body_is_cut_and_says_so(site: str, context: ToolContext, path: str) -> None:
+def test_a_large_body_is_cut_with_a_notice(site: str, context: ToolContext, path: str) -> None:
     """The limit applies to the decompressed size, and the result says that it was cut."""
     fetch = http_get_tool([LOOPBACK])
     page = fetch.function(f"{site}{path}", context)
@@ -246,14 +246,14 @@ def test_a_gzip_bomb_is_decompressed_only_as_far_as_it_is_read(site: str, contex
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_body_that_is_compressed_unasked_is_read(site: str, context: ToolContext, encoding: str) -> None:
+def test_an_unrequested_compression_is_read(site: str, context: ToolContext, encoding: str) -> None:
     """Compressed bodies are read, because some servers ignore `Accept-Encoding`."""
     fetch = http_get_tool([LOOPBACK])
     assert "accept-encoding: identity" in fetch.call({"url": f"{site}/headers"}, context).lower()
     assert "hello " * 1_000 in fetch.function(f"{site}/packed?{encoding}", context)
 
 
-def test_an_unknown_encoding_is_read_as_far_as_it_goes(site: str, context: ToolContext) -> None:
+def test_readable_text_in_an_unknown_charset_is_kept(site: str, context: ToolContext) -> None:
     """With an unknown charset the readable text is kept, without NUL and invalid bytes."""
     text = http_get_tool([LOOPBACK]).call({"url": f"{site}/odd"}, context)
     assert "café" in text
@@ -268,21 +268,21 @@ def test_a_slow_drip_does_not_extend_the_time_limit(site: str, context: ToolCont
 
 def test_the_time_limit_includes_name_resolution(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit includes name resolution, which cannot be interrupted."""
-    answered = threading.Event()
+    over = threading.Event()
 
     def silent(*_: Any, **__: Any) -> Any:
-        answered.wait(PATIENCE_S)
-        raise socket.gaierror("nobody knows")
+        over.wait(PATIENCE_S)
+        raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     began = time.monotonic()
     with pytest.raises(ToolError, match=r"did not answer in full within 0\.3 s"):
         http_get_tool([LOOPBACK], timeout_s=0.3).call({"url": "http://silent.example/"}, context)
     assert time.monotonic() - began < PATIENCE_S / 2
-    answered.set()
+    over.set()
 
 
-def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContext) -> None:
+def test_a_cancelled_turn_does_not_wait(site: str, context: ToolContext) -> None:
     """A cancelled turn's fetch ends at once."""
     context.cancelled.set()
     with pytest.raises(ToolError, match="no longer needs"):

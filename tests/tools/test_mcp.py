@@ -59,7 +59,7 @@ class Rig:
         """Wait for a condition, advancing the clock past the pauses between connection attempts."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
+            assert time.monotonic() < deadline, "the condition did not become true in time"
             self.clock.advance(timedelta(seconds=1))
             time.sleep(0.02)
 
@@ -71,7 +71,7 @@ class Rig:
 
     def pass_pause(self, call: Future[str], caplog: pytest.LogCaptureFixture) -> None:
         """Advance the clock past the pause before the next connection, but not past the call's own limit."""
-        rig_waits(lambda: call.done() or "is not connected" in caplog.text)
+        wait_for_process(lambda: call.done() or "is not connected" in caplog.text)
         wait([call], timeout=0.3)  # the pause begins after that log line
         self.clock.advance(timedelta(seconds=2))
 
@@ -128,7 +128,7 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
     assert found.call(found.parse('{"a": 2, "b": 3}'), context()) == "5"
 
 
-def test_a_child_sees_no_variable_of_ours(rig: Rig, local: McpServer) -> None:
+def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> None:
     """An untrusted server must not get perdure's environment variables."""
     names = rig.tool(local, "environment").call({}, context()).split()
 
@@ -168,7 +168,7 @@ def test_a_failure_is_the_servers_own_message(rig: Rig, local: McpServer) -> Non
         rig.tool(local, "add").call({"a": "x"}, context())
 
 
-def test_an_answer_too_long_to_read_costs_its_own_call_only(rig: Rig, local: McpServer) -> None:
+def test_an_answer_too_long_to_read_fails_only_its_own_call(rig: Rig, local: McpServer) -> None:
     """An oversized answer fails only its own call; the worker reads a bounded part, and the connection stays."""
     rig.answers(local)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -189,17 +189,17 @@ def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: Mc
     assert "[cut: 1,000,000 characters in all" in text
 
 
-def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: McpServer, tmp_path: Path) -> None:
+def test_an_abandoned_call_is_cancelled_at_the_server(rig: Rig, local: McpServer, tmp_path: Path) -> None:
     """A cancelled call ends at once, and the server is notified."""
     hang, given, mark = rig.tool(local, "hang"), context(), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(hang.call, {"mark": str(mark)}, given)
-        rig_waits(mark.with_suffix(".begun").exists)
+        wait_for_process(mark.with_suffix(".begun").exists)
         given.cancelled.set()
         with pytest.raises(OutcomeUnknown, match="the turn no longer needs it"):
             call.result(WAIT_S)
-    rig_waits(mark.with_suffix(".cancelled").exists)
+    wait_for_process(mark.with_suffix(".cancelled").exists)
 
 
 def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, t
 
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(hang.call, {"mark": str(mark)}, context())
-        rig_waits(mark.with_suffix(".begun").exists)
+        wait_for_process(mark.with_suffix(".begun").exists)
         rig.clock.advance(timedelta(seconds=31))
         with pytest.raises(OutcomeUnknown, match="none within 30 s"):
             call.result(WAIT_S)
@@ -239,7 +239,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(
 
 
 @pytest.mark.long
-def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
+def test_a_lost_server_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
     """A call waits a limited time for a lost server; later calls fail at once, and its tools stay listed."""
     mark = tmp_path / "started"
     script = f"import pathlib, runpy, sys; pathlib.Path({str(mark)!r}).touch(exist_ok=False)\n"
@@ -281,7 +281,7 @@ def test_repeated_failures_open_a_servers_breaker(local: McpServer) -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_floods_is_held_up_and_ended() -> None:
+def test_a_flooding_server_is_killed() -> None:
     """Endless output without a line end uses no memory and fills no log, and the server is killed."""
     script = "import os\nwhile True: os.write(1, b'y' * 65536); os.write(2, b'z' * 65536)"
     server = McpServer("flood", command=[sys.executable, "-S", "-c", script], connect_timeout_s=1)
@@ -294,10 +294,10 @@ def test_a_server_that_floods_is_held_up_and_ended() -> None:
         rig.connections.close()
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
-    rig_waits(lambda: not any(alive(group) for group in groups | rig.connections._process_groups))
+    wait_for_process(lambda: not any(alive(group) for group in groups | rig.connections._process_groups))
 
 
-def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
     """A server that does not start is waited for once: the log has the reason, and later turns do not wait."""
     rig = Rig()
     server = McpServer("gone", command=[sys.executable, "-S", "-c", "raise SystemExit(7)"], connect_timeout_s=WAIT_S)
@@ -313,7 +313,7 @@ def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCapture
 
 
 @pytest.mark.long
-def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """While an HTTP server is unavailable, its tools stay listed and their calls fail with a known outcome."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -365,7 +365,7 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
         with pytest.raises(ToolError):
             call.result(WAIT_S)
 
-    rig_waits(lambda: not any(map(alive, groups)) and not alive(started))
+    wait_for_process(lambda: not any(map(alive, groups)) and not alive(started))
     with pytest.raises(ToolError, match="cannot be reached"):
         add.call({"a": 1, "b": 2}, context())
 
@@ -412,9 +412,9 @@ def test_a_servers_requests_are_answered_one_by_one() -> None:
 )
 def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, found: int | None) -> None:
     """The id of an oversized answer is found at its beginning or end, and never inside its text."""
-    said = _too_long("s", (head, tail))
+    refusal = _too_long("s", (head, tail))
 
-    assert (None if said is None else getattr(said.message, "id", None)) == found
+    assert (None if refusal is None else getattr(refusal.message, "id", None)) == found
 
 
 class _Plain:
@@ -431,11 +431,11 @@ class _Plain:
         """Do nothing."""
 
 
-def rig_waits(condition: Callable[[], bool]) -> None:
+def wait_for_process(condition: Callable[[], bool]) -> None:
     """Wait for a condition that another process fulfils."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 
@@ -452,7 +452,7 @@ def serve(port: int) -> subprocess.Popen[bytes]:
     """Start the server over HTTP and wait until it listens."""
     quiet = subprocess.DEVNULL
     served = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stdout=quiet, stderr=quiet)
-    rig_waits(lambda: listens(port))
+    wait_for_process(lambda: listens(port))
     return served
 
 

@@ -46,7 +46,7 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
         ({"trust_hints": True, "effects": {"t": "unsafe"}}, Effect.UNSAFE),
     ],
 )
-def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[str, Any], expected: Effect) -> None:
+def test_a_servers_hints_count_only_if_the_author_trusts_them(declared: dict[str, Any], expected: Effect) -> None:
     """A server's own hints count only if the author trusts them, because a wrong one would repeat a payment."""
     server = McpServer("s", url="http://localhost/mcp", **declared)
     listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
@@ -75,7 +75,7 @@ def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.Lo
 
 
 def test_a_command_must_be_allowed() -> None:
-    """An agent's module cannot start any command: the operator must allow it. The refusal says what to set."""
+    """The operator must allow the command of each server. The refusal says what to set."""
     servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]
     settings = Settings.model_validate({"mcp": {"commands": "npx, uvx"}}).mcp
 

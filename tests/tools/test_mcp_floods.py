@@ -22,21 +22,21 @@ from tests.bombs import MIB, gzip_bomb, peak
 
 CHUNK = b"x" * 65_536
 FLOOD = 100 * MIB // len(CHUNK)
-ASKED = JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params={"name": "big"})
-BEGUN = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "'
+REQUEST = JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params={"name": "big"})
+BEGINNING = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "'
 
 EVENTS, JSON = "text/event-stream", "application/json"
 Body = Callable[[], Iterator[bytes]]
 
 
 def _json() -> Iterator[bytes]:
-    yield BEGUN
+    yield BEGINNING
     for _ in range(FLOOD):
         yield CHUNK
 
 
 def _event() -> Iterator[bytes]:
-    yield b"event: message\ndata: " + BEGUN
+    yield b"event: message\ndata: " + BEGINNING
     for _ in range(FLOOD):
         yield CHUNK
 
@@ -49,11 +49,11 @@ def _lines() -> Iterator[bytes]:
 
 
 def _bomb() -> Iterator[bytes]:
-    yield gzip_bomb(before=BEGUN)
+    yield gzip_bomb(before=BEGINNING)
 
 
 def _event_bomb() -> Iterator[bytes]:
-    yield gzip_bomb(before=b"event: message\ndata: " + BEGUN)
+    yield gzip_bomb(before=b"event: message\ndata: " + BEGINNING)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def _serving(body: Body, kind: str, encoding: str | None, status: int) -> Iterat
 
 async def _answer(url: str) -> Any:
     async with http(McpServer("flood", url=url), url, anyio.Event()) as (read, write):
-        await write.send(SessionMessage(ASKED))
+        await write.send(SessionMessage(REQUEST))
         with anyio.fail_after(20):
             return await read.receive()
 
@@ -122,7 +122,7 @@ def test_a_line_of_a_hundred_megabytes_is_not_kept() -> None:
     program = f"""
 import sys
 sys.stdin.readline()
-sys.stdout.buffer.write({BEGUN!r})
+sys.stdout.buffer.write({BEGINNING!r})
 for _ in range({FLOOD}):
     sys.stdout.buffer.write({CHUNK[:1]!r} * {len(CHUNK)})
 sys.stdout.buffer.write(b'"}}]}}}}\\n')
@@ -133,7 +133,7 @@ sys.stdin.read()
     async def answer() -> Any:
         server = McpServer("flood", command=[sys.executable, "-c", program])
         async with stdio(server, set()) as (read, write):
-            await write.send(SessionMessage(ASKED))
+            await write.send(SessionMessage(REQUEST))
             with anyio.fail_after(20):
                 return await read.receive()
 

@@ -73,7 +73,7 @@ def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
     assert _contents(harness) == ["Ana lives in Lyon"]
 
 
-def test_the_same_is_known_once_and_what_changed_supersedes(harness: Harness) -> None:
+def test_repeated_statements_are_stored_once_and_contradictions_supersede(harness: Harness) -> None:
     """A statement that is repeated is stored once, and a contradicting one supersedes it."""
     limits = type(harness.settings.consolidation)(similarity=0.8)  # for the built-in embedder
     harness.settings = harness.settings.model_copy(update={"consolidation": limits})
@@ -104,15 +104,18 @@ def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
     ana, bob = _context(harness), _context(harness, "bob")
     _call(remember, ana, content="The secret number of Ana is 7")
     _call(remember, bob, content="The secret number of Bob is 8")
-    said = _call(recall, _again(harness, ana), query="what is the secret number?", k=5)
-    assert "The secret number of Ana is 7" in said
-    assert "Bob" not in said
-    assert "Ana is 7" not in without_quotations(said)
+    result = _call(recall, _again(harness, ana), query="what is the secret number?", k=5)
+    assert "The secret number of Ana is 7" in result
+    assert "Bob" not in result
+    assert "Ana is 7" not in without_quotations(result)
     assert _call(recall, _context(harness, "eve"), query="what is the secret number?") == "Nothing was found."
 
 
 def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -> None:
-    """Forgetting deletes the user's memory and the entities that only it mentions. Again, or by others, is an error."""
+    """Forgetting deletes the user's memory and the entities that only it mentions.
+
+    Forgetting it again, or as another user, is an error.
+    """
     ana, bob = _context(harness), _context(harness, "bob")
     memory_id = _call(remember, ana, content="Ana's boss is Zoltan").split()[-1].rstrip(".")
     harness.sql(

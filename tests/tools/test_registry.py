@@ -92,14 +92,14 @@ def test_the_schema_holds_what_a_model_may_give() -> None:
     assert "title" not in schema.parameters["properties"]["city"]
 
 
-def test_a_tool_is_unsafe_unless_it_says_otherwise() -> None:
+def test_a_tool_is_unsafe_by_default() -> None:
     """A tool is unsafe by default, because an effect of unknown class must not be repeated."""
     assert everything.effect is Effect.UNSAFE
     assert everything.timeout_s is None
     assert everything.probe is None
 
 
-def test_a_tool_says_what_it_is() -> None:
+def test_a_tool_keeps_its_declaration() -> None:
     """A tool keeps its declaration, which decides how an effect in doubt is resolved."""
 
     def did_not(context: ToolContext) -> ProbeOutcome:
@@ -113,7 +113,7 @@ def test_a_tool_says_what_it_is() -> None:
     assert (pay.name, pay.effect, pay.timeout_s, pay.max_result_chars) == ("pay-now", Effect.IDEMPOTENT, 2.5, 100)
     assert pay.probe is not None
     assert pay.probe(CONTEXT) == DidNotHappen()
-    assert pay(3) == "paid 3", "its author's own tests call it as the function it is"
+    assert pay(3) == "paid 3", "the tool can be called like the function that it wraps"
 
 
 def test_arguments_become_what_the_signature_says() -> None:
@@ -178,7 +178,7 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "  \n", "{}"])
 def test_no_arguments_at_all_are_an_empty_object(arguments: str) -> None:
-    """Several providers send an empty string as the arguments of a tool without parameters."""
+    """Empty arguments count as `{}`, because several providers send an empty string."""
     assert nothing.parse(arguments) == {}
     assert nothing.call({}, CONTEXT) == "null"
 
@@ -215,52 +215,52 @@ def test_defaults_are_not_shared_between_calls() -> None:
 
 
 async def asynchronous_generating() -> Any:
-    """Yield."""
+    """An asynchronous generator."""
     yield 1
 
 
 def generating() -> Any:
-    """Yield."""
+    """A generator."""
     yield 1
 
 
 def variadic(*args: int) -> str:
-    """Take any."""
+    """A function with `*args`."""
     return ""
 
 
 def keywords(**kwargs: int) -> str:
-    """Take any."""
+    """A function with `**kwargs`."""
     return ""
 
 
 def positional(a: int, /) -> str:
-    """Take by position."""
+    """A function with a positional-only parameter."""
     return ""
 
 
 def bare(a) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001 (the very mistake)
-    """Take something."""
+    """A function with a parameter without an annotation."""
     return ""
 
 
 def unresolved(a: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821 (the very mistake)
-    """Has an annotation that is not defined."""
+    """A function with an undefined annotation."""
     return ""
 
 
 def unfit(a: threading.Lock) -> str:
-    """Take what no JSON can be."""
+    """A function with a parameter that pydantic cannot check."""
     return ""
 
 
 def callback(a: Callable[[], None]) -> str:
-    """Take what has no schema."""
+    """A function with a parameter that has no JSON schema."""
     return ""
 
 
 def two_contexts(a: ToolContext, b: ToolContext) -> str:
-    """Take too much."""
+    """A function with two contexts."""
     return ""
 
 
@@ -311,7 +311,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
         ({"breaker": "the bank"}, "breaker='the bank'"),
     ],
 )
-def test_a_declaration_that_makes_no_sense_is_refused(declaration: dict[str, Any], reason: str) -> None:
+def test_an_invalid_declaration_is_refused(declaration: dict[str, Any], reason: str) -> None:
     """An invalid declaration is refused: providers refuse a whole request for one bad tool name."""
 
     def fine(a: int) -> str:
