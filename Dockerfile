@@ -1,10 +1,10 @@
-# One image for every process of perdure; the command says which: `docker run perdure worker`.
-# PostgreSQL and Redis are elsewhere, named by PERDURE_DATABASE_URL and PERDURE_REDIS_URL.
+# One image for all processes of perdure; the command selects the process: `docker run perdure worker`.
+# PERDURE_DATABASE_URL and PERDURE_REDIS_URL name the servers, which are not in the image.
 
 FROM python:3.13-slim AS build
 WORKDIR /source
 RUN python -m venv /opt/perdure
-# The pins change seldom and come first, each file checked against its hash.
+# The pinned dependencies change rarely, so their layer comes first. pip checks each file against its hash.
 COPY constraints.txt ./
 RUN sed '/^# end of run$/q' constraints.txt > /tmp/pins.txt \
     && /opt/perdure/bin/pip install --no-cache-dir --require-hashes --requirement /tmp/pins.txt

@@ -1,7 +1,7 @@
 """Alembic's environment: runs the migrations on the connection of `perdure.database.migrate`.
 
 Each migration from 0014 on declares `readable_from`: the newest revision of the oldest release that can use the schema
-after it. Each step, up or down, stores the value of the revision that it arrives at.
+after the migration. Each step, up or down, stores the `readable_from` of its destination revision.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def declare(ctx: Any, step: Any, **_: Any) -> None:
     """Record, in the migration's transaction, which releases can use the tables now."""
     for arrived_at in step.destination_revisions:
         readable_from = getattr(arrived_at.module, "readable_from", None)
-        if readable_from is not None:  # else the revision is older than the table
+        if readable_from is not None:  # None before 0014, which creates the table
             ctx.connection.execute(_DECLARE, {"readable_from": readable_from})
 
 
 def run() -> None:
-    """Migrate, each migration in its own transaction, with a lock timeout of `_LOCK_TIMEOUT`."""
+    """Run the migrations, each in its own transaction and with a lock timeout of `_LOCK_TIMEOUT`."""
     connection = context.config.attributes.get("connection")
     if connection is None:
         connection = create_engine(context.config.attributes["database_url"]).connect()

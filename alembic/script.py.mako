@@ -13,8 +13,8 @@ down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
 
-# The newest revision of the oldest release that can use the schema after this migration. Set it to the previous
-# migration's value if the previous release can use this schema, too: otherwise that release reports not ready.
+# The newest revision of the oldest release that can use the schema after this migration. If the previous release can
+# use this schema, too, set it to the previous migration's value: otherwise the previous release reports not ready.
 readable_from = ${repr(up_revision)}
 
 

@@ -51,7 +51,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
 
 
 def main() -> int:
-    """Run the selected sections and print their results. Exit status 1 if a section failed."""
+    """Run the selected sections and print their results; returns the exit status, 1 if a section failed."""
     given = _arguments()
     wanted = given.only or list(SECTIONS)
     found: list[Section] = []
@@ -75,11 +75,11 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="What perdure costs, measured here and now."
+        prog="python -m benchmarks", description="Measure the performance of perdure on this machine."
     )
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section (may be repeated)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the work: to try it out, not to quote")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="run this section (may be repeated)")
+    parser.add_argument("--quick", action="store_true", help="do a tenth of the work; the figures are not meaningful")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
-"""The agent and the model of the benchmarks. The model has no latency, so that only perdure's own cost is measured.
+"""The agent and the model of the benchmarks. By default the model has no latency, so that only perdure's cost counts.
 
-A worker loads both as it would a third party's: the agent through `PERDURE_AGENTS`, the model
+A worker loads both like those of a third party: the agent through `PERDURE_AGENTS`, the model
 `benchmark:SECONDS` through the entry-point group `perdure.models` (`setup.py` declares it).
-Every turn is two model calls and one tool call.
+Each turn has two model calls and one tool call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.tools.registry import tool
 
 QUESTION = "What is twice twenty-one, please? I would rather not work it out by myself."
 PATIENT = "Take your time. "
-"""Prefix of a question: the model waits before it calls the tool."""
+"""Prefix of a question that makes the model wait before it calls the tool."""
 
 ASKING = ModelReply("", (ToolCall("call_1", "double", '{"number": 21}'),), Usage(120, 12), "benchmark")
 ANSWER = "Twice twenty-one is forty-two. Ask me again whenever you like; it will not change."
@@ -44,7 +44,7 @@ class InProcessModel:
         return f"benchmark:{self._latency_s:g}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """The answer if the last message is a tool result, else the tool call."""
+        """The answer if the last message is a tool result, otherwise the tool call."""
         last = request.messages[-1]
         if last.role is Role.TOOL:
             call.delta(ANSWER)
@@ -60,5 +60,5 @@ class InProcessModel:
 
 
 def model(latency_s: str, _settings: Settings, _clock: Clock) -> InProcessModel:
-    """The entry point `benchmark:SECONDS` of the group `perdure.models`."""
+    """Make the model `benchmark:SECONDS`; an entry point of the group `perdure.models`."""
     return InProcessModel(float(latency_s))

@@ -1,7 +1,7 @@
 """The baseline for the gateway: bare FastAPI routes with the same bodies. `python -m benchmarks.bare PORT`.
 
-Each route exists twice: `/validated` answers without a database, `/committed` after one one-row INSERT or SELECT in
-autocommit, in FastAPI's own threads. uvicorn runs with its defaults, except for the access log.
+Each route exists twice: `/validated` uses no database, `/committed` runs one single-row INSERT or SELECT in autocommit,
+in FastAPI's own threads. uvicorn runs with its defaults, but without an access log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SELECT = "SELECT user_id, text, at FROM bare_messages WHERE id = %(id)s"
 
 
 def make_app(engine: Engine) -> FastAPI:
-    """The routes."""
+    """Make the application with both variants of each route."""
     app = FastAPI()
 
     @app.post("/validated/messages", status_code=202)
@@ -47,7 +47,7 @@ def make_app(engine: Engine) -> FastAPI:
         return _accepted(made)
 
     @app.get("/validated/turns/{turn_id}")
-    async def name(turn_id: uuid.UUID) -> dict[str, Any]:
+    async def validate_id(turn_id: uuid.UUID) -> dict[str, Any]:
         return _turn(turn_id, datetime.now(UTC))
 
     @app.get("/committed/turns/{turn_id}")
@@ -71,7 +71,7 @@ def _turn(turn_id: uuid.UUID, at: datetime) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve on loopback."""
+    """Serve the routes on loopback, at the port of the first argument."""
     engine = create_engine(
         os.environ["PERDURE_DATABASE_URL"], isolation_level="AUTOCOMMIT", pool_size=32, max_overflow=0
     )

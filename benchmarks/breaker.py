@@ -1,7 +1,7 @@
-"""What a closed breaker adds to an empty call and to a turn.
+"""The time that a closed breaker adds to an empty call and to a turn.
 
 The breaker's circuit is shared through Redis, as in a fleet. Turns with and without a breaker alternate, so that
-other load on the machine affects both. Retries are the same in both.
+other load on the machine affects both. Both have the same retries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Cost:
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Time calls and turns with and without a breaker; returns the section."""
     calls, turns = setup.scaled(_CALLS), setup.scaled(_TURNS)
     settings = Settings(_env_file=None)
     with setup.database("bench_breaker") as url, bench(url) as made:
@@ -61,19 +61,19 @@ def measure(setup: Setup) -> Section:
         breakers.close()
     return Section(
         name=NAME,
-        title="What a closed breaker costs",
+        title="The cost of a closed breaker",
         method=(
-            f"{calls} calls of a function that does nothing, and {turns} turns of {_CALLS_A_TURN} model calls and one "
-            "tool call, in one process, each in alternation with one without a breaker: medians, by the clock and of "
-            "the process's CPU. What it adds is the median of the pairs' differences. The circuit is in Redis, on "
-            "the same machine."
+            f"{calls} calls of an empty function, and {turns} turns of {_CALLS_A_TURN} model calls and one tool call, "
+            "in one process. Calls and turns with and without a breaker alternate. Figures are medians of the elapsed "
+            "time and of the process's CPU time; differences are medians of the pairs' differences. The circuit is in "
+            "Redis on the same machine."
         ),
-        columns=["milliseconds", "by the clock", "of CPU"],
+        columns=["milliseconds", "elapsed", "CPU"],
         rows=[
-            a_call.row("a call"),
-            with_it.row("a turn with it"),
+            a_call.row("added to a call"),
+            with_it.row("a turn with a breaker"),
             without.row("a turn without"),
-            added.row("what it adds to a turn"),
+            added.row("added to a turn"),
         ],
         figures={
             "call_ms": a_call.ms,
@@ -87,7 +87,7 @@ def measure(setup: Setup) -> Section:
 
 
 def _compared(one: Callable[[], None], other: Callable[[], None], times: int) -> tuple[Cost, Cost, Cost]:
-    """Run both alternately, after an uncounted warm-up. Returns the medians of each and of their differences."""
+    """Run both alternately, after an uncounted warm-up; returns the medians of each and of their differences."""
     for _ in range(min(times, 20)):
         one()
         other()

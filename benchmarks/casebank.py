@@ -1,10 +1,10 @@
-"""The CaseBank at size: the time and memory of a plan, and the latency of searches during a run.
+"""The CaseBank with 100,000 cases: the time and memory of a plan, and the latency of searches during a run.
 
-The bank is generated with a known truth: groups of near duplicates around their own centres, low performers,
-inactive cases, and exempt ones. The plan and the run must match it pair by pair. Memory is this process's,
-above its level at the start. Searches are timed one after the other while another process does a whole run at
-its default pace. That process is paused for one second of three: searches in the pauses are the baseline, so the
-machine's other load and the state of the tables affect both.
+The bank is generated with a known plan: groups of near duplicates around their own centres, low performers,
+inactive cases, and exempt ones. The plan and the run must match the known plan pair by pair. Memory is that of this
+process, above its level at the start. Searches are timed one after the other while another process does a whole run at
+its default pace. That process is stopped for one second of every three. The searches while it is stopped are the
+baseline, so other load on the machine and the state of the tables affect both.
 """
 
 from __future__ import annotations
@@ -76,8 +76,11 @@ class Case:
 
 
 class Made:
-    """A bank of `count` cases. Of each ten, four have no duplicate, three are duplicates, one has a low success rate,
-    one is inactive, and one has either fault but is spared."""  # noqa: D205, D209 (one thought)
+    """A generated bank of `count` cases, in groups of ten.
+
+    In each group, four cases have no duplicate, three are duplicates of each other, one has a low success rate, one is
+    inactive, and one has a low success rate or is inactive but is spared.
+    """
 
     def __init__(self, count: int) -> None:
         self._rng = np.random.default_rng(_SEED)
@@ -108,10 +111,10 @@ class Made:
             ("spared low", 11, 10.0, 3) if first % 20 else ("spared sleeper", 101, 70.0, 120),
         ]
         cases = [Case(name, *kind) for name, kind in zip(names, kinds, strict=True)]
-        self._tell(cases)
+        self._record_truth(cases)
         return cases
 
-    def _tell(self, cases: Sequence[Case]) -> None:
+    def _record_truth(self, cases: Sequence[Case]) -> None:
         keeper = cases[4].case_id
         self.truth.removed.add(cases[7].case_id)
         self.truth.merged.update((keeper, each.case_id) for each in cases[5:7])
@@ -119,7 +122,7 @@ class Made:
         self.truth.spared.add(cases[9].case_id)
 
     def _directions(self) -> NDArray[np.float64]:
-        """Random unit vectors. Each duplicate's is its keeper's, turned by an angle whose cosine is from 0.951 to 1."""
+        """Ten random unit vectors. A duplicate's is its keeper's, turned by an angle with a cosine from 0.951 to 1."""
         vectors = self._rng.normal(size=(10, _DIMENSIONS))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         keeper = vectors[4]
@@ -149,7 +152,7 @@ class Watched:
 
     @property
     def mib(self) -> float:
-        """The peak."""
+        """The peak in MiB above the level at the start."""
         return (self._most - self._before) / 2**20
 
     def _look(self) -> None:
@@ -158,7 +161,7 @@ class Watched:
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Plan, run and search in generated banks; returns the section."""
     count = setup.scaled(_CASES)
     small_s, small_mib = _planned(setup, count // 10)
     with setup.database("bench_casebank") as url:
@@ -175,11 +178,12 @@ def measure(setup: Setup) -> Section:
         name=NAME,
         title=f"Pruning a bank of {count:,} cases of {_DIMENSIONS} dimensions",
         method=(
-            "Made cases: of ten, four alone, a keeper with two duplicates (cosine 0.951 to 1), a low performer, a "
-            "sleeper, one spared; ids shuffled. The plan at full speed is compared with the generator's truth, pair by "
-            f"pair. Memory above the process's own, sampled each {_LOOK_S * 1_000:.0f} ms. Searches: 4 nearest by the "
-            "index, one after the other, while a whole run goes on in another process at its default pace; before is "
-            f"when that process is stopped, {_QUIET_S:g} s in {_QUIET_S + _DURING_S:g}."
+            "Generated cases: of ten, four without duplicates, a keeper with two duplicates (cosine 0.951 to 1), a low "
+            "performer, an inactive case and a spared one; ids shuffled. The plan, made at full speed, is compared "
+            "with the known plan pair by pair. Memory is above the process's level at the start, sampled every "
+            f"{_LOOK_S * 1_000:.0f} ms. Searches find the 4 nearest by the index, one after the other, while another "
+            "process does a whole run at its default pace. The baseline is measured while that process is stopped, "
+            f"{_QUIET_S:g} s of every {_QUIET_S + _DURING_S:g} s."
         ),
         columns=["", f"{count // 10:,} cases", f"{count:,} cases"],
         rows=[
@@ -187,8 +191,8 @@ def measure(setup: Setup) -> Section:
             ["MiB of memory", f"{small_mib:.0f}", f"{watched.mib:.0f}"],
             ["recall of duplicate pairs", "", f"{recall:.4f}"],
             ["seconds of the run at its default pace", "", f"{run_s:.0f}"],
-            [f"search p99 before, ms (of {len(quiet):,})", "", f"{before_ms:.1f}"],
-            [f"search p99 during the run, ms (of {len(during):,})", "", f"{during_ms:.1f}"],
+            [f"search p99, run stopped, ms ({len(quiet):,} searches)", "", f"{before_ms:.1f}"],
+            [f"search p99 during the run, ms ({len(during):,} searches)", "", f"{during_ms:.1f}"],
             ["ratio", "", f"{during_ms / before_ms:.2f}"],
         ],
         figures={
@@ -208,7 +212,7 @@ def measure(setup: Setup) -> Section:
 
 
 def _planned(setup: Setup, count: int) -> tuple[float, float]:
-    """Seconds and MiB that a plan over `count` cases takes. Checks the plan against the truth."""
+    """The seconds and MiB that a plan over `count` cases takes. Compares the plan with the known plan."""
     with setup.database("bench_casebank") as url:
         made = _filled(setup, url, count)
         database = Database(url)
@@ -227,7 +231,7 @@ def _timed(database: Database) -> tuple[float, dict[str, Any]]:
 
 
 def _checked(plan: dict[str, Any], truth: Truth) -> float:
-    """The share of the duplicate pairs that the plan found. Raises if any other part of it differs from the truth."""
+    """The share of the duplicate pairs that the plan found. All other parts of the plan must equal `truth`."""
     details = plan["details"]
     merged = {(each["keeper"], each["removed"]) for each in details["merged"]}
     assert set(details["removed"]) == truth.removed
@@ -238,26 +242,26 @@ def _checked(plan: dict[str, Any], truth: Truth) -> float:
 
 
 def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
-    """Milliseconds of each search without and during a run, and the run's seconds excluding its pauses."""
+    """Milliseconds of each search while a run is stopped and while it runs, and the run's seconds without stops."""
     setup.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)
-    asked = cycle(np.random.default_rng(_SEED + 1).normal(size=(_QUESTIONS, _DIMENSIONS)).tolist())
-    _taken(database, asked, _QUIET_S)  # warm the caches
+    questions = cycle(np.random.default_rng(_SEED + 1).normal(size=(_QUESTIONS, _DIMENSIONS)).tolist())
+    _search_times(database, questions, _QUIET_S)  # warm the caches
     quiet, during, run_s = list[float](), list[float](), 0.0
     with _pruning(database.url) as run:
         while run.is_running() and run.status() != psutil.STATUS_ZOMBIE:
             setup.progress(f"searching during a run, {run_s:.0f} s so far")
-            during += _taken(database, asked, _DURING_S)
+            during += _search_times(database, questions, _DURING_S)
             run_s += _DURING_S
             with suppress(psutil.NoSuchProcess):
                 run.suspend()
-                quiet += _taken(database, asked, _QUIET_S)
+                quiet += _search_times(database, questions, _QUIET_S)
                 run.resume()
     [done] = state.list_runs(database)
     if done["phase"] != state.Phase.DONE:
         raise BenchmarkFailed(f"the run ended in phase {done['phase']}: {done['error']}")
     if min(len(quiet), len(during)) < _FEWEST_SEARCHES:
-        raise BenchmarkFailed(f"the run left time for {len(during)} searches and {len(quiet)} in its pauses: too few")
+        raise BenchmarkFailed(f"too few searches: {len(during)} during the run, {len(quiet)} while it was stopped")
     _checked(state.result(database, UUID(done["run_id"])), truth)
     return quiet, during, run_s
 
@@ -282,22 +286,22 @@ def _prune(url: str, began: Any) -> None:
     prune.run(_bank(database, CasebankSettings().load_percent))
 
 
-def _taken(database: Database, asked: Iterator[Sequence[float]], seconds: float) -> list[float]:
-    """Milliseconds of each search, one after the other, until `seconds` have passed."""
-    taken = []
+def _search_times(database: Database, questions: Iterator[Sequence[float]], seconds: float) -> list[float]:
+    """Search one question after the other for `seconds`; returns the milliseconds of each search."""
+    times = []
     over = time.perf_counter() + seconds
     while (began := time.perf_counter()) < over:
-        search.search(database, next(asked), _EMBEDDER, 4)
-        taken.append((time.perf_counter() - began) * 1_000)
-    return taken
+        search.search(database, next(questions), _EMBEDDER, 4)
+        times.append((time.perf_counter() - began) * 1_000)
+    return times
 
 
-def _p99(taken: Sequence[float]) -> float:
-    return quantiles(taken, n=100)[-1]
+def _p99(times: Sequence[float]) -> float:
+    return quantiles(times, n=100)[-1]
 
 
 def _filled(setup: Setup, url: URL, count: int) -> Made:
-    """The generated bank, written with COPY."""
+    """Generate a bank of `count` cases, and write it to the database with COPY."""
     setup.progress(f"making {count:,} cases")
     made = Made(count)
     engine = create_engine(url)

@@ -1,8 +1,8 @@
-"""A turn's context with a short and with a long history: what PostgreSQL reads for it, and how long it takes.
+"""A turn with a short and with a long history: the rows that PostgreSQL reads for its context, and the turn's time.
 
-Half of the history is earlier sessions (imported, with their vectors), half the current session.
-The rows are PostgreSQL's own counts for perdure's tables: rows read by sequential scans and rows
-fetched through indexes.
+Half of the history is in earlier sessions (imported, with their vectors), half in the current
+session. Rows are PostgreSQL's own counts for perdure's tables: rows read by sequential scans plus
+rows fetched through indexes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORT = 100
 _LONG = 10_000
 _SAMPLED = 20
 _SESSION = 100
-"""Turns of each session that is over."""
+"""Turns of each earlier session."""
 
 _USER = "ana"
 _EMBEDDER = HashEmbedder(384)
@@ -66,23 +66,23 @@ _CONTINUED = text("""
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of one turn: milliseconds (the median), and rows that PostgreSQL read (the mean)."""
+    """Cost of one turn: median milliseconds, and the mean number of rows that PostgreSQL read."""
 
     ms: float
     rows: float
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Measure turns with both histories; returns the section."""
     long = setup.scaled(_LONG)
     short_cost, long_cost = _cost(setup, _SHORT), _cost(setup, long)
     return Section(
         name=NAME,
         title=f"A turn's context with {_SHORT} and with {long:,} turns of history",
         method=(
-            "Half of the history in ended sessions, with vectors, half in the current one; whole turns, "
-            "recall and all, in one process. Rows by pg_stat_user_tables (read by sequential scans, or fetched by way "
-            f"of indexes), the mean of {_SAMPLED} turns; milliseconds, their median."
+            "Half of the history is in ended sessions, with vectors, half in the current session. Whole turns "
+            "including recall, in one process. Rows are those of pg_stat_user_tables (read by sequential scans or "
+            f"fetched through indexes), the mean of {_SAMPLED} turns; milliseconds are the median."
         ),
         columns=["", f"{_SHORT} turns", f"{long:,} turns", "ratio"],
         rows=[
@@ -121,7 +121,7 @@ def _fill(url: URL, turns: int) -> None:
     for imported in import_messages(database, SystemClock(), "assistant", _lines(turns // 2)):
         assert not imported.bad, imported.bad[0]
     embed_sessions(database, _EMBEDDER, imported.sessions)
-    # As the sweeper does, where there are enough.
+    # The sweeper builds the index, too, if there are enough vectors.
     build_index(database, register(database, _EMBEDDER.name, _EMBEDDER.dimensions), MemorySettings().index_rows)
     database.close()
     with bench(url) as made:

@@ -1,8 +1,8 @@
 """The baseline: a bare Celery task that makes as many commits as a turn, without an agent.
 
-The cheapest durable task that this stack can run: an application of its own, with Celery's defaults except for
-the pool, its size and ignored results; SQLAlchemy Core on psycopg2, with as many connections as perdure.
-Each commit is one one-row INSERT in autocommit, one round trip. `celery -A benchmarks.floor worker`.
+It is the cheapest durable task that this stack can run. The application has Celery's defaults except for the
+pool, its size and ignored results. It uses SQLAlchemy Core on psycopg2, with as many connections as perdure. Each
+commit is a single-row INSERT in autocommit, one round trip. `celery -A benchmarks.floor worker` runs it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Requests a second of the gateway on keep-alive connections, compared with bare FastAPI routes with the same bodies.
 
 The real gateway process accepts messages (commits each and publishes a wake-up through Redis; no worker runs) and reads
-turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, once with one statement per
-request on the same PostgreSQL and once without a database. One client process; the sides alternate, round by round.
+turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, in one variant with one
+statement per request on the same PostgreSQL, in another without a database. There is one client process. The gateway
+and the two variants are the sides of the comparison, which alternate by round.
 
-The rate is measured in a closed loop. Its latencies only restate the rate (connections / rate, Little's law), so the
-latencies reported are those of an open loop at half of the gateway's rate.
+The rate is measured in a closed loop. The latencies of a closed loop follow from its rate (connections / rate, Little's
+law), so the reported latencies are those of an open loop at half of the gateway's rate.
 """
 
 from __future__ import annotations
@@ -72,25 +73,25 @@ Loops = dict[Loop, Rounds]
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Measure both routes on all sides; returns the section."""
     with setup.database("bench_gateway") as url, _servers(setup, url) as ports, _client(setup, url) as client:
         read = _warmed_up(client, ports)
         accepting = _loops(setup, client, {side: _accept(ports, side) for side in _PREFIXES})
         reading = _loops(setup, client, {side: _read(ports, side, read[side]) for side in _PREFIXES})
     return Section(
         name=NAME,
-        title="The gateway's requests a second, on connections that are kept alive",
+        title="The gateway's requests per second, on keep-alive connections",
         method=(
-            f"{_round_count(setup)} rounds of {_ROUND_S:g} s in which the sides alternate; one client process. Rate: "
-            f"{_CONNECTIONS} connections, each with one request at a time. Milliseconds: requests at {_LOAD:g} of the "
-            f"gateway's rate on {_OPEN_CONNECTIONS} connections, whatever the answers' times, measured from the "
-            "time at which a request is due; at equal intervals, and at random ones (a Poisson process), the same for "
-            f"each side. Messages of {_USERS} users with sessions; each is committed, and a worker is woken through "
-            "Redis (none runs). The bare routes validate the same body with the same model and have the same answer; "
-            "uvicorn's defaults, without an access log. Medians of the rounds; the last column is the median of the "
-            "rounds' ratios of the gateway's rate to the side's."
+            f"{_round_count(setup)} rounds of {_ROUND_S:g} s, in which the sides alternate; one client process. Rate: "
+            f"closed loop on {_CONNECTIONS} connections, each with one request at a time. Latencies: open loop on "
+            f"{_OPEN_CONNECTIONS} connections at {_LOAD:g} of the gateway's rate, from the time at which a request is "
+            "due; with equal gaps, and with random ones (a Poisson process), which are the same for each side. "
+            f"Messages are from {_USERS} users with sessions; each is committed, and a wake-up is published to Redis "
+            "(no worker runs). The bare routes validate the same body with the same model and answer with the same "
+            "members, on uvicorn's defaults without an access log. Figures are medians of the rounds; the last column "
+            "is the median of the rounds' ratios of the gateway's rate to the side's."
         ),
-        columns=["", "a second", "p50 ms", "p99 ms", "p99 ms, random", "p99 ms, closed loop", "the gateway is"],
+        columns=["", "per second", "p50 ms", "p99 ms", "p99 ms, random", "p99 ms, closed loop", "gateway / this"],
         rows=[
             *_rows("POST /v1/messages", accepting),
             *_rows("GET /v1/turns/{id}", reading),
@@ -101,7 +102,7 @@ def measure(setup: Setup) -> Section:
 
 @contextmanager
 def _servers(setup: Setup, url: URL) -> Iterator[dict[str, int]]:
-    """The port of each side's process."""
+    """Run the processes of all sides; yields the port of each side."""
     setup.progress("starting the gateway and the bare routes")
     with connected(url) as connection:
         connection.execute(text(bare.TABLE))
@@ -117,7 +118,7 @@ def _servers(setup: Setup, url: URL) -> Iterator[dict[str, int]]:
 
 @contextmanager
 def _client(setup: Setup, url: URL) -> Iterator[_Client]:
-    """A function that has the client process carry out an order and returns the result."""
+    """Yield a function that makes the client process carry out an order, and returns the result."""
     with ExitStack() as stack:
         process = stack.enter_context(
             setup.process(
@@ -133,7 +134,7 @@ def _client(setup: Setup, url: URL) -> Iterator[_Client]:
             process.stdin.flush()
             answer = process.stdout.readline()
             if not answer:
-                raise BenchmarkFailed("the client has ended; its log says why")
+                raise BenchmarkFailed("the client process has ended; see its log")
             carried_out: dict[str, Any] = json.loads(answer)
             return carried_out
 
@@ -162,7 +163,7 @@ def _read(ports: dict[str, int], side: str, turn_id: str) -> dict[str, Any]:
 
 
 def _warmed_up(client: _Client, ports: dict[str, int]) -> dict[str, str]:
-    """The ids of the last accepted turns by side. Afterwards each user has a session."""
+    """Create a session for each user by sending messages; returns each side's last turn id."""
     return {side: client(**_accept(ports, side))["last"]["turn_id"] for side in _PREFIXES}
 
 
@@ -210,7 +211,7 @@ def _rows(route: str, loops: Loops) -> list[list[str]]:
             f"{median(each.per_s for each in closed[side]):,.0f}",
             f"{median(each.p50_ms for each in loops[Loop.EVEN][side]):.1f}",
             *(f"{_p99_ms(loops[loop][side]):.1f}" for loop in (Loop.EVEN, Loop.RANDOM, Loop.CLOSED)),
-            "" if side == _GATEWAY else f"{_ratio(closed, side):.2f} of it",
+            "" if side == _GATEWAY else f"{_ratio(closed, side):.2f} x",
         ]
         for side in closed
     ]

@@ -1,9 +1,9 @@
-"""What a turn costs early and late in a long conversation: milliseconds, and bytes of WAL.
+"""The cost of a turn early and late in a long conversation, in milliseconds and bytes of WAL.
 
 Turns of a young and an old conversation alternate, so that other load on the machine affects
-both. Before them, a checkpoint is forced and a few turns are not counted: the first change of
-a page after a checkpoint writes the whole page to the WAL, which is the checkpoint's cost and
-not the turn's.
+both. Before them, a checkpoint is forced and a few turns are run without counting: the first
+change of a page after a checkpoint writes the whole page to the WAL, which is a cost of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The cost of a turn early in a conversation and late."""
+    """The cost of a turn early and late in a conversation."""
 
     early: Cost
     late: Cost
@@ -59,17 +59,17 @@ class Growth:
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Measure perdure and LangGraph; returns the section."""
     late = _LATE // 4 if setup.quick else _LATE
     mine, theirs = _perdure(setup, late), _langgraph(setup, late)
     return Section(
         name=NAME,
         title=f"A turn after {_EARLY} and after {late} turns of one conversation",
         method=(
-            f"Two conversations in this process, one around its {_EARLY}th turn and one around its {late}th, a turn of "
-            f"each in alternation; median of {_SAMPLED}, accept to settled. WAL by pg_current_wal_insert_lsn around "
-            f"each turn; a checkpoint is forced before, then {_SETTLING} turns of each go uncounted, so that full-page "
-            "images are out of the way."
+            f"Two conversations in one process, one around its {_EARLY}th turn and one around its {late}th, with "
+            f"alternating turns. Figures are medians of {_SAMPLED} turns, from accepting to settling. WAL is the "
+            "difference of pg_current_wal_insert_lsn around a turn. A checkpoint is forced before, and the next "
+            f"{_SETTLING} turns of each conversation do not count, so that full-page images are excluded."
         ),
         columns=["", f"ms at {_EARLY}", f"ms at {late}", "ratio", f"WAL bytes at {_EARLY}", f"at {late}", "ratio"],
         rows=[_row("perdure", mine), _row("LangGraph", theirs)],
@@ -94,7 +94,7 @@ def _langgraph(setup: Setup, late: int) -> Growth:
 
 
 def _compared(admin: Connection, turn: Turn, late: int) -> Growth:
-    """Run an old and a young conversation up to their lengths, then sample turns of both alternately."""
+    """Extend an old and a young conversation to their lengths, then sample turns of both alternately."""
     for name, length in (("old", late), ("young", _EARLY)):
         for _ in range(length - _SETTLING - _SAMPLED // 2):
             turn(name)

@@ -25,16 +25,16 @@ from benchmarks.report import Rate
 from benchmarks.setup import Setup, ledger
 
 _TURNS_A_CONVERSATION = 5
-"""About the turns per conversation in `throughput`: 2,600 turns over 500 sessions."""
+"""About as many as in `throughput`, which has up to 2,600 turns over 500 sessions."""
 
 METHOD = (
-    "LangGraph: in one process, no queue, StateGraph and ToolNode, PostgresSaver on psycopg 3, durability sync, "
-    f"{_TURNS_A_CONVERSATION} turns a conversation, a saver and a connection for each thread."
+    "LangGraph: one process without a queue; StateGraph, ToolNode and PostgresSaver on psycopg 3 with durability sync; "
+    f"{_TURNS_A_CONVERSATION} turns per conversation; one saver and one connection per thread."
 )
 
 
 def rate(setup: Setup, conversations: int, threads: int) -> Rate:
-    """Turns per second over `conversations`, spread over `threads` threads."""
+    """Turns per second in `conversations` conversations, which `threads` threads run."""
     setup.progress(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
     with setup.database("bench_langgraph", tables=False) as url, ThreadPoolExecutor(threads) as pool:
         with ExitStack() as agents:
@@ -52,7 +52,7 @@ def rate(setup: Setup, conversations: int, threads: int) -> Rate:
 
 @contextmanager
 def agent(url: URL) -> Iterator[Any]:
-    """A compiled graph on a connection of its own."""
+    """Yield a compiled graph with its own connection."""
     address = url.set(drivername="postgresql").render_as_string(hide_password=False)
     graph: Any = StateGraph(MessagesState)
     graph.add_node("model", _model)

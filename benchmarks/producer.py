@@ -1,7 +1,7 @@
-"""The sender of the messages, in a process of its own: `python -m benchmarks.producer perdure|floor ...`.
+"""Sends messages, in its own process: `python -m benchmarks.producer perdure|floor ...`.
 
-Keeps a window of messages in flight, so that the worker always has some waiting and never a
-long backlog. Ends when all are done.
+It keeps a limited number of messages in flight, so that the worker always has messages waiting but
+never a long backlog. It ends when all messages are done.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Done = Callable[[], int]
 
 
 def produce(total: int, window: int, send: Send, done: Done) -> None:
-    """Send messages number 0 to `total` - 1, at most `window` of them unfinished; return when all are done."""
+    """Send the messages 0 to `total` - 1, with at most `window` unfinished at a time; return when all are done.
+
+    `send` sends the message of the given number; `done` returns the number of finished messages.
+    """
     finished = 0
     for number in range(total):
         while number - finished >= window:
@@ -43,7 +46,7 @@ def produce(total: int, window: int, send: Send, done: Done) -> None:
 
 
 def perdure_messages(total: int, window: int, users: int) -> None:
-    """Send messages through `accept`, from each of `users` in turn; each user has one session."""
+    """Send messages through `accept`, from each of `users` users in rotation; each user has one session."""
     settings = Settings.load()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
@@ -60,7 +63,7 @@ def perdure_messages(total: int, window: int, users: int) -> None:
 
 
 def floor_messages(total: int, window: int, commits: int) -> None:
-    """Send bare tasks of `commits` commits each; the sender commits once before each, as `accept` does."""
+    """Send bare tasks of `commits` commits each. The sender commits once before each task, as `accept` does."""
     sent = 0
 
     def send(number: int) -> None:
@@ -70,13 +73,14 @@ def floor_messages(total: int, window: int, commits: int) -> None:
         sent = number + 1
 
     with connected(make_url(os.environ["PERDURE_DATABASE_URL"])) as connection:
-        # The sequence counts rows at no cost. Tasks under way make it run slightly ahead, but not at the end.
+        # Reading the sequence costs less than counting rows. It also counts commits of running tasks, so it is exact
+        # only at the end.
         rows = text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM floor_rows_id_seq")
         produce(total, window, send, lambda: (connection.execute(rows).scalar_one() - sent) // commits)
 
 
 def main() -> None:
-    """The command that `benchmarks.throughput` runs."""
+    """Parse the command line that `benchmarks.throughput` makes, and send the messages."""
     parser = argparse.ArgumentParser()
     parser.add_argument("target", choices=["perdure", "floor"])
     for option in ("total", "window", "users", "commits"):

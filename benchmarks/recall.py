@@ -1,16 +1,16 @@
-"""How much of the known evidence recall finds for questions about conversations.
+"""The share of the known evidence that recall finds for questions about conversations.
 
     python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
-    make bench ARGS="--only recall"                                the bundled set
+    make bench ARGS="--only recall"                                the bundled data set
 
-FILE is a set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`,
-`conversation` (`session_N`: lines with `speaker`, `dia_id`, `text`, perhaps `blip_caption`; and
-`session_N_date_time`) and `qa` (`question`, `evidence`, `category`). The default is a small set
-written for this project, which shows that recall works, but not how well.
+FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`,
+`conversation` (`session_N`: lines with `speaker`, `dia_id`, `text` and optionally `blip_caption`; and
+`session_N_date_time`) and `qa` (`question`, `evidence`, `category`). The default is a small data set
+written for this project, which shows that recall works, but is too easy to measure its quality.
 
-Each sample becomes a user, imported as `perdure messages import` does. Its questions go through the
-recall that an agent uses, as of the sample's last session. `any@k` and `all@k` are the shares of
-questions with any, or all, of their evidence among the first k messages.
+Each sample becomes a user, imported as `perdure messages import` does. Its questions are searched with
+the recall that agents use, at the time of the sample's last session. `any@k` and `all@k` are the shares
+of questions with any, or all, of their evidence among the first k messages.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _KS = (5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One question: its category, the messages that answer it, the messages found in order, and the search's time."""
+class Answered:
+    """One question: its category, the ids of the messages that answer it, the ids found in order, and the time."""
 
     category: int
     evidence: frozenset[str]
@@ -74,14 +74,14 @@ class Asked:
 
 def measure(setup: Setup) -> Section:
     """The section, measured on the bundled set with the built-in embedder."""
-    setup.progress("recall: importing a set of conversations, asking its questions")
+    setup.progress("recall: importing conversations and searching for questions about them")
     samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
     with setup.database("bench_recall") as url:
         return evaluate(url, samples, _EMBEDDER, _KS, SHIPPED.name)
 
 
 def main() -> int:
-    """Import, ask, print. Exit status 1 if the file is not in LoCoMo's layout."""
+    """Evaluate the file and print the result; returns the exit status, 1 if the file is not in LoCoMo's layout."""
     given = _arguments()
     try:
         samples = json.loads(given.file.read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def evaluate(
     ks: Sequence[int],
     file: str,
 ) -> Section:
-    """Import these conversations into an empty database and ask their questions."""
+    """Import the conversations of `samples` into an empty database, search for their questions; returns the section."""
     settings = Settings(_env_file=None, embedder=embedder_name)
     clock = MovedClock()
     embedder = resolve(settings.embedder, settings, clock)
@@ -116,23 +116,27 @@ def evaluate(
     for lines in conversations:
         _import(database, clock, embedder, lines)
     recall = Recall(database, embedder, settings.memory, clock)
-    asked = [
+    answered = [
         each
         for sample, lines in zip(samples, conversations, strict=True)
         for each in _ask(recall, sample, lines, max(ks))
     ]
     database.close()
-    return _section(asked, ks, file, embedder.name, sum(map(len, conversations)))
+    return _section(answered, ks, file, embedder.name, sum(map(len, conversations)))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recall", description="What recall finds.")
-    parser.add_argument("file", type=Path, nargs="?", default=SHIPPED, metavar="FILE", help="a set in LoCoMo's layout")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recall", description="Measure the share of the evidence that recall finds."
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=SHIPPED, metavar="FILE", help="a data set in LoCoMo's layout"
+    )
     parser.add_argument("--embedder", default=_EMBEDDER, help="as in PERDURE_EMBEDDER")
     parser.add_argument(
         "--k", type=lambda text: [int(part) for part in text.split(",")], default=_KS, help="such as 5,10,20"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 
 
@@ -144,16 +148,16 @@ def lines_of(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
     lines = []
     for number in numbers:
         begun = _moment(conversation[f"session_{number}_date_time"])
-        for position, said in enumerate(conversation[f"session_{number}"]):
-            picture = f" [a picture: {said['blip_caption']}]" if said.get("blip_caption") else ""
+        for position, line in enumerate(conversation[f"session_{number}"]):
+            picture = f" [a picture: {line['blip_caption']}]" if line.get("blip_caption") else ""
             lines.append(
                 {
                     "user_id": str(sample["sample_id"]),
                     "session": f"session {number}",
-                    "message_id": said["dia_id"],
-                    "role": "user" if said["speaker"] == first else "assistant",
-                    "author": said["speaker"],
-                    "content": (said["text"] + picture).strip() or "-",
+                    "message_id": line["dia_id"],
+                    "role": "user" if line["speaker"] == first else "assistant",
+                    "author": line["speaker"],
+                    "content": (line["text"] + picture).strip() or "-",
                     "occurred_at": (begun + position * _BETWEEN_LINES).isoformat(),
                 }
             )
@@ -166,7 +170,7 @@ def _moment(text: str) -> datetime:
             return datetime.strptime(text.strip(), format_).replace(tzinfo=UTC)
         except ValueError:
             continue
-    raise ValueError(f"{text!r} is no time of a session, such as '1:56 pm on 8 May, 2023'")
+    raise ValueError(f"{text!r} is not the time of a session; accepted: times such as '1:56 pm on 8 May, 2023'")
 
 
 def _import(database: Database, clock: MovedClock, embedder: Embedder, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -176,23 +180,23 @@ def _import(database: Database, clock: MovedClock, embedder: Embedder, lines: Se
     assert filled.error is None, filled.error
 
 
-def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], k: int) -> Iterator[Asked]:
+def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], k: int) -> Iterator[Answered]:
     clock = MovedClock()
     clock.advance(max(datetime.fromisoformat(line["occurred_at"]) for line in lines) - clock.now())
     recall = replace(recall, clock=clock)
-    there = {line["message_id"] for line in lines}
+    known = {line["message_id"] for line in lines}
     for question in sample["qa"]:
-        evidence = evidence_of(question) & there
+        evidence = evidence_of(question) & known
         if not evidence:
             continue
         begun = time.perf_counter()
         found = recall.search(str(sample["sample_id"]), question["question"], k, [Layer.EPISODIC], record=False)
         ms = (time.perf_counter() - begun) * 1000
-        yield Asked(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms)
+        yield Answered(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms)
 
 
 def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
-    """The ids of the lines that a question names, normalised: "D1:03" becomes "D1:3".
+    """The ids of the lines that a question names as its evidence, normalised: "D1:03" becomes "D1:3".
 
     `evidence` is a list or a string; an entry may name several lines. Malformed names ("D", "D:11:26") are ignored.
     """
@@ -202,11 +206,11 @@ def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(f"D{session}:{line}" for session, line in _IDS.findall(text))
 
 
-def _section(asked: Sequence[Asked], ks: Sequence[int], file: str, embedder: str, messages: int) -> Section:
-    by_category: defaultdict[str, list[Asked]] = defaultdict(list)
-    for each in asked:
+def _section(answered: Sequence[Answered], ks: Sequence[int], file: str, embedder: str, messages: int) -> Section:
+    by_category: defaultdict[str, list[Answered]] = defaultdict(list)
+    for each in answered:
         by_category[_CATEGORIES.get(each.category, f"category {each.category}")].append(each)
-    groups = {**dict(sorted(by_category.items())), "all": list(asked)}
+    groups = {**dict(sorted(by_category.items())), "all": list(answered)}
     figures: dict[str, float] = {}
     rows = []
     for name, group in groups.items():
@@ -217,14 +221,15 @@ def _section(asked: Sequence[Asked], ks: Sequence[int], file: str, embedder: str
                 figures[f"{name} {measure}"] = sum(hits) / len(hits) if hits else 0.0
                 row.append(f"{figures[f'{name} {measure}']:.3f}")
         rows.append(row)
-    took = sorted(each.ms for each in asked) or [0.0]
+    took = sorted(each.ms for each in answered) or [0.0]
     for percent in (50, 95, 99):
         figures[f"p{percent}_ms"] = took[min(len(took) - 1, len(took) * percent // 100)]
     latency = ", ".join(f"p{percent} {figures[f'p{percent}_ms']:.1f} ms" for percent in (50, 95, 99))
     return Section(
         NAME,
         f"Evidence found among the first k messages: {file}",
-        f"{messages} messages, {embedder}, words and vectors, episodic layer alone; {latency}.",
+        f"{messages} messages, with the embedder {embedder}; search by words and vectors in the episodic layer only; "
+        f"{latency}.",
         ["questions", "number", *(f"{measure}@{k}" for k in ks for measure in ("any", "all"))],
         rows,
         figures,

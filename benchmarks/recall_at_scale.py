@@ -1,8 +1,8 @@
-"""Recall among a hundred thousand memories, for one user who owns 1 % of them and one who owns half.
+"""Recall among 100,000 memories, for a user who owns 1 % of them and a user who owns half.
 
 Recall's vector search (exact or by the index, as recall chooses) is compared with an exact scan over
 the user's memories. The time is that of a whole recall of the semantic layer: embedding the question,
-searching words and vectors.
+and searching words and vectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _AT_ONCE = 1_000
 _OTHERS = 49
 _PAUSE_S = 120
-"""Seconds to wait after the index build: a host may throttle a guest that has just used its cores for minutes."""
+"""Seconds to wait after the index build, since a host may throttle a guest that has used its cores for minutes."""
 
 _WHO = [
     "Marta",
@@ -145,7 +145,7 @@ _THINGS = [
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Generate memories and measure recall; returns the section."""
     memories = setup.scaled(_MEMORIES)
     owners = {"half": memories // 2, "hundredth": memories // 100}
     with setup.database("bench_recall_at_scale") as url:
@@ -157,7 +157,7 @@ def measure(setup: Setup) -> Section:
         with connected(url) as admin:
             admin.exec_driver_sql("VACUUM ANALYZE")
             admin.exec_driver_sql("CHECKPOINT")
-        setup.progress("recall at scale: a pause, then asking")
+        setup.progress("recall at scale: a pause, then the questions")
         time.sleep(setup.scaled(_PAUSE_S))
         section = _measure(setup, database, owners, embedder_id)
         database.close()
@@ -219,17 +219,17 @@ def _measure(setup: Setup, database: Database, owners: dict[str, int], embedder_
     rows, figures = [], {}
     for user_id, count in owners.items():
         chance = random.Random(2)  # noqa: S311 (no secret)
-        asked = [_question(chance) for _ in range(questions)]
-        for question in asked[:20]:  # warm up: plans and pages
+        sample = [_question(chance) for _ in range(questions)]
+        for question in sample[:20]:  # warm up: plans and pages
             recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
-        took = sorted(_timed(recall, user_id, question) for question in asked)
-        hits = sum(_found(database, recall, user_id, question, embedder_id) for question in asked)
+        took = sorted(_timed(recall, user_id, question) for question in sample)
+        hits = sum(_found(database, recall, user_id, question, embedder_id) for question in sample)
         figures[f"{user_id} recall@{K}"] = hits / (K * questions)
         for percent in (50, 95, 99):
             figures[f"{user_id} p{percent}_ms"] = took[min(len(took) - 1, len(took) * percent // 100)]
         rows.append(
             [
-                f"a user of {count:,}",
+                f"a user with {count:,} memories",
                 f"{figures[f'{user_id} recall@{K}']:.3f}",
                 *(f"{figures[f'{user_id} p{percent}_ms']:.1f}" for percent in (50, 95, 99)),
             ]
@@ -237,8 +237,9 @@ def _measure(setup: Setup, database: Database, owners: dict[str, int], embedder_
     return Section(
         NAME,
         f"Recall among {setup.scaled(_MEMORIES):,} memories",
-        f"{questions} questions to each; {_EMBEDDER.name}; the ten nearest against an exact scan, the time of it all; "
-        f"asked {setup.scaled(_PAUSE_S)} s after the index was built.",
+        f"{questions} questions per user, with the embedder {_EMBEDDER.name}, {setup.scaled(_PAUSE_S)} s after the "
+        "index was built. The ten nearest memories are compared with those of an exact scan; the time is that of a "
+        "whole recall.",
         ["", f"recall@{K}", "p50 ms", "p95 ms", "p99 ms"],
         rows,
         figures,
@@ -250,7 +251,7 @@ def _question(chance: random.Random) -> str:
 
 
 def _found(database: Database, recall: Recall, user_id: str, question: str, embedder_id: int) -> int:
-    """How many of the first ten memories that recall finds are as near as the ten nearest."""
+    """The number of the ten nearest memories that are among the first ten that the vector search finds."""
     given = {"user_id": user_id, "vector": vector_literal(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
     exact = database.run(queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
     seen = recall.nearest_memories(user_id, question)

@@ -1,4 +1,4 @@
-"""The result of a section: a table for people, figures for programs."""
+"""The result of a section, printed as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 112
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Turns (or bare tasks) per second, and PostgreSQL's transactions and WAL for one of them."""
+    """Turns (or bare tasks) per second, and PostgreSQL's transactions and KiB of WAL for each turn or task."""
 
     per_s: float
     transactions: float
@@ -23,7 +23,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The result of one section. `method`: how it was measured; each key of `figures` names its unit."""
+    """The result of one section. `method` describes the measurement; each key of `figures` names its unit."""
 
     name: str
     title: str

@@ -1,12 +1,12 @@
-"""The client of the gateway's benchmark, in a process of its own: `python -m benchmarks.requester`.
+"""The client of the gateway's benchmark, in its own process: `python -m benchmarks.requester`.
 
-Reads one order per line from stdin, a JSON object, and answers each with one line: the requests' latencies in
+It reads orders from stdin, one JSON object per line, and answers each with one line: the requests' latencies in
 milliseconds, the seconds of the whole order, and the last response. Connections are kept alive, with one request in
 flight on each.
 
 A closed loop (`per_s` is 0) sends the next request on a connection as soon as the last one is answered, which measures
-capacity. An open loop sends `per_s` requests a second, however slow the server is. Its latencies count from the time a
-request is due, including its wait for a connection (no coordinated omission).
+capacity. An open loop sends `per_s` requests per second, however slow the server is. Its latencies count from the time
+at which a request is due, including the wait for a connection (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _LENGTH = b"content-length: "
 
 
 _SEED = 1
-"""Seed of the gaps between the requests of an open loop: all sides of a comparison get the same gaps."""
+"""Seed of the random gaps between requests of an open loop, so that all sides of a comparison get the same gaps."""
 
 
 @dataclass
 class Order:
     """Requests to send: `paths` and `bodies` in rotation, on `connections` connections, for `seconds`.
 
-    `per_s`: the rate of an open loop; 0 is a closed loop. `random`: exponential gaps instead of equal ones.
+    `per_s`: the rate of an open loop; 0: a closed loop. `random`: exponential gaps instead of equal ones. Each response
+    must have the given `status`. `latencies` (in milliseconds) and `last`, the last body, are results.
     """
 
     port: int
@@ -49,7 +50,7 @@ class Order:
     last: bytes = b""
 
     def requests(self) -> Iterator[bytes]:
-        """The bytes of each request, endlessly."""
+        """Yield the bytes of each request, without end."""
         number = 0
         while True:
             path = self.paths[number % len(self.paths)]
@@ -64,7 +65,7 @@ class Order:
 
 
 class _Load:
-    """The connections of one order, the idle ones among them, and the requests that are due."""
+    """Carries out one order: its connections, the idle ones, and the due times of requests without a connection."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -76,7 +77,7 @@ class _Load:
         self._ends = 0.0
 
     def connection(self) -> _Connection:
-        """Create one more connection."""
+        """Add a connection; the protocol factory of `create_connection`."""
         self.made.append(_Connection(self))
         return self.made[-1]
 
@@ -92,7 +93,7 @@ class _Load:
             connection.send(next(self._requests), now)
 
     def answered(self, connection: _Connection, now: float) -> None:
-        """Send the next request on this connection, mark it idle, or close it if no more requests are due."""
+        """Send the next request on this connection, mark it idle, or close it if the order has ended."""
         if self._due:
             connection.send(next(self._requests), self._due.popleft())
         elif now >= self._ends:
@@ -103,7 +104,7 @@ class _Load:
             connection.send(next(self._requests), now)
 
     def _arrive(self, due: float) -> None:
-        """Send the request that is due, or queue it if no connection is idle. Schedule the next one."""
+        """Send the request that is due, or queue it if no connection is idle; schedule the next request."""
         if due >= self._ends:
             for connection in self._idle:
                 connection.close()
@@ -152,7 +153,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def close(self) -> None:
-        """Close the connection: no further requests."""
+        """Close the connection, which gets no further requests."""
         self._transport.close()
         self.done.set_result(None)
 

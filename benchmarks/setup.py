@@ -1,7 +1,7 @@
 """Throw-away servers, databases and processes for the sections.
 
-The figures are those of the default settings: the caller's `PERDURE_*` variables and `.env`
-are kept out.
+All sections run with perdure's default settings: the caller's `PERDURE_*` variables and `.env`
+are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perdure.embedded.throwaway import Servers, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_LEAVE_S = 60
+_EXIT_S = 60
 _LOOK_S = 0.25
 _FOREIGN = ("PERDURE_", "OPENAI_", "ANTHROPIC_", "CELERY_")
 _ENTRY_POINTS = "[perdure.models]\nbenchmark = benchmarks.agents:model\n"
@@ -40,7 +40,7 @@ Progress = Callable[[str], None]
 
 
 class BenchmarkFailed(Exception):
-    """A process died or a wait timed out: there is no figure to report."""
+    """A process died or a wait timed out, so a section has no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Setup:
-    """The servers, and whether to run `quick`: a tenth of the work, for trying things out."""
+    """The servers of a run. `quick`: sections do a tenth of the work."""
 
     servers: Servers
     progress: Progress
@@ -68,7 +68,7 @@ class Setup:
 
     @contextmanager
     def database(self, name: str, *, tables: bool = True) -> Iterator[URL]:
-        """An empty database, with perdure's tables or without. Also empties Redis."""
+        """Create the database `name`, with perdure's tables or empty; drop it after the block. Empties Redis."""
         url = make_url(self.servers.postgres.url)
         administer(url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
         client = redis.Redis.from_url(client_url(self.servers.redis.url))
@@ -80,7 +80,7 @@ class Setup:
         administer(url, f"DROP DATABASE {name} WITH (FORCE)")
 
     def environment(self, database: URL, **variables: str) -> dict[str, str]:
-        """The environment of a perdure process: the benchmark's agent and model, everything else at its default."""
+        """The environment of a perdure process: default settings with the benchmark's agent and model."""
         own = {
             "PERDURE_DATABASE_URL": database.render_as_string(hide_password=False),
             "PERDURE_REDIS_URL": self.servers.redis.url,
@@ -100,10 +100,10 @@ class Setup:
         stdin: int | None = None,
         stdout: int | None = None,
     ) -> Iterator[psutil.Popen]:
-        """Run `python -m MODULE ARGUMENTS`, terminated with SIGTERM after the block. Output without a pipe is logged.
+        """Run `python -m MODULE ARGUMENTS`, and send it SIGTERM after the block. Output is logged unless it is piped.
 
         Raises:
-            BenchmarkFailed: the process had to be killed or failed; the message has the end of its log.
+            BenchmarkFailed: the process failed or had to be killed; for a failure, with the end of its log.
         """
         argv = launch.command([sys.executable, "-m", module, *arguments], dies_with_parent=True)
         path = self.servers.directory / f"{module}.log"
@@ -123,12 +123,12 @@ class Setup:
         """Wait until a process ends, showing `doing()` as progress.
 
         Raises:
-            BenchmarkFailed: the process is still running after `timeout_s`.
+            BenchmarkFailed: the process is still running after `timeout_s` seconds.
         """
         until(lambda: process.poll() is not None, timeout_s, lambda: self.progress(doing()))
 
     def _site(self) -> Path:
-        """A directory that declares the entry point of the benchmark's model, as an installed package would."""
+        """A directory that declares the entry point of the benchmark's model as an installed package does."""
         site = self.servers.directory / "site"
         declared = site / "perdure_benchmarks-0.dist-info"
         declared.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class Setup:
 
 @contextmanager
 def setup(progress: Progress, *, quick: bool) -> Iterator[Setup]:
-    """Start the servers; stop and remove them after the block. Removes foreign settings from the environment."""
+    """Start the servers; stop and remove them after the block. Removes the caller's settings from `os.environ`."""
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         del os.environ[name]
     progress("starting PostgreSQL and Redis")
@@ -151,12 +151,12 @@ def until(ready: Callable[[], bool], timeout_s: float, while_waiting: Callable[[
     """Poll until `ready()` is true.
 
     Raises:
-        BenchmarkFailed: it is still false after `timeout_s`.
+        BenchmarkFailed: `ready()` is still false after `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"nothing came of it within {timeout_s:g} s")
+            raise BenchmarkFailed(f"the awaited condition was not met within {timeout_s:g} s")
         while_waiting()
         time.sleep(_LOOK_S)
 
@@ -170,14 +170,14 @@ def connected(url: URL) -> Iterator[Connection]:
 
 
 def administer(url: URL, *statements: str) -> None:
-    """Run statements in the maintenance database."""
+    """Run statements in the database `postgres` of the server."""
     with connected(url.set(database="postgres")) as connection:
         for statement in statements:
             connection.execute(text(statement))
 
 
 def scalar(url: URL, sql: str, **parameters: Any) -> Any:
-    """The one value that a query returns."""
+    """The single value that the query `sql` returns."""
     with connected(url) as connection:
         return connection.execute(text(sql), parameters).scalar_one()
 
@@ -185,7 +185,7 @@ def scalar(url: URL, sql: str, **parameters: Any) -> Any:
 def ledger(url: URL) -> Ledger:
     """The transactions committed in the database, and the server's WAL position in bytes.
 
-    Close all connections first: only a backend that has ended is certain to have reported its counts.
+    Close all connections first: PostgreSQL may not have the counts of a backend before that backend has ended.
     """
     with connected(url.set(database="postgres")) as connection:
         counted: Sequence[Any] = connection.execute(
@@ -202,8 +202,8 @@ def _end(process: psutil.Popen) -> int:
     if process.poll() is None:
         process.terminate()
     try:
-        return int(process.wait(_LEAVE_S))
+        return int(process.wait(_EXIT_S))
     except psutil.TimeoutExpired as error:
         process.kill()
         process.wait()
-        raise BenchmarkFailed(f"process {process.pid} did not leave within {_LEAVE_S} s of SIGTERM") from error
+        raise BenchmarkFailed(f"process {process.pid} did not exit within {_EXIT_S} s of SIGTERM") from error

@@ -1,8 +1,8 @@
 """An ordinary user's turns while another user floods the fleet, with and without `PERDURE_TURN__USER_CONCURRENCY`.
 
-Two workers with four threads each. One user's 400 messages, each in its own conversation, are accepted before the
-workers start; then other users ask one question after another. The time from accepting a question to settling its turn
-is measured, by the database's clock.
+There are two workers with four threads each. 400 messages of one user are accepted before the workers start. Then
+four other users each ask one question after another. The result is the time from accepting a question to settling its
+turn, by the database's clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Send = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A flood: the number of its conversations, and the limit on a user's concurrent turns."""
+    """A flood: the number of its conversations (0: no flood), and the limit on a user's concurrent turns."""
 
     title: str
     name: str
@@ -57,43 +57,47 @@ class Kind:
 _KINDS = (
     Kind("no flood", "quiet", 0),
     Kind("flood, 400 conversations, no limit", "unlimited", _FLOOD, _NO_LIMIT),
-    Kind("flood, 400 conversations, 10 at once", "limited", _FLOOD),
-    Kind("flood, 10 conversations, 10 at once", "backlogs", 10),
+    Kind("flood, 400 conversations, limit 10", "limited", _FLOOD),
+    Kind("flood, 10 conversations, limit 10", "backlogs", 10),
 )
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Measure all kinds of floods; returns the section."""
     found = [(kind, *_measured(setup, kind)) for kind in _KINDS]
     asked, flood = setup.scaled(_ASKED), setup.scaled(_FLOOD)
     return Section(
         name=NAME,
         title="An ordinary user's turn while another user floods the fleet",
         method=(
-            f"{_WORKERS} workers with --concurrency {_THREADS}; turns of two model calls, of which the first takes "
-            f"{_LATENCY_S:g} s, and a tool call. {asked} questions of four ordinary users, one after another each, "
-            f"behind {flood} messages of one user. From accepting to settling."
+            f"{_WORKERS} workers with --concurrency {_THREADS}; a turn has two model calls, of which the first takes "
+            f"{_LATENCY_S:g} s, and a tool call. Four ordinary users ask {asked} questions, each user one after "
+            f"another, behind {flood} messages of the flooding user. Times are from accepting to settling."
         ),
-        columns=["flood", "p50 ms", "p99 ms", "all of the flood settled after s"],
+        columns=["flood", "p50 ms", "p99 ms", "flood settled after s"],
         rows=[
-            [kind.title, f"{_share(times, 50):.0f}", f"{_share(times, 99):.0f}", f"{took:.1f}"]
+            [kind.title, f"{_percentile_ms(times, 50):.0f}", f"{_percentile_ms(times, 99):.0f}", f"{took:.1f}"]
             for kind, times, took in found
         ],
         figures={
             f"{kind.name}_{name}": value
             for kind, times, took in found
-            for name, value in (("p50_ms", _share(times, 50)), ("p99_ms", _share(times, 99)), ("flood_s", took))
+            for name, value in (
+                ("p50_ms", _percentile_ms(times, 50)),
+                ("p99_ms", _percentile_ms(times, 99)),
+                ("flood_s", took),
+            )
         },
     )
 
 
-def _share(times: list[float], percent: int) -> float:
-    """A percentile, in milliseconds."""
+def _percentile_ms(times: list[float], percent: int) -> float:
+    """A percentile of `times` (seconds), in milliseconds."""
     return statistics.quantiles(times, n=100, method="inclusive")[percent - 1] * 1000
 
 
 def _measured(setup: Setup, kind: Kind) -> tuple[list[float], float]:
-    """The ordinary users' times in seconds, and how long the flood took."""
+    """The ordinary users' times, and the time from the flood's first start to its last settling, in seconds."""
     setup.progress(kind.title)
     variables = {
         "PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}",
@@ -127,8 +131,8 @@ def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
     runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
 
-    def send(user: str, channel: str, words: str) -> None:
-        accept(runtime, Incoming(user_id=user, channel=channel, text=words))
+    def send(user: str, channel: str, content: str) -> None:
+        accept(runtime, Incoming(user_id=user, channel=channel, text=content))
 
     for number in range(setup.scaled(_FLOOD) if kind.conversations else 0):
         send("flood", f"channel {number % kind.conversations}", PATIENT + QUESTION)
@@ -136,13 +140,13 @@ def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None
     if not kind.conversations:
         send("warm-up", "http", QUESTION)
     until(lambda: bool(scalar(url, _SETTLED) > 0), _DONE_S)
-    asking = [
+    askers = [
         threading.Thread(target=_ask, args=(url, send, f"ordinary {number}", setup.scaled(_ASKED) // 4 or 1))
         for number in range(4)
     ]
-    for each in asking:
+    for each in askers:
         each.start()
-    for each in asking:
+    for each in askers:
         each.join()
     until(lambda: bool(scalar(url, _UNSETTLED) == 0), _DONE_S)
     waker.close()
@@ -150,7 +154,7 @@ def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None
 
 
 def _ask(url: URL, send: Send, user: str, questions: int) -> None:
-    """Ask `questions` questions, each after the previous one is answered."""
+    """Ask `questions` questions, each once the previous one's turn is settled."""
     with connected(url) as connection:
         waits = text(f"{_UNSETTLED} AND user_id = :user")
         for _ in range(questions):

@@ -1,7 +1,7 @@
 """Statements and commits of one turn, by name.
 
-They are counted in one process: statements by name in `Database.run`, commits by `Database.observe`,
-and everything that reaches the driver by an event of SQLAlchemy's engine.
+They are counted in one process: statements by name in `Database.run`, commits in `Database.observe`,
+and all statements that reach the driver by an event of SQLAlchemy's engine.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CountingDatabase(Database):
 
 
 class Bench:
-    """perdure in this process: accepts messages and runs their turns, one after the other, with `model`."""
+    """Accepts messages and runs their turns in this process, one after the other, with `model`."""
 
     def __init__(self, url: URL) -> None:
         self.database = CountingDatabase(url)
@@ -112,7 +112,7 @@ class Bench:
 
 @contextmanager
 def bench(url: URL) -> Iterator[Bench]:
-    """A bench, closed after the block."""
+    """Yield a `Bench`, and close its database after the block."""
     made = Bench(url)
     yield made
     made.database.close()
@@ -120,7 +120,10 @@ def bench(url: URL) -> Iterator[Bench]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Averages for one turn: `sent` and `committed` by statement name; totals from the driver and PostgreSQL."""
+    """Averages per turn: `sent` and `committed` by statement name, `driven` and `transactions` in total.
+
+    `driven` counts the statements that reached the driver; `transactions` is PostgreSQL's own count.
+    """
 
     sent: dict[str, float]
     committed: dict[str, float]
@@ -134,7 +137,7 @@ class Counts:
 
 
 def count(setup: Setup, turns: int) -> Counts:
-    """Count the statements of `turns` turns of an existing session."""
+    """Count the statements and commits of `turns` turns in an existing session."""
     setup.progress("counting statements")
     with setup.database("bench_statements") as url:
         before = ledger(url)
@@ -153,19 +156,18 @@ def count(setup: Setup, turns: int) -> Counts:
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Count the statements of turns; returns the section."""
     counts = count(setup, setup.scaled(200))
     sent, committed = sum(counts.sent.values()), sum(counts.committed.values())
     return Section(
         name=NAME,
         title="Statements and commits of one turn, by name",
         method=(
-            "2 model calls and 1 tool call in a session that exists, in one process: statements by name as they are "
-            "given to the engine, commits as Database.observe reports them. The checks: statements that reached the "
-            "driver, and PostgreSQL's count of transactions, in which a read is one too, and so are the few of "
-            "connecting and preparing."
+            "Turns of 2 model calls and 1 tool call in an existing session, in one process. Statements by name as they "
+            "are passed to Database.run, commits as Database.observe reports them. Checks: the statements that reach "
+            "the driver, and PostgreSQL's count of transactions, which includes reads, connecting and preparing."
         ),
-        columns=["statement", "sent a turn", "commits a turn"],
+        columns=["statement", "sent per turn", "commits per turn"],
         rows=[
             *([name, f"{times:.2f}", f"{counts.committed.get(name, 0):.2f}"] for name, times in counts.sent.items()),
             ["all", f"{sent:.2f}", f"{committed:.2f}"],

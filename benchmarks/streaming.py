@@ -1,6 +1,6 @@
-"""What event streams cost: CPU of a turn with and without a listener, the first words' delay, memory of open streams.
+"""Event streams: CPU of a turn with and without a listener, delay of the first text, memory of open streams.
 
-A real worker and a real gateway, with the OpenAI SDK against the tests' own server, which streams each answer in
+A real worker and a real gateway run, with the OpenAI SDK against a simulated server, which streams each answer in
 pieces. The clients of all streams are in this process.
 """
 
@@ -40,20 +40,20 @@ _LAST_PERCENTILE = 98
 
 @dataclass
 class _Model:
-    """Answers in pieces and records when each question arrived."""
+    """The player of the model's server: streams an answer in pieces, and records when each question arrived."""
 
-    asked: dict[str, float] = field(default_factory=dict)
+    arrived_at: dict[str, float] = field(default_factory=dict)
 
     def answer(self, body: Wire) -> Step:
         question = str(body["messages"][-1]["content"])
-        self.asked[question] = time.monotonic()
+        self.arrived_at[question] = time.monotonic()
         text = " ".join(f"word{number}" for number in range(_WORDS))
         return Answer(text, piece=_PIECE, interval_s=_INTERVAL_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of one turn: CPU milliseconds of worker and gateway. `delays_ms`: delays until the first words."""
+    """CPU milliseconds of one turn in the worker and the gateway. `delays_ms`: each turn's delay of its first text."""
 
     worker_ms: float
     gateway_ms: float
@@ -70,7 +70,7 @@ class _Installation:
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Measure turns with and without listeners, then open streams; returns the section."""
     turns, streams = setup.scaled(_TURNS), setup.scaled(_OPEN)
     model = _Model()
     with OpenAIServer(player=model.answer) as server, setup.database("bench_streaming") as url:
@@ -79,32 +79,32 @@ def measure(setup: Setup) -> Section:
             _run(installation, model, "warm-up", _WARM_UP, listen=True)
             setup.progress(f"{turns} turns without a listener")
             silent = _run(installation, model, "silent", turns, listen=False)
-            setup.progress(f"{turns} turns with one each")
-            heard = _run(installation, model, "heard", turns, listen=True)
+            setup.progress(f"{turns} turns with a listener each")
+            streamed = _run(installation, model, "streamed", turns, listen=True)
         setup.progress(f"{streams} open streams")
         kib = _memory(setup, url, streams)
-    median_ms, p99_ms = median(heard.delays_ms), quantiles(heard.delays_ms, n=100)[_LAST_PERCENTILE]
+    median_ms, p99_ms = median(streamed.delays_ms), quantiles(streamed.delays_ms, n=100)[_LAST_PERCENTILE]
     return Section(
         name=NAME,
         title=f"Event streams: {turns} turns of {_WORDS} words, with and without a listener; {streams} open streams",
         method=(
-            f"One worker and one gateway; {turns} turns of as many users, {_AT_ONCE} at once, after {_WARM_UP} turns "
-            f"of warm-up. The model's server streams {_WORDS} words in pieces of {_PIECE} characters, "
-            f"{_INTERVAL_S * 1000:g} ms apart. Delay: from the server's first piece to the client's first delta. "
-            "Memory: resident size of the gateway with and without the streams, each of a turn that waits."
+            f"One worker and one gateway; {turns} turns of different users, {_AT_ONCE} concurrently, after a warm-up "
+            f"of {_WARM_UP} turns. The model's server streams {_WORDS} words in pieces of {_PIECE} characters, "
+            f"{_INTERVAL_S * 1000:g} ms apart. Delay: from the arrival of the model call at the server to the client's "
+            "first delta. Memory: resident size of the gateway with and without the streams, each of a waiting turn."
         ),
         columns=["", "without a listener", "with a listener"],
         rows=[
-            ["worker, ms of CPU a turn", f"{silent.worker_ms:.1f}", f"{heard.worker_ms:.1f}"],
-            ["gateway, ms of CPU a turn", f"{silent.gateway_ms:.1f}", f"{heard.gateway_ms:.1f}"],
-            ["first words after the model's own, ms (median, p99)", "", f"{median_ms:.0f}, {p99_ms:.0f}"],
-            ["KiB of the gateway for an open stream", "", f"{kib:.0f}"],
+            ["worker, ms of CPU per turn", f"{silent.worker_ms:.1f}", f"{streamed.worker_ms:.1f}"],
+            ["gateway, ms of CPU per turn", f"{silent.gateway_ms:.1f}", f"{streamed.gateway_ms:.1f}"],
+            ["delay of the first text, ms (median, p99)", "", f"{median_ms:.0f}, {p99_ms:.0f}"],
+            ["gateway, KiB per open stream", "", f"{kib:.0f}"],
         ],
         figures={
             "worker_ms_without": silent.worker_ms,
-            "worker_ms_with": heard.worker_ms,
+            "worker_ms_with": streamed.worker_ms,
             "gateway_ms_without": silent.gateway_ms,
-            "gateway_ms_with": heard.gateway_ms,
+            "gateway_ms_with": streamed.gateway_ms,
             "first_words_ms_p50": median_ms,
             "first_words_ms_p99": p99_ms,
             "kib_an_open_stream": kib,
@@ -156,7 +156,7 @@ def _run(installation: _Installation, model: _Model, name: str, turns: int, *, l
 
 
 async def _all_turns(url: str, model: _Model, name: str, turns: int, *, listen: bool) -> list[float]:
-    """Send and follow turns, `_AT_ONCE` at a time; milliseconds to the first words of each."""
+    """Run the turns, `_AT_ONCE` concurrently; returns each turn's delay of its first text in ms if `listen`."""
     room = asyncio.Semaphore(_AT_ONCE)
     delays: list[float] = []
     async with httpx2.AsyncClient(base_url=url, timeout=_SETTLE_S) as client:
@@ -172,14 +172,14 @@ async def _all_turns(url: str, model: _Model, name: str, turns: int, *, listen: 
                 first = [at async for kind, at in _events(client, turn_id) if kind == "delta"][:1]
                 if not first:
                     raise BenchmarkFailed(f"{question!r}: the stream had no text")
-                delays.append((first[0] - model.asked[question]) * 1000)
+                delays.append((first[0] - model.arrived_at[question]) * 1000)
 
         await asyncio.gather(*(one(number) for number in range(turns)))
     return delays
 
 
 async def _events(client: Any, turn_id: str) -> AsyncIterator[tuple[str, float]]:
-    """The kinds of a turn's events, and when they arrived."""
+    """The kind of each event of a turn, and the monotonic time of its arrival."""
     async with client.stream("GET", f"/v1/turns/{turn_id}/events") as response:
         async for line in response.aiter_lines():
             if line.startswith("event: "):

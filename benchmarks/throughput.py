@@ -1,8 +1,8 @@
 """Turns per second from acceptance to settling, compared with bare Celery tasks and with LangGraph.
 
 perdure and the bare tasks have one producer process and one worker process each, the same broker and
-PostgreSQL server, and as many messages in flight. The rate is taken by the database's clock, from the
-end of the warm-up to a time when the producer is still sending.
+PostgreSQL server, and the same number of messages in flight. The rate is measured by the database's clock,
+from the end of the warm-up to a time at which messages are still in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many turns are counted. The warm-up precedes them; one window of turns follows them."""
+    """The number of turns that count for the rate. A warm-up precedes them, and `_WINDOW` turns follow them."""
 
     counted: int
     warm_up: int
@@ -38,8 +38,8 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """The worker's application, the producer's arguments, and the query that counts finished turns."""
+class Side:
+    """One side of the comparison: the worker's application, the producer's arguments, and a count of finished turns."""
 
     application: str
     producer: Sequence[str]
@@ -47,7 +47,7 @@ class Sides:
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Run both sides and LangGraph; returns the section."""
     commits = statements.count(setup, setup.scaled(100)).worker_commits
     turns = Load(setup.scaled(1_200), warm_up=2 * _WINDOW)
     tasks = Load(setup.scaled(2_500), warm_up=2 * _WINDOW)
@@ -64,13 +64,13 @@ def measure(setup: Setup) -> Section:
     peer = max(one, sixteen, key=_speed)
     return Section(
         name=NAME,
-        title="Turns per second: whole path, bare floor, LangGraph",
+        title="Turns per second: perdure, bare Celery tasks, LangGraph",
         method=(
-            "2 model calls without latency and 1 tool call a turn. perdure: a producer process, Redis, one worker "
-            f"(celery -A perdure worker, default settings), {_WINDOW} messages in flight over {_USERS} sessions, "
-            f"steady state. Floor: a bare Celery task of {commits} one-row commits and one of its producer's; same "
-            f"broker, pool and width. {langgraph_peer.METHOD} Transactions (a read is one) and WAL are PostgreSQL's "
-            f"own counts. The better of {len(rounds)} rounds each, in alternation."
+            "A turn has 2 model calls without latency and 1 tool call. perdure: one producer process, Redis, one "
+            f"worker (celery -A perdure worker, default settings), {_WINDOW} messages in flight over {_USERS} "
+            f"sessions, after a warm-up. Floor: a bare Celery task with {commits} single-row commits, and one commit "
+            f"by its producer; the same broker, pool and pool size. {langgraph_peer.METHOD} Transactions (including "
+            f"reads) and WAL are PostgreSQL's counts. Each figure is the better of {len(rounds)} alternating rounds."
         ),
         columns=["", "per second", "perdure is", "transactions each", "WAL KiB each"],
         rows=[
@@ -95,11 +95,11 @@ def measure(setup: Setup) -> Section:
 
 def perdure_rate(setup: Setup, load: Load) -> Rate:
     """Turns per second of perdure, by their settling times."""
-    sides = Sides("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
+    side = Side("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
     with setup.database("bench_turns") as url:
-        counted = _run(setup, url, sides, load)
+        counted = _run(setup, url, side, load)
         unanswered = scalar(url, "SELECT count(*) FROM turns WHERE status <> 'done' OR steps <> 2")
-        assert unanswered == 0, f"{unanswered} turns did not end as they should"
+        assert unanswered == 0, f"{unanswered} turns are not done after 2 steps"
         seconds = _seconds(url, "SELECT settled_at FROM turns ORDER BY settled_at", load)
     return _rate(load, seconds, counted)
 
@@ -107,29 +107,29 @@ def perdure_rate(setup: Setup, load: Load) -> Rate:
 def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
     """Bare tasks per second, by the time of their last commit."""
     last = f"FROM floor_rows WHERE step = {commits}"
-    sides = Sides("benchmarks.floor", ["floor", "--commits", str(commits)], f"SELECT count(*) {last}")
+    side = Side("benchmarks.floor", ["floor", "--commits", str(commits)], f"SELECT count(*) {last}")
     with setup.database("bench_floor", tables=False) as url:
         with connected(url) as connection:
             connection.exec_driver_sql(floor.TABLE)
-        counted = _run(setup, url, sides, load)
+        counted = _run(setup, url, side, load)
         seconds = _seconds(url, f"SELECT at {last} ORDER BY at", load)
     return _rate(load, seconds, counted)
 
 
-def _run(setup: Setup, url: URL, sides: Sides, load: Load) -> Ledger:
-    """Run the producer and a worker until all is done. Returns PostgreSQL's counts for that time."""
+def _run(setup: Setup, url: URL, side: Side, load: Load) -> Ledger:
+    """Run the producer and a worker until all turns are done; returns PostgreSQL's counts for that time."""
     before, environment = ledger(url), setup.environment(url)
-    sending = [*sides.producer, "--total", str(load.total), "--window", str(_WINDOW)]
+    arguments = [*side.producer, "--total", str(load.total), "--window", str(_WINDOW)]
     with (
-        setup.process("celery", "-A", sides.application, "worker", environment=environment),
-        setup.process("benchmarks.producer", *sending, environment=environment) as sender,
+        setup.process("celery", "-A", side.application, "worker", environment=environment),
+        setup.process("benchmarks.producer", *arguments, environment=environment) as producer,
     ):
-        setup.finish(sender, _TIMEOUT_S, lambda: f"{sides.producer[0]}: {scalar(url, sides.done)} of {load.total}")
+        setup.finish(producer, _TIMEOUT_S, lambda: f"{side.producer[0]}: {scalar(url, side.done)} of {load.total}")
     return ledger(url) - before
 
 
 def _seconds(url: URL, moments: str, load: Load) -> float:
-    """Seconds between the end of the warm-up and the end of the last counted turn."""
+    """Seconds between the end of the warm-up and the end of the last counted turn; `moments` selects the ends."""
     sql = f"SELECT extract(epoch FROM ({moments} OFFSET :last LIMIT 1) - ({moments} OFFSET :first LIMIT 1))"  # noqa: S608 (ours)
     return float(scalar(url, sql, first=load.warm_up - 1, last=load.warm_up + load.counted - 1))
 

@@ -1,8 +1,8 @@
 """Threads and memory of one worker process while many turns wait for a slow model.
 
-Measured with a model that sleeps in the process, and with the OpenAI SDK against the tests' own
-server, where each waiting turn also holds a connection. The benchmark checks that all turns wait
-at the same time: every turn has begun and none has finished its first step.
+It is measured with a model that sleeps in the process, and with the OpenAI SDK against a simulated
+server, where each waiting turn also holds a connection. The benchmark checks that all turns wait at
+the same time: each turn has begun and none has finished its first step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANSWERED = "SELECT count(*) FROM turns WHERE status = 'done' AND steps = 2"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a process uses."""
+    """The number of threads of a process, and its resident memory in KiB."""
 
     threads: int
     kib: float
@@ -47,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """One worker process before and during the wait of `turns` turns."""
+    """One worker process before `turns` turns wait, and while they wait."""
 
     turns: int
     before: Size
@@ -55,26 +55,26 @@ class Waited:
 
     @property
     def kib_each(self) -> float:
-        """Resident memory that each waiting turn added."""
+        """KiB of resident memory that each waiting turn adds."""
         return (self.during.kib - self.before.kib) / self.turns
 
 
 def measure(setup: Setup) -> Section:
-    """The section."""
+    """Measure with both models; returns the section."""
     turns = setup.scaled(_TURNS)
     inside = _wait(setup, turns, {"PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}"})
     with OpenAIServer(player=_slow_first()) as server:
         outside = _wait(setup, turns, {"PERDURE_MODEL": "openai:test", "OPENAI_BASE_URL": server.base_url})
     return Section(
         name=NAME,
-        title=f"{turns} turns waiting at once on a slow model, in one worker process",
+        title=f"{turns} turns that wait concurrently for a slow model, in one worker process",
         method=(
-            f"celery -A perdure worker --concurrency {turns}, after {_WARM_UP} turns of warm-up; a message from each "
-            f"of {turns} users, whose first model call takes {_LATENCY_S:g} s: in the process, and over the OpenAI SDK "
-            "against a server on loopback, a connection each. Sampled when all had begun and none had its first reply; "
-            "all were answered."
+            f"celery -A perdure worker --concurrency {turns}, after a warm-up of {_WARM_UP} turns. Each of {turns} "
+            f"users sends a message, whose first model call takes {_LATENCY_S:g} s: in the process, or through the "
+            "OpenAI SDK with one connection per turn to a server on loopback. Threads and memory are sampled when all "
+            "turns have begun and none has its first reply. All turns are answered."
         ),
-        columns=["model", "threads before", "threads", "MiB before", "MiB", "KiB a waiting turn"],
+        columns=["model", "threads before", "threads", "MiB before", "MiB", "KiB per waiting turn"],
         rows=[_row("in the process", inside), _row("OpenAI SDK", outside)],
         figures={**_figures("in_process", inside), **_figures("openai_sdk", outside)},
     )
@@ -110,18 +110,18 @@ def _wait(setup: Setup, turns: int, model: dict[str, str]) -> Waited:
 
 @contextmanager
 def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
-    """A function that accepts a user's message in this process."""
+    """Yield a function that accepts a message, given its user and text, in this process."""
     settings = Settings(_env_file=None, agents="benchmarks.agents")
     broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
     runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
-    yield lambda user_id, words: accept(runtime, Incoming(user_id=user_id, text=words))
+    yield lambda user_id, content: accept(runtime, Incoming(user_id=user_id, text=content))
     waker.close()
     runtime.database.close()
 
 
 def _slow_first() -> Player:
-    """Two steps; the first waits if the question is patient."""
+    """A player of two steps. The first one takes `_LATENCY_S` if the question starts with `PATIENT`."""
     quick, slow = two_steps(), two_steps(_LATENCY_S)
 
     def play(body: Wire) -> Step:

@@ -1,4 +1,4 @@
-"""An agent, declared in plain Python.
+"""`Agent` declares an agent in plain Python; `Agents` holds all agents of an installation.
 
     from perdure import Agent, tool
 
@@ -38,18 +38,21 @@ if TYPE_CHECKING:
 
 
 class ErrorMessages(Protocol):
-    """The texts of an agent's failures for its users."""
+    """The messages that an agent's users receive when a turn fails."""
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The text for an error's code, in the `language` of the message's metadata; `None`: perdure's own."""
+        """The message for an error's `code`; `None`: perdure's own message is sent.
+
+        `language` is from the metadata of the user's message.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTexts:
-    """Error messages by code; `by_language` has those of other languages. See `ErrorMessages`.
+    """Error messages by code; `by_language` maps a language to messages by code. See `ErrorMessages`.
 
-    Languages are BCP 47 tags with the look-up of RFC 4647: without texts for `de-AT`, those for `de` apply.
+    Languages are BCP 47 tags, looked up as in RFC 4647: a code without a message for `de-AT` gets the message for `de`.
     """
 
     by_code: Mapping[str, str]
@@ -67,18 +70,19 @@ class ErrorTexts:
 
 
 OwnTool = Tool | CeleryTool | SleepUntil
-"""A tool that an agent itself declares."""
+"""A tool that an agent declares itself; an MCP server lists its own tools."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """Instructions, tools, and limits that replace those of the settings.
+    """An agent: its instructions, its tools, and limits that override those of the settings.
 
-    `model` is a name as in `PERDURE_MODEL`, the default. A plain function among `tools` becomes a tool of class
-    `unsafe`; an `McpServer` adds all tools of the server, and is moved to `servers`. `on_unavailable` (`fail` or
-    `park`) decides about a turn if no model replies; `error_messages` are the texts of failures. `casebank` names the
-    bank of cases for the agent's prompts, to which its positively rated turns are added; the default is the common
-    bank, `None` and `False` mean no bank. The hooks are described in `perdure.hooks`.
+    `model` is a name in the form of `PERDURE_MODEL`, which is the default. A plain function among `tools` becomes a
+    tool with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is moved to `servers`.
+    `on_unavailable` is `fail` or `park`: what happens to a turn if no model replies. `error_messages` has the messages
+    that users receive when a turn fails. `casebank` names the bank that supplies cases to the agent's prompts and
+    receives its positively rated turns. The default is the common bank; `None` and `False` mean no bank. The hooks are
+    described in `perdure.hooks`.
     """
 
     name: str
@@ -151,16 +155,16 @@ class Agent:
         return tuple(self._by_name.values())
 
     def toolset(self, connections: Connections | None) -> Toolset:
-        """All tools that the agent may call now, including the known tools of its servers.
+        """All tools that the agent may call now, including the tools that its MCP servers have listed.
 
-        The first call for a server waits until it is connected, for its `connect_timeout_s` at most. A process without
-        connections has no tools of servers.
+        The first call waits for each server to connect, at most its `connect_timeout_s`. Without `connections`, the
+        result has the agent's own tools only.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether `name` has the prefix of one of the agent's servers, which may or may not have such a tool."""
+        """Whether `name` has the prefix of one of the agent's MCP servers. The server need not have that tool."""
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 
@@ -180,7 +184,7 @@ class Agents:
         """Import the module at `path` and collect the agents that it defines.
 
         Raises:
-            SettingsError: the module cannot be imported (for any exception of its code), or defines no agent.
+            SettingsError: the import raises an exception of any type, or the module defines no agent.
         """
         try:
             module = importlib.import_module(path)
@@ -221,7 +225,7 @@ class Agents:
 
 
 def _explain(error: Exception) -> str:
-    """The error of importing a module, and its place unless the message has it."""
+    """The type, message, file and line of an error raised by an import, as far as the message itself lacks them."""
     if isinstance(error, ImportError):
         return str(error)
     if isinstance(error, SyntaxError):

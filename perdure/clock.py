@@ -1,8 +1,8 @@
 """The clock that is passed to every module, so that tests can set the time.
 
 SQL calls `perdure_now()`, which adds the connection's `perdure.clock_offset` (set by tests only) to the server's clock.
-The database's clock measures leases. The monotonic clock, which an administrator cannot set back, measures whether a
-lease is still valid within this process.
+The database's clock dates leases. Within a process, the monotonic clock, which an administrator cannot set back,
+decides whether a lease is still valid.
 """
 
 from __future__ import annotations

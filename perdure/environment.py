@@ -14,7 +14,7 @@ from perdure.errors import SettingsError
 PREFIX = "PERDURE_"
 
 _SECRET = ("KEY", "SECRET", "URL")
-"""Parts of variables' names: messages do not show the values of these variables."""
+"""Messages do not show the value of a variable whose name contains one of these words."""
 
 
 def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
@@ -43,7 +43,7 @@ def explain(settings: type[BaseSettings], error: ValidationError) -> str:
 
 
 def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
-    """One line per group of settings among `names`: a group is not a variable."""
+    """One line for each group of settings in `names`: only the variables of a group can be set, not the group."""
     given = {name.upper() for name in names}
     return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)
 
@@ -65,7 +65,7 @@ def _groups(settings: type[BaseSettings]) -> list[str]:
 
 
 def _of_group(settings: type[BaseSettings], group: str) -> list[str]:
-    """The variables of a group."""
+    """The names of a group's variables, with perdure's prefix."""
     fields = type(settings.model_fields[group.lower()].default).model_fields
     return [f"{PREFIX}{group.upper()}__{name.upper()}" for name in fields]
 

@@ -22,8 +22,8 @@
     ├── TurnCancelled                TURN_CANCELLED        409
     └── Abandoned                    (internal: the caller has aborted the call)
 
-An error's `message` is for the caller: no stack trace, no query, no secret. The log has the exception itself for the
-operator. Errors of a driver or of a provider's SDK are mapped to this tree once, where they are first caught.
+An error's `message` is for the caller: it has no stack trace, no query and no secret. The operator finds the exception
+in the log. Errors of a driver or of a provider's SDK are mapped to this tree once, where they are first caught.
 
 `transient`: whether the same call may succeed if it is repeated. `retry_after_s`: the pause in seconds that the callee
 requests; see `perdure.resilience.failures`.
@@ -42,8 +42,8 @@ INTERNAL_ERROR = "Internal error. The operator's log has the details."
 class PerdureError(Exception):
     """Any failure with a code. The caller may see `message`.
 
-    `transient` is `None` if the error's cause decides. `retry_after_s`: seconds from the error's
-    creation, `None` if not known.
+    `transient` is `None` if the error's cause decides whether a retry may succeed. `retry_after_s` is in seconds from
+    the error's creation, `None` if not known.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -172,7 +172,7 @@ class ProviderError(PerdureError):
 
 
 class CircuitBreakerOpen(PerdureError):
-    """The breaker refuses calls until `until`, in `retry_after_s` seconds, if known."""
+    """The breaker refuses calls until the time `until`, `retry_after_s` seconds from now; both `None` if not known."""
 
     code = "CIRCUIT_BREAKER_OPEN"
     http_status = 503
@@ -203,7 +203,7 @@ class Unavailable(PerdureError):
 
 
 class IncompatibleDatabase(Unavailable):
-    """This release cannot use the database: a server's version or the schema's revision. Waiting does not help."""
+    """This release cannot use the database: the server's version or the schema's revision is not supported."""
 
     transient = False
 
@@ -241,8 +241,8 @@ def reworded(error: PerdureError, message: str) -> PerdureError:
 def loggable(error: BaseException) -> str:
     """`error` in one line for a log: its code or type, and its message if that cannot contain a user's text.
 
-    The message of a tool, a hook or a library may quote its input, and logs outlive an erasure; a tool's error is in
-    the transcript. A driver's error is shown if `hides_values` marks its text as cut.
+    Logs outlive the erasure of a user, and the message of a tool, a hook or a library may quote its input. A tool's
+    error is in the transcript. A driver's message is included if `hides_values` marks it as free of values.
     """
     kind = error.code if isinstance(error, PerdureError) else type(error).__name__
     text = _shown_text(error).partition("\n")[0][:_MAX_TEXT]
@@ -254,7 +254,7 @@ _MAX_TEXT = 500
 
 def _shown_text(error: BaseException) -> str:
     if isinstance(error, OSError):
-        return error.strerror or ""  # the file's name may be a user's
+        return error.strerror or ""  # the full message has the file's name, which a user may have chosen
     if isinstance(error, PerdureError):
         return error.message if isinstance(error, _OF_SERVERS) else ""
     if isinstance(error, SettingsError | IllegalTransition) or getattr(error, "hides_values", False):
@@ -266,11 +266,11 @@ _OF_SERVERS = (
     RateLimited, DeadlineExceeded, ContextTooLong, ProviderError, CircuitBreakerOpen, Unavailable, BudgetExhausted,
     TurnCancelled, Abandoned,
 )  # fmt: skip
-"""Errors of servers and limits. The messages of all others may quote texts."""
+"""Errors of servers and limits. The messages of all other classes may quote a user's text."""
 
 
 def _is_of_a_broker(kind: type[BaseException]) -> bool:
-    """Whether it is an error of the connection to Redis or to the broker."""
+    """Whether `kind` is an error of a connection to Redis or to the broker."""
     return kind.__module__.partition(".")[0] in {"redis", "kombu", "amqp"} and kind.__name__ in {
         "ConnectionError", "TimeoutError", "OperationalError", "BusyLoadingError", "AuthenticationError",
         "ReadOnlyError", "OutOfMemoryError",
@@ -280,19 +280,19 @@ def _is_of_a_broker(kind: type[BaseException]) -> bool:
 class SettingsError(Exception):
     """A setting is invalid: the message names the variable, the value and what is accepted.
 
-    Not in the tree: it stops a program at its start and reaches no user.
+    Not a `PerdureError`: it stops a program at its start and reaches no user.
     """
 
 
 class MissingKey(SettingsError):
-    """A named model or embedder lacks its vendor's key. Processes that do not call it start without the key."""
+    """The vendor's key for a configured model or embedder is missing. Processes that do not call it still start."""
 
 
 class IllegalTransition(Exception):
     """A session's state does not allow a transition: a bug in perdure.
 
-    Not in the tree: nothing was written, and the log must show where. `state` is the state before; `trigger` names the
-    event and the states between which it leads.
+    Not a `PerdureError`: the log gets the exception with its traceback. Nothing was written. `state` is the session's
+    state; `trigger` names the event, and its source and target states.
     """
 
     def __init__(self, state: str, trigger: str) -> None:

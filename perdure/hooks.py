@@ -6,13 +6,16 @@
 
     Agent("assistant", "You help.", before_turn=[required(blocklist), count_it])
 
-A failed hook is logged and stops nothing, unless it is `required`: then the turn fails with its error (or
-`GUARD_REJECTED`), or the tool does not run or its result is withheld, and the model gets the error.
-A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed: a coroutine is cancelled; a thread cannot be ended, and
-counts as leaked.
+A hook that raises is logged, and the turn continues, unless the hook is `required`. If a required turn hook raises a
+`PerdureError`, the turn fails with that error, and for any other exception with `GUARD_REJECTED`. If a required hook
+before a tool call raises, the tool does not run; if one after the call raises, the result is withheld. In both cases
+the model receives the error.
 
-`before_turn` is called once per turn, also if the turn is parked: its call is committed with the user's message.
-After a crash any hook may be called again for the same turn or call, with the same ids.
+A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed. A coroutine is then cancelled. The thread of a plain
+function cannot be stopped and counts as leaked.
+
+`before_turn` runs once per turn, even if the turn is parked: the commit of the user's message records that it ran.
+After a crash, any hook may run again for the same turn or call, with the same ids.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A turn before its first model call. `text` is the user's message, `tenant` the user's."""
+    """A turn before its first model call. `text` is the user's message, `tenant` the user's tenant."""
 
     user_id: str
     session_id: UUID
@@ -51,7 +54,7 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnding:
-    """A turn before it is settled: `status` is `done`, `failed` or `cancelled`, `reply` its reply, if any."""
+    """A turn before it is settled as `status`: `done`, `failed` or `cancelled`. `reply` is `None` without a reply."""
 
     turn: TurnStarted
     status: str
@@ -62,7 +65,7 @@ class TurnEnding:
 class ToolCalling:
     """A tool call before it runs: `arguments` by name; `effect_id` is the same for every attempt.
 
-    `tenant` is the user's.
+    `tenant` is the user's tenant.
     """
 
     user_id: str
@@ -76,7 +79,7 @@ class ToolCalling:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """A tool call with the result that the model will get."""
+    """A tool call with the result that the model will receive."""
 
     call: ToolCalling
     result: str
@@ -94,7 +97,7 @@ Hooks = Sequence[Hook[Seen]]
 
 
 def required(function: Callable[[Seen], object]) -> Required[Seen]:
-    """The hook `function`, whose failure stops the turn or the tool call."""
+    """Wrap the hook `function` so that its failure stops the turn or the tool call."""
     return Required(function)
 
 
@@ -106,7 +109,7 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
     """Call each hook in order, for at most `within_s` seconds each.
 
     Raises:
-        PerdureError: a required hook failed, with its own error or as `GuardRejected`.
+        PerdureError: raised by a required hook; any other exception of one becomes `GuardRejected`.
     """
     for hook in hooks:
         function = hook.function if isinstance(hook, Required) else hook
@@ -127,8 +130,8 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
     """Call one hook in a thread of its own, in the caller's context.
 
     Raises:
-        Exception: the hook's own.
-        _Unfinished: it exceeded its time limit.
+        Exception: raised by the hook.
+        _Unfinished: the hook exceeded its time limit, or ended its thread.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     context, late = contextvars.copy_context(), threading.Event()

@@ -1,7 +1,7 @@
 """Redis clients, for caches and hints that may be lost.
 
-Makes clients (every wait bounded to a second, addresses in kombu's or redis-py's form) and maps each of their errors to
-a message with a way out. Used by snapshots, breakers and the first two layers of memory.
+Creates clients from URLs in kombu's or redis-py's form, with a timeout of one second for every wait, and names a remedy
+for each of their errors. Used by snapshots, breakers and the first two layers of memory.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ def connect(url: str) -> redis.Redis:
         client_url(url),
         socket_timeout=_TIMEOUT_S,
         socket_connect_timeout=_TIMEOUT_S,
-        # Retry once, at once: after a restart of Redis every pooled connection is dead.
+        # Retry once, without delay: after a restart of Redis every pooled connection is dead.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
 
 
 def client_url(url: str) -> str:
-    """`url` in redis-py's form, which has `unix://` for `redis+socket://`; other URLs are unchanged."""
+    """`url` in redis-py's form: `redis+socket://` becomes `unix://`; other URLs are unchanged."""
     if not url.startswith(_SOCKET_SCHEME):
         return url
     return f"unix://{url.removeprefix(_SOCKET_SCHEME)}".replace("virtual_host=", "db=")
 
 
 def where(url: str) -> str:
-    """The server's address for a message, without user and password."""
+    """The server's address without user and password, to show in a message."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
 def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
-    """A remedy for `error`; `otherwise` if the server answers with an error that is not listed here."""
+    """A remedy for `error`, one sentence; `otherwise` for an error reply of the server that is not listed here."""
     match error:
         case redis.OutOfMemoryError():
             return "Raise Redis's maxmemory, or free memory in it."

@@ -1,9 +1,16 @@
 """Retention: deletes rows that are no longer read, after a fixed number of days.
 
-Delivered or failed deliveries, snapshots that were set aside, snapshots of ended sessions, messages of the inbox whose
-text is in a transcript, messages of applications that were refused or joined another turn, executions of cases that no
-success rate includes any more, dry runs of the CaseBank, and expired codes that link channels with the counts of
-attempts to use one.
+Deleted are:
+
+- delivered and failed deliveries
+- snapshots that were set aside, and snapshots of ended sessions
+- messages of the inbox whose text is in a transcript
+- messages of applications that were refused or merged into another turn
+- answered requests
+- executions of cases that no success rate includes any more
+- dry runs of the CaseBank
+- expired codes that link channels, and the counts of attempts to use a code
+
 Transcripts, turns, memories and cases stay until their user is erased.
 
 Each statement reads and deletes a bounded number of rows through an index. A table without an index for its rule is
@@ -20,18 +27,18 @@ from perdure.database.engine import Database, Statement
 
 _BATCH = 1_000
 
-_LONG_AGO = "perdure_now() - make_interval(days => %(days)s)"
+_CUTOFF = "perdure_now() - make_interval(days => %(days)s)"
 
-# The smallest UUIDv7 of that time: ids created earlier are smaller.
-_IDS_LONG_AGO = f"""
-    (lpad(to_hex((extract(epoch FROM {_LONG_AGO}) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
+# The smallest UUIDv7 of the cutoff: ids created earlier are smaller.
+_CUTOFF_ID = f"""
+    (lpad(to_hex((extract(epoch FROM {_CUTOFF}) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 """.strip()
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
-# Rows are deleted by an array of the keys that a limited query found: for a join with it, the generic plan of a
-# prepared statement, which does not know the limit, reads the whole table. Each statement returns one row: the number
-# of deleted rows, and the parameter `after` of the next call, NULL at the end.
+# A query with a LIMIT finds the keys, and DELETE gets them as an array. A join with the query would read the whole
+# table: the generic plan of a prepared statement does not know the limit. Each statement returns one row: the number of
+# deleted rows, and the parameter `after` of the next call (NULL at the end).
 _DELETED = "SELECT count(*) AS deleted, CASE WHEN count(*) = %(most)s THEN %(after)s::text END AS after FROM gone"
 
 DELIVERIES = Statement(
@@ -39,7 +46,7 @@ DELIVERIES = Statement(
     f"""
     WITH old AS (
         SELECT delivery_id FROM deliveries
-        WHERE status <> 'pending' AND created_at < {_LONG_AGO}
+        WHERE status <> 'pending' AND created_at < {_CUTOFF}
         ORDER BY created_at LIMIT %(most)s
     ), gone AS (
         DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM old)) RETURNING 1
@@ -53,7 +60,7 @@ SET_ASIDE = Statement(
     f"""
     WITH old AS (
         SELECT ctid FROM snapshots
-        WHERE set_aside AND saved_at < {_LONG_AGO}
+        WHERE set_aside AND saved_at < {_CUTOFF}
         ORDER BY saved_at LIMIT %(most)s
     ), gone AS (
         DELETE FROM snapshots WHERE set_aside AND ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING 1
@@ -62,18 +69,18 @@ SET_ASIDE = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# The end of a session deletes its snapshots; this deletes those written later. A session that has not ended is skipped
-# in one step, however many rows it has: a fork needs them.
+# Ending a session deletes its snapshots; this statement deletes snapshots that were written afterwards. The snapshots
+# of a session that has not ended are needed by forks; the scan skips all of them in one step.
 OF_ENDED_SESSIONS = Statement(
     "retention.of_ended_sessions",
     f"""
     WITH page AS (
         SELECT session_id FROM snapshots
-        WHERE session_id > %(after)s::uuid AND session_id < {_IDS_LONG_AGO}
+        WHERE session_id > %(after)s::uuid AND session_id < {_CUTOFF_ID}
         ORDER BY session_id LIMIT %(most)s
     ), ended AS (
         SELECT session_id FROM sessions
-        WHERE session_id = ANY (ARRAY(SELECT DISTINCT session_id FROM page)) AND ended_at < {_LONG_AGO}
+        WHERE session_id = ANY (ARRAY(SELECT DISTINCT session_id FROM page)) AND ended_at < {_CUTOFF}
     ), gone AS (
         DELETE FROM snapshots WHERE NOT set_aside AND session_id = ANY (ARRAY(SELECT session_id FROM ended)) RETURNING 1
     )
@@ -82,20 +89,20 @@ OF_ENDED_SESSIONS = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# A message is read by its `message_id` when it is sent again, by its time for the hourly rate, and by its turn until
-# the turn's first commit copies its text into the transcript. The text of a turn that was cancelled before it began is
-# stored only here, so its rows stay.
+# An inbox row is read in three ways: by `message_id` when the message is sent again, by time for the hourly rate limit,
+# and by turn until the turn's first commit copies the text into the transcript. A turn that was cancelled before it
+# began has its text only here, so its rows stay.
 INBOX = Statement(
     "retention.inbox",
     f"""
     WITH page AS (
         SELECT turn_id FROM inbox
-        WHERE turn_id > %(after)s::uuid AND turn_id < {_IDS_LONG_AGO}
+        WHERE turn_id > %(after)s::uuid AND turn_id < {_CUTOFF_ID}
         ORDER BY turn_id LIMIT %(most)s
     ), old AS (
         SELECT turn_id FROM turns
         WHERE turn_id = ANY (ARRAY(SELECT DISTINCT turn_id FROM page))
-          AND settled_at < {_LONG_AGO} AND first_seq IS NOT NULL
+          AND settled_at < {_CUTOFF} AND first_seq IS NOT NULL
     ), gone AS (
         DELETE FROM inbox WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM old)) RETURNING 1
     )
@@ -104,7 +111,8 @@ INBOX = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# For each case, the executions older than its newest `executions`, in the order in which reflection counts them.
+# Reflection rates a case by its newest `executions` executions; this statement deletes the older ones, in the same
+# order. An execution that is not yet in the case's usage_count stays.
 USES = Statement(
     "retention.uses",
     f"""
@@ -120,7 +128,7 @@ USES = Statement(
         CROSS JOIN LATERAL (
             SELECT e.ctid FROM case_executions AS e
             WHERE e.case_id = page.case_id AND (e.executed_at, e.turn_id) < (kept.executed_at, kept.turn_id)
-              AND e.executed_at < {_LONG_AGO} AND e.counted
+              AND e.executed_at < {_CUTOFF} AND e.counted
             ORDER BY e.executed_at, e.turn_id LIMIT %(most)s
         ) AS behind
         LIMIT %(most)s
@@ -138,7 +146,7 @@ DRY_RUNS = Statement(
     f"""
     WITH old AS (
         SELECT run_id FROM case_runs
-        WHERE started_at < {_LONG_AGO} AND dry_run AND finished_at IS NOT NULL
+        WHERE started_at < {_CUTOFF} AND dry_run AND finished_at IS NOT NULL
         ORDER BY started_at LIMIT %(most)s
     ), gone AS (
         DELETE FROM case_runs WHERE run_id = ANY (ARRAY(SELECT run_id FROM old)) RETURNING 1
@@ -151,10 +159,10 @@ LINK_CODES = Statement(
     "retention.link_codes",
     f"""
     WITH old AS (
-        SELECT user_id FROM link_codes WHERE expires_at < {_LONG_AGO} ORDER BY expires_at LIMIT %(most)s
+        SELECT user_id FROM link_codes WHERE expires_at < {_CUTOFF} ORDER BY expires_at LIMIT %(most)s
     ), gone AS (
         DELETE FROM link_codes
-        WHERE user_id = ANY (ARRAY(SELECT user_id FROM old)) AND expires_at < {_LONG_AGO} RETURNING 1
+        WHERE user_id = ANY (ARRAY(SELECT user_id FROM old)) AND expires_at < {_CUTOFF} RETURNING 1
     )
     {_DELETED}
     """,  # noqa: S608 (constants)
@@ -164,10 +172,10 @@ LINK_ATTEMPTS = Statement(
     "retention.link_attempts",
     f"""
     WITH old AS (
-        SELECT ctid FROM link_attempts WHERE since < {_LONG_AGO} ORDER BY since LIMIT %(most)s
+        SELECT ctid FROM link_attempts WHERE since < {_CUTOFF} ORDER BY since LIMIT %(most)s
     ), gone AS (
         DELETE FROM link_attempts
-        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND since < {_LONG_AGO} RETURNING 1
+        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND since < {_CUTOFF} RETURNING 1
     )
     {_DELETED}
     """,  # noqa: S608 (constants)
@@ -178,10 +186,10 @@ ANSWERED_REQUESTS = Statement(
     "retention.answered_requests",
     f"""
     WITH old AS (
-        SELECT ctid FROM answered_requests WHERE answered_at < {_LONG_AGO} ORDER BY answered_at LIMIT %(most)s
+        SELECT ctid FROM answered_requests WHERE answered_at < {_CUTOFF} ORDER BY answered_at LIMIT %(most)s
     ), gone AS (
         DELETE FROM answered_requests
-        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND answered_at < {_LONG_AGO} RETURNING 1
+        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND answered_at < {_CUTOFF} RETURNING 1
     )
     {_DELETED}
     """,  # noqa: S608 (constants)
@@ -191,7 +199,7 @@ UNROUTED = Statement(
     "retention.unrouted",
     f"""
     WITH old AS (
-        SELECT turn_id FROM unrouted WHERE settled_at < {_LONG_AGO} ORDER BY settled_at LIMIT %(most)s
+        SELECT turn_id FROM unrouted WHERE settled_at < {_CUTOFF} ORDER BY settled_at LIMIT %(most)s
     ), gone AS (
         DELETE FROM unrouted WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM old)) RETURNING 1
     )
@@ -202,7 +210,7 @@ UNROUTED = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row and its retention in days. `start`: the first `after` of a scan; `batch`: the most rows at once."""
+    """A kind of row and its retention in days. `start`: the first `after` of a scan; `batch`: maximum rows a commit."""
 
     what: str
     days: int

@@ -1,6 +1,6 @@
 """The parts of a process, created once at its start and shared by all its threads.
 
-The domain imports neither Celery nor the web framework: the process passes a `Waker`, which publishes wake-ups.
+The domain imports neither Celery nor the web framework: each process supplies a `Waker`, which publishes wake-ups.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Waker(Protocol):
 
 
 class Intake(Protocol):
-    """The parts of a process that accepts messages. A `Runtime` has them and more."""
+    """The parts that a process needs to accept messages. A `Runtime` has all of them."""
 
     @property
     def settings(self) -> Settings:
@@ -84,7 +84,7 @@ class Intake(Protocol):
 
     @property
     def wake(self) -> Waker:
-        """Publishes the wake-ups after the commit."""
+        """Publishes wake-ups after the commit."""
         ...
 
 
@@ -105,17 +105,20 @@ class Runtime:
     """Memory in Redis; `None` in a process that neither runs turns nor ends sessions."""
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Switchboard | None = None
-    """The fleet's breakers, for commands and routes; models have theirs already."""
+    """The fleet's breakers, for commands and HTTP routes; the models of `models` already use them."""
     connections: Connections | None = None
     """Connections to the agents' MCP servers; `None` in a process that runs no turns."""
     leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))
     """Counts the threads of tools and hooks that exceeded their time limit."""
     quoting_key: bytes = field(default=b"", repr=False)
-    """The key of quotations' codes. Workers share one, so that a prompt's prefix is the same on each; empty: random."""
+    """The HMAC key for the codes of quotations. All workers share it, so that the provider's prompt cache stays valid.
+
+    Empty: a random key of the process.
+    """
     redis_file: RedisFile | None = None
-    """The append-only file of an embedded Redis; `None` for another server."""
+    """The append-only file of the embedded Redis; `None` if Redis is not embedded."""
     redis_url: str | None = None
-    """The Redis of event streams, in a process that serves them."""
+    """The URL of Redis, from which the gateway reads event streams."""
     events: EventWriter | None = None
     """Writes the events of turns; `None` in a process that runs none."""
     calls: TaskCalls | None = None
@@ -124,7 +127,7 @@ class Runtime:
     @cached_property
     def recall(self) -> Recall:
         """The search over messages and memories."""
-        from perdure.memory.recall.search import Recall  # noqa: PLC0415 (a process that only accepts searches nothing)
+        from perdure.memory.recall.search import Recall  # noqa: PLC0415 (a process that only accepts messages never searches)
 
         settings = self.settings
         return Recall(self.database, self.embedder, settings.memory, self.clock, settings.timezone)
@@ -139,7 +142,7 @@ class Runtime:
     @cached_property
     def eraser(self) -> Eraser:
         """Erases users."""
-        from perdure.users.erase import Eraser  # noqa: PLC0415 (with all tables; most processes erase nobody)
+        from perdure.users.erase import Eraser  # noqa: PLC0415 (imports all tables; most processes never erase)
 
         return Eraser(
             database=self.database,

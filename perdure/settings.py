@@ -4,8 +4,8 @@ Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number in the docum
 as its default. Each program calls `Settings.load()` once; an invalid value raises `SettingsError`, which names the
 variable, the value and what is accepted.
 
-The vendors' SDKs and Flower read their own variables from the process's environment, so only `load` copies the
-`VENDORS` variables of `.env` there.
+The vendors' SDKs and Flower read their own variables from the process's environment, so `load` copies the `VENDORS`
+variables of `.env` there.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CaseScope(StrEnum):
 
 
 class FlowerAuth(StrEnum):
-    """Flower's authentication if it has none of its own: a generated password, or none."""
+    """Authentication of Flower's pages if no `FLOWER_*` variable configures it: a generated password, or none."""
 
     PASSWORD = "password"  # noqa: S105 (the value of a setting)
     NONE = "none"
@@ -161,7 +161,7 @@ class GuardSettings(_Group):
 
 
 class ScheduleSettings(_Group):
-    """`PERDURE_SCHEDULE__*`: limits of users' schedules. `quiet_hours`: nothing fires then, in the schedule's zone."""
+    """`PERDURE_SCHEDULE__*`: limits of users' schedules. No schedule fires in its zone's `quiet_hours`."""
 
     user_limit: Count = 100
     quiet_hours: str = ""
@@ -174,7 +174,7 @@ class ScheduleSettings(_Group):
 
     @property
     def quiet_times(self) -> tuple[time, time] | None:
-        """The local times of day at which the quiet hours begin and end; `None`: there are none."""
+        """The local times of day at which the quiet hours begin and end; `None` without quiet hours."""
         return _quiet_times(self.quiet_hours)
 
 
@@ -230,9 +230,9 @@ class ConsolidationSettings(_Group):
 
 
 class BreakerSettings(_Group):
-    """`PERDURE_BREAKER__*`: when calls to a failing callee are refused, and when it is tried again.
+    """`PERDURE_BREAKER__*`: when calls to a failing callee are refused, and when it is probed again.
 
-    `registry` is `fleet`, perdure's own breakers, or the name of a third party's.
+    `registry` is `fleet` (perdure's own breakers) or the entry point of a third party's registry.
     """
 
     enabled: bool = True
@@ -243,7 +243,7 @@ class BreakerSettings(_Group):
 
 
 class RetrySettings(_Group):
-    """`PERDURE_RETRY__*`: the number of attempts, and the delay before each further one.
+    """`PERDURE_RETRY__*`: the number of attempts, and the delay before each attempt after the first.
 
     The delay grows from `base_s` by `multiplier` up to `cap_s`, varied by the fraction `jitter`.
     """
@@ -270,7 +270,7 @@ class McpSettings(_Group):
 
 
 class FlowerSettings(_Group):
-    """`PERDURE_FLOWER__*`: access to Flower's pages. `hosts` are its host names besides loopback."""
+    """`PERDURE_FLOWER__*`: access to Flower's pages. `hosts`: the host names that it serves besides loopback's."""
 
     auth: FlowerAuth = FlowerAuth.PASSWORD
     hosts: Annotated[tuple[str, ...], NoDecode] = ()
@@ -296,7 +296,7 @@ class ShutdownSettings(_Group):
 
 
 class StreamSettings(_Group):
-    """`PERDURE_STREAM__*`: event streams of turns. `max_open` counts those of one gateway."""
+    """`PERDURE_STREAM__*`: event streams of turns. `max_open` limits the open streams of one gateway."""
 
     batch_ms: Annotated[float, Field(ge=1, le=1_000)] = 50
     max_open: Count = 1_000
@@ -304,7 +304,7 @@ class StreamSettings(_Group):
 
 
 class CasebankSettings(_Group):
-    """`PERDURE_CASEBANK__*`: which cases enter a prompt, which are pruned or protected, and who is notified."""
+    """`PERDURE_CASEBANK__*`: which cases enter a prompt, are pruned or are protected, and where notices are sent."""
 
     scope: CaseScope = CaseScope.USER
     min_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -342,7 +342,7 @@ class CasebankSettings(_Group):
 
 
 class DiscordSettings(_Group):
-    """`PERDURE_DISCORD__*`: the channel `discord`. `token` switches it on.
+    """`PERDURE_DISCORD__*`: the channel `discord`, enabled by `token`.
 
     `public_key` verifies interactions that arrive by webhook. `api_url`: the base of the REST API, Discord's own by
     default.
@@ -354,7 +354,7 @@ class DiscordSettings(_Group):
 
 
 class SlackSettings(_Group):
-    """`PERDURE_SLACK__*`: the channel `slack`. `token` switches it on.
+    """`PERDURE_SLACK__*`: the channel `slack`, enabled by `token`.
 
     `signing_secret` verifies events that arrive by webhook; with `app_token` they arrive over Socket Mode. `api_url`:
     the base of the Web API, Slack's own by default.
@@ -367,7 +367,7 @@ class SlackSettings(_Group):
 
 
 class TelegramSettings(_Group):
-    """`PERDURE_TELEGRAM__*`: the channel `telegram`. `token` switches it on.
+    """`PERDURE_TELEGRAM__*`: the channel `telegram`, enabled by `token`.
 
     `webhook_secret` verifies updates that arrive by webhook; without it, `perdure channels` polls for them. `api_url`:
     the base of the Bot API, Telegram's own by default.
@@ -557,16 +557,20 @@ class Settings(BaseSettings):
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
-        """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or one generated in the data dir."""
+        """`PERDURE_SECRET_KEY`, or a key generated once in `PERDURE_DATA_DIR`.
+
+        It signs user tokens, the tokens of chat buttons and the header `X-Perdure-Signature`, and is the key for the
+        codes of quotations.
+        """
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()
         return made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32)).encode()
 
     def webhook_keys(self) -> tuple[bytes, ...]:
-        """The keys that sign callbacks: of `PERDURE_WEBHOOK_SECRET`, or one generated once under the data dir.
+        """The keys that sign callbacks: those in `PERDURE_WEBHOOK_SECRET`, or one generated in `PERDURE_DATA_DIR`.
 
         Raises:
-            SettingsError: the file under the data dir is malformed.
+            SettingsError: the file in `PERDURE_DATA_DIR` is malformed.
         """
         if self.webhook_secret is not None:
             return parse_secrets(self.webhook_secret.get_secret_value())
@@ -577,7 +581,7 @@ class Settings(BaseSettings):
             raise SettingsError(f"{path} cannot be used: {error}") from None
 
     def require_keys_for(self, host: str) -> None:
-        """Check that a server that other hosts can reach has keys.
+        """Check that keys are configured if other hosts can reach a server bound to `host`.
 
         Raises:
             SettingsError: `host` is not loopback and no key is configured.

@@ -1,7 +1,7 @@
-"""The schedule: its entries, in the zone of `PERDURE_TIMEZONE`, and their schedule for Celery's beat (`beat`).
+"""The schedule: its entries, whose times are in `PERDURE_TIMEZONE`, and their form for Celery's beat (`beat`).
 
-An entry is active if its task is registered. Answering messages needs no entry: the sweeper in every worker does that.
-`workers.celery` and `perdure schedules` call it.
+An entry is active if its task is registered. No entry is needed for turns and deliveries: the sweeper in every worker
+finds those that are due. `workers.celery` and `perdure schedules` call this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The entries as a schedule for Celery's beat.
 
-Beat only publishes messages and stores no state: the ledger ignores duplicates, and the sweepers fire what beat missed.
-So any number of beats may run, and none needs a file.
+Beat only publishes messages and stores no state: the ledger ignores repeated firings, and the sweepers fire slots that
+beat missed. So any number of beats may run, and beat needs no file.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from perdure.settings import Settings
 from perdure.tasks.scheduled import ScheduledTask
 
 _SCHEDULER = "celery.beat:Scheduler"
-"""Celery's scheduler in memory; the default one writes a file."""
+"""Celery's scheduler in memory. Celery's default scheduler writes a file."""
 
 
 class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no types
-    """A cadence as a Celery schedule: due when a slot has passed since the last run."""
+    """A cadence as a Celery schedule. It is due if the time of a slot has passed since the last run."""
 
     def __init__(self, cadence: Cadence, clock: Clock) -> None:
         super().__init__(nowfun=clock.now)
         self.cadence = cadence
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        """Time until the first slot after `last_run_at`; negative if it has passed."""
+        """The time until the first slot after `last_run_at`; negative if the slot has passed."""
         remaining: timedelta = self.cadence.next(last_run_at.astimezone(UTC)) - self.now()
         return remaining
 
@@ -66,7 +66,7 @@ def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[
 
 
 def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
-    """Load the application's tasks, and configure its beat with their entries; returns the entries.
+    """Load the application's tasks, and configure its beat with the entries of these tasks; returns the entries.
 
     Raises:
         TypeError: the task of an entry is not a `ScheduledTask`.

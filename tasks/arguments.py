@@ -1,7 +1,7 @@
-"""Masks the arguments of tasks for Flower, events and `celery inspect`: they show ids only, never texts.
+"""Masks the arguments of tasks in events, Flower and `celery inspect`, which show only ids.
 
 Celery copies the `argsrepr` and `kwargsrepr` of a message into events, which Flower stores. perdure's publishers set
-both with `described`; the worker does so for other publishers (`perdure.tasks.request`).
+both with `described`; for messages of other publishers, the worker does (`perdure.tasks.request`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _DESCRIBED = compiled(rf"\(\)|\{{\}}|\(hidden\)|\{{(('({'|'.join(_SHOWN)})': '[0
 
 
 def described(positional: object, named: object) -> dict[str, str]:
-    """The options `argsrepr` and `kwargsrepr` of Celery's `apply_async`."""
+    """The options `argsrepr` and `kwargsrepr` of Celery's `apply_async`, with all arguments but ids masked."""
     return {"argsrepr": HIDDEN if positional else "()", "kwargsrepr": _named(named)}
 
 
 def hidden(text: str) -> str:
-    """`text`, the arguments shown in an event, if `described` could have made it; else `HIDDEN`."""
+    """`text` (an event's representation of arguments) if it has the form that `described` returns; else `HIDDEN`."""
     return text if _DESCRIBED.fullmatch(text) else HIDDEN
 
 
 def _named(arguments: object) -> str:
-    """The ids among the keyword arguments, and `HIDDEN` if there are others."""
+    """The ids among the keyword arguments, followed by `HIDDEN` if there are other arguments."""
     if not arguments:
         return "{}"
     if not isinstance(arguments, Mapping):

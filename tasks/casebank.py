@@ -1,6 +1,6 @@
-"""The CaseBank's tasks: prune weekly, reflect daily, count uses each minute.
+"""The CaseBank's tasks: pruning each week, reflection each day, counting uses each minute.
 
-`casebank.advance` continues an approved or interrupted run within a minute.
+`casebank.advance` runs each minute and continues an approved or interrupted run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 @declare("casebank.prune", base=ScheduledTask, ignore_result=False)
 def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None:
-    """Plan a run, and apply the plan unless it is a dry run; the result is that of `POST /v1/consolidation/run`.
+    """Plan a run, and apply the plan unless `dry_run`; returns the body of `POST /v1/consolidation/run`.
 
-    A scheduled run is skipped while another one is under way or waits for approval.
+    A scheduled run is skipped, and returns `None`, while another run is in progress or waits for approval.
     """
     bank = _bank(self.process)
     try:
@@ -55,14 +55,14 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
 
 @declare("casebank.count", base=ScheduledTask)
 def count(self: ScheduledTask) -> int:
-    """Add the uses that turns have recorded to their cases; returns their number."""
+    """Add the uses that turns have recorded to the counts of their cases; returns the number of uses."""
     leaving = self.process.leaving
     return executions.count(self.process.runtime.database, lambda: not leaving.is_set())
 
 
 @declare("casebank.reflect", base=ScheduledTask, ignore_result=False)
 def reflect(self: ScheduledTask) -> dict[str, Any]:
-    """Set each case's success rate from its newest uses, and embed the cases without vectors."""
+    """Set each case's success rate from its newest uses, and embed the cases without a vector."""
     runtime = self.process.runtime
     done = reflection.reflect(runtime.database)
     _embed(runtime)
@@ -71,7 +71,7 @@ def reflect(self: ScheduledTask) -> dict[str, Any]:
 
 @declare("casebank.suggest", base=ScheduledTask)
 def suggest(self: ScheduledTask) -> int | None:
-    """Ask the summary model for improvements of a few flagged cases; see `reflection.suggest`."""
+    """Make the summary model suggest improvements of a few flagged cases; see `reflection.suggest`."""
     runtime = self.process.runtime
     settings = runtime.settings
     model = runtime.models(settings.summary_model or settings.model)
@@ -79,9 +79,9 @@ def suggest(self: ScheduledTask) -> int | None:
 
 
 def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
-    """`result` without users' words, for the result backend and Flower, which an erasure does not reach.
+    """`result` without users' words, since an erasure does not reach the result backend and Flower.
 
-    The reason for sparing a case names the kind of word in which its question differs, but not the word.
+    The reason for sparing a case still names the kind of word in which its question differs, but not the word itself.
     """
     details = result["details"]
     spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]
@@ -107,6 +107,6 @@ def _embed(runtime: Runtime) -> None:
             log.info("embedded cases: %d examined", looked)
     except Unavailable:
         raise
-    except PerdureError as error:  # the rates are set; the next daily run retries
+    except PerdureError as error:  # the rates are committed; the next daily run embeds the cases
         log.warning("cases could not be embedded; the next run retries: %s", loggable(error))
     build_indexes(runtime.database)

@@ -1,4 +1,4 @@
-"""`deliveries.send`: one attempt at one delivery."""
+"""`deliveries.send`: attempts one delivery once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Publisher(Protocol):
 
 
 class TaskCarrier:
-    """Delivers replies as Celery tasks: delivered once the broker accepts them. `allowed` is `PERDURE_REPLY_TASKS`."""
+    """Delivers replies as Celery tasks. `allowed` is `PERDURE_REPLY_TASKS`.
+
+    A reply counts as delivered when the broker has accepted the task.
+    """
 
     def __init__(self, publisher: Publisher, allowed: Sequence[ReplyTask]) -> None:
         self._publisher = publisher
@@ -31,7 +34,7 @@ class TaskCarrier:
         """Publish the task that `target` names, with the body's members as keyword arguments.
 
         Raises:
-            DeliveryFailed: the broker did not accept it.
+            DeliveryFailed: the broker did not accept the task.
             Undeliverable: `PERDURE_REPLY_TASKS` does not allow the task with this queue.
         """
         queue = reply_queue(self._allowed, target["task"], target.get("queue"))
@@ -44,7 +47,7 @@ class TaskCarrier:
 
 @declare("deliveries.send", base=PerdureTask)
 def send(self: PerdureTask, delivery_id: str) -> None:
-    """Attempt the delivery, if it is due. If this process has no room, the sweeper publishes the task again."""
+    """Attempt the delivery if it is due. If this process has no room, the sweeper publishes the task again."""
     process = self.process
     if not process.deliveries.acquire(blocking=False):
         return

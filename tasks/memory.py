@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @declare("memory.consolidate", base=ScheduledTask, ignore_result=False)
 def consolidate(self: ScheduledTask) -> dict[str, int]:
-    """Consolidate a batch of ended sessions."""
+    """Consolidate a batch of ended sessions; returns the counts of outcomes."""
     counts = consolidator(self.process).batch(_report).as_result()
     log.info("consolidated: %s", ", ".join(f"{what} {count}" for what, count in counts.items()))
     return counts
@@ -51,7 +51,7 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
 
 @declare("memory.decay", base=ScheduledTask)
 def decay(self: ScheduledTask) -> int:
-    """Compute each memory's value as of now; returns how many changed."""
+    """Compute each memory's value after decay as of now; returns the number of changed memories."""
     done = decay_all(self.process.runtime.database)
     log.info("decayed: %s", done)
     return done.changed
@@ -59,7 +59,10 @@ def decay(self: ScheduledTask) -> int:
 
 @declare("memory.refresh_hot", base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
-    """Recompute all users' hot memories; returns their number. Also builds the index on vectors once there are many."""
+    """Recompute all users' hot memories; returns their number.
+
+    Also builds the index on vectors once there are `PERDURE_MEMORY__INDEX_ROWS` of them.
+    """
     runtime = self.process.runtime
     hot = refresh(runtime.database)
     embedder = runtime.embedder
@@ -71,7 +74,7 @@ def refresh_hot(self: ScheduledTask) -> int:
 
 
 def consolidator(process: Process) -> Consolidator:
-    """The consolidator of `process`, whose keeper renews the leases."""
+    """Make a consolidator. The keeper of `process` renews its leases."""
     runtime = process.runtime
     settings = runtime.settings
     return Consolidator(

@@ -1,4 +1,4 @@
-"""Counts the tasks of this process by outcome, and their seconds."""
+"""Counts the tasks that this process ran, by name and outcome, and sums their durations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class _Tally:
 
 
 class TaskMetrics:
-    """Counts by task name; `celery -A perdure inspect perdure` shows them."""
+    """The counts by task name, which `celery -A perdure inspect perdure` shows. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
 
     def count(self, task: str, seconds: float, *, failed: bool) -> None:
-        """Record that `task` ended after `seconds`."""
+        """Record that a run of `task` ended after `seconds`."""
         with self._lock:
             tally = self._tallies[task]
             tally.seconds += seconds

@@ -15,29 +15,30 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
-"""Writes a session's turns that only Redis has to PostgreSQL; returns their number.
+"""Writes a session's turns that only Redis has to PostgreSQL; returns the number of entries written.
 
-Returns `None` if the session's next worker must do it: the token is stale, or a turn must run first.
+Returns `None` if the session's next worker must write them: the fence is stale, or a turn must run first.
 """
 
 DELIVERIES = 20
 """The most concurrent deliveries of a process. A receiver that hangs occupies a thread until the timeout."""
 
 ENDINGS = 20
-"""The most sessions that a process ends concurrently, so that a summary model that hangs leaves threads for turns."""
+"""The most sessions that a process ends concurrently, so that a hanging summary model does not occupy all threads."""
 
 CONSOLIDATIONS = 8
-"""The most sessions that a process consolidates concurrently, in addition to a batch; for the same reason."""
+"""The most sessions that a process consolidates concurrently, in addition to a batch, for the same reason."""
 
 
 @dataclass(frozen=True)
 class Process:
     """The parts of one worker process.
 
-    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process and returns when
-    it has ended; False without room. `entries` are the schedule's, by name. `leaving` is set when the shutdown begins;
-    it calls the `flushers` for each session that the process has held. `deliveries`, `endings` and `consolidations`
-    limit the concurrent tasks; a task without room returns, and the sweeper publishes it again.
+    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process and returns True
+    when the child has ended, or False at once if there is no room for a child. `entries` are the schedule's entries, by
+    name. `leaving` is set when the shutdown begins. The shutdown calls the `flushers` for each session that the process
+    has held. `deliveries`, `endings` and `consolidations` limit concurrent tasks; a task without room returns, and the
+    sweeper publishes it again.
     """
 
     runtime: Runtime

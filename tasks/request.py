@@ -1,7 +1,7 @@
-"""A task message in a worker, with its arguments masked in events, log lines and `celery inspect`.
+"""Masks the arguments of a task message in the worker's events, log lines and replies to `celery inspect`.
 
 Other publishers send `argsrepr` and `kwargsrepr` in full, and `celery inspect` reports the arguments themselves, so the
-worker masks them for each message.
+worker masks the arguments of each message.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.name = self._type  # not the publisher's `shadow`, which may be any text
+        self.name = self._type  # instead of the publisher's `shadow`, which may be any text
         shown = described(self._args, self._kwargs)
         self._argsrepr, self._kwargsrepr = shown["argsrepr"], shown["kwargsrepr"]
         self._request_dict.update(shown, shadow=None)
 
     def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002 (Celery's signature)
-        """The reply to `celery inspect active` and similar commands."""
+        """The description of the task in replies to `celery inspect active` and similar commands."""
         hidden: dict[str, Any] = super().info(safe=True)
         return hidden

@@ -1,8 +1,8 @@
 """Tasks that do the work of schedule slots. Beat or a sweeper fires them.
 
-A firing is a message with the entry's name in a header. The task claims the entry's newest slot, runs its function and
-marks the slot done; it does nothing if no slot is due. A message without the header is a call by hand: it runs the
-function and claims no slot.
+A firing is a message with the name of a schedule entry in a header. The task claims the entry's newest slot, runs its
+function and marks the slot done; it does nothing if no slot is due. A message without the header is a manual call: the
+task runs its function and claims no slot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def fire(publisher: Publisher, entry: Entry) -> bool:
-    """Publish a firing within about a second; returns whether the broker accepted it."""
+    """Publish a firing of `entry` within about a second; returns whether the broker accepted it."""
     return publisher.publish(entry.task, dict(entry.arguments), **options(entry))
 
 
@@ -31,11 +31,11 @@ class ScheduledTask(PerdureTask):
 
     @property
     def is_firing(self) -> bool:
-        """Whether the present message is a firing, and not a call by hand."""
+        """Whether the current message is a firing; False for a manual call."""
         return self._entry_name is not None
 
     def perform(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task's function: for the slot that is due, or at once in a call by hand."""
+        """Call the task's function: in a firing, only if a slot is due; in a manual call, always."""
         name = self._entry_name
         work = partial(super().perform, *args, **kwargs)
         return work() if name is None else self._run_slot(name, work)

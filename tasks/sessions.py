@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 @declare("sessions.end", base=PerdureTask, hint=False)
 def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
-    """End a session whose turns are settled; with a reason, request its end first.
+    """End a session whose turns are all settled. With a `reason`, request its end first.
 
-    A session with unsettled turns ends after the last one. If this process has no room, the session is due again in the
-    next sweep.
+    A session with unsettled turns ends after the last of them is settled. If this process has no room, the session is
+    due again in the next sweep.
     """
     wanted = _id(session_id)
     if reason is not None:
@@ -56,7 +56,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
 
 @declare("sessions.expire_idle", base=ScheduledTask)
 def expire(self: ScheduledTask) -> int:
-    """Request the end of idle sessions; returns their number."""
+    """Request the end of all idle sessions; returns their number."""
     runtime = self.process.runtime
     found = expire_idle(runtime.database, runtime.settings.session.idle_timeout_s)
     for session_id in found:
@@ -65,7 +65,7 @@ def expire(self: ScheduledTask) -> int:
 
 
 def ender(process: Process) -> Ender:
-    """The ender of `process`, whose keeper renews the leases."""
+    """Make an ender of sessions. The keeper of `process` renews its leases."""
     runtime = process.runtime
     settings = runtime.settings
     return Ender(
@@ -80,10 +80,10 @@ def ender(process: Process) -> Ender:
 
 
 def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
-    """Delete an ending session's data outside PostgreSQL, once PostgreSQL has it.
+    """Delete an ending session's data outside of PostgreSQL, once PostgreSQL has that data.
 
     Raises:
-        Unavailable: a store cannot be reached; the ending continues later.
+        Unavailable: a store cannot be reached; the session's end is continued later.
     """
     if runtime.redis_memory is None or runtime.redis_memory.end_session(runtime.database, session_id, fence):
         delete_snapshots(runtime.database, runtime.snapshots, session_id)

@@ -3,8 +3,8 @@
 If the database cannot be reached, a wake-up is dropped (the sweeper issues it again) and a submission is retried. Any
 other error of the domain fails the task with its code and message. The caller never receives a stack trace.
 
-The task modules declare their functions with `declare`; `register` makes tasks of them in one application. Celery's
-`shared_task` would make them tasks of every application in the process.
+The task modules declare their functions with `declare`, and `register` adds them to one application as tasks. Celery's
+`shared_task` would add them to every application in the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_DOUBLINGS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Declared:
-    """A function that `register` makes a task of. Importing its module declares it."""
+    """A function that `register` adds to an application as the task `name`. Importing its module declares it."""
 
     name: str
     function: Callable[..., Any]
@@ -52,10 +52,10 @@ def declare(name: str, **options: Any) -> Callable[[Callable[..., Any]], Declare
 
 
 def register(app: Celery) -> None:
-    """Make tasks of `app` of the functions declared up to now. Idempotent.
+    """Add all functions that have been declared to `app` as tasks. Idempotent.
 
     Raises:
-        SettingsError: the application has a task of its own with one of the names.
+        SettingsError: the application itself has a task with one of the names.
     """
     for each in list(_declared.values()):
         existing = app.tasks.get(each.name)
@@ -68,18 +68,18 @@ def register(app: Celery) -> None:
 
 
 class Refused(Exception):
-    """An error as the caller of a task receives it: its code and its message."""
+    """The error that the caller of a task receives: a code and a message."""
 
 
 class PerdureTask(Task):  # type: ignore[misc]
-    """A task of perdure. `hint`: a lost message only causes a delay."""
+    """The base class of perdure's tasks. `hint`: whether the loss of a message only causes a delay."""
 
     abstract = True
     hint = True
     Request = f"{__package__}.request:Request"
-    """The class of the task's messages in a worker, which Celery imports."""
+    """The class of the task's messages in a worker, by the name that Celery imports."""
     from_config = ()
-    """The application's defaults (`task_acks_late` and others) are for its own tasks; perdure's have those below."""
+    """Empty: the application's defaults (`task_acks_late` and others) do not apply. The attributes below do."""
 
     serializer = "json"
     ignore_result = True
@@ -92,7 +92,7 @@ class PerdureTask(Task):  # type: ignore[misc]
 
     @classmethod
     def annotate(cls) -> None:
-        """Ignore `task_annotations`: the application's are for its own tasks."""
+        """Ignore the setting `task_annotations`, which is meant for the application's own tasks."""
 
     @property
     def process(self) -> Process:
@@ -101,7 +101,7 @@ class PerdureTask(Task):  # type: ignore[misc]
         return process
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task's function in its context."""
+        """Run the task's function; logs with the task's id, counts the outcome and maps errors."""
         clock = self.process.runtime.clock
         token = current_task.set(f"{self.name}[{self.request.id}]")
         began, failed = clock.monotonic(), True
@@ -128,7 +128,7 @@ class PerdureTask(Task):  # type: ignore[misc]
         """Publish the task, or a retry of it, with its arguments masked in events.
 
         Raises:
-            SettingsError: `task_always_eager` is set: these tasks run in a worker only.
+            SettingsError: `task_always_eager` is set; perdure's tasks run only in a worker.
         """
         if self.app.conf.task_always_eager:
             raise SettingsError(
@@ -164,6 +164,6 @@ class PerdureTask(Task):  # type: ignore[misc]
         try:
             again = self.retry(exc=error, countdown=countdown, max_retries=None, throw=False)
         except Reject:
-            # The broker or the result backend is unavailable, too: the message returns to its queue.
+            # The retry cannot be published or recorded, so the message returns to its queue.
             again = Reject(str(error), requeue=True)
         return again

@@ -1,4 +1,8 @@
-"""`turns.submit` accepts a message, `turns.tool_result` a Celery tool's result; `turns.run` runs a session."""
+"""The tasks of turns.
+
+`turns.submit` accepts a message, `turns.route` routes messages that an application inserted, `turns.tool_result`
+records the result of a Celery tool, and `turns.run` runs a session's turns.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,10 @@ _FAILED = "The task failed. Its error is not known here: the task has no result 
     reject_on_worker_lost=True,
 )
 def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any]:
-    """Accept a message; returns its turn and session. The task's id is the default `message_id`, which deduplicates."""
+    """Accept a message; returns the ids of its turn and session, and whether it is a duplicate.
+
+    `message_id` identifies duplicates; by default it is the task's id.
+    """
     if positional:
         raise InvalidRequest("Give the message's members as keyword arguments.")
     message.setdefault("message_id", self.request.id)
@@ -48,7 +55,7 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
 
 @declare("turns.route", base=PerdureTask)
 def route(self: PerdureTask, user: str) -> None:
-    """Route the messages that an application inserted for a user, by the user's key."""
+    """Route the messages that applications inserted for the user with the key `user`."""
     if not isinstance(user, str):
         raise InvalidRequest("user: must be text.")
     route_user(self.process.runtime, user)
@@ -58,9 +65,10 @@ def route(self: PerdureTask, user: str) -> None:
 def tool_result(
     self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False, part: int | None = None
 ) -> None:
-    """Record the result of a Celery tool's task, whose link this is; a repeated one changes nothing.
+    """Record the result of a Celery tool's task. Celery calls this task as a link of that task.
 
-    For a task that `failed`, Celery passes its id as the `value`: the result backend has the error.
+    A repeated result changes nothing. If the task `failed`, Celery passes its id as `value`, and the error is read from
+    the result backend.
     """
     runtime = self.process.runtime
     wanted = _effect_id(effect_id)

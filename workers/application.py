@@ -1,7 +1,7 @@
 """The Celery application of workers, beat, Flower and publishers.
 
-Messages are JSON. A wake-up is acknowledged on delivery, since PostgreSQL has the work; a submission is acknowledged
-once it is accepted. Every wait for the broker has a timeout.
+Messages are JSON. A wake-up is acknowledged on delivery, since PostgreSQL has the work. A submission is acknowledged
+once its message is committed. Every wait for the broker has a timeout.
 """
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ TASKS = frozenset(
 """The names of all tasks, for a process that does not load them."""
 
 PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
-"""The priority of a queue's tasks, 9 first; a session's wake-up has the priority of its turn.
+"""The priority of each queue's tasks; 9 is the highest. A session's wake-up has the priority of its turn instead.
 
-On Redis it also orders the queues: `ingress` is first, `memory` and `maintenance` are last. No queue starves, since
-each has room of its own (`perdure.workers.consumer.room`).
+On Redis the priorities also order the queues: workers consume `ingress` first, `memory` and `maintenance` last. No
+queue starves, since each has its own room (`perdure.workers.consumer.room`).
 """
 
 CONCURRENCY = 100
-"""Concurrent turns of a worker process without `--concurrency`. Turns mostly wait for a model."""
+"""The concurrent turns of a worker process by default (`--concurrency`). Turns mostly wait for a model."""
 
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
 _PUBLISH_WAIT_S = 0.5
 
 REDELIVER_S = 60
-"""Redis's visibility timeout in seconds: an unacknowledged message is redelivered after it."""
+"""The visibility timeout on Redis, in seconds, after which an unacknowledged message is redelivered."""
 
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
-    """The application for the servers at `where`. A `publisher` has timeouts of half a second, others of five."""
+    """Make the application for the servers at `where`. A `publisher` has timeouts of 0.5 s, a worker of 5 s."""
     app = Celery("perdure", broker=where.broker_url, backend=where.redis_url)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
@@ -103,18 +103,18 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
         worker_enable_prefetch_count_reduction=False,  # `perdure.workers.consumer.room` limits consumption
-        worker_send_task_events=False,  # they cost a sixth of a worker's time; Flower enables them while it runs
+        worker_send_task_events=False,  # events take a sixth of a worker's time; Flower enables them while it runs
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # If Redis refuses a command, reconnect and do not end the worker (`perdure.workers.consumer.broken_keys`).
+        # If Redis refuses a command, the worker reconnects and does not end (`perdure.workers.consumer.broken_keys`).
         broker_channel_error_retry=not is_amqp(where.broker_url),
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,
         broker_transport_options=transport_options(where.broker_url, wait_s, settings.redis_prefix),
-        # Keeps these workers out of the `celery inspect`, Flower and gossip of other applications on the broker.
+        # Other applications on the broker do not see these workers in `celery inspect`, Flower and gossip.
         control_exchange=f"{settings.redis_prefix}celery",
         event_exchange=f"{settings.redis_prefix}celeryev",
         redis_socket_timeout=_WORKER_WAIT_S,
@@ -132,7 +132,7 @@ def load_tasks(app: Celery) -> None:
     Raises:
         SettingsError: `app` has a task of its own with one of the names.
     """
-    from perdure.tasks.task import register  # noqa: PLC0415 (with the domain, which publishers need not import)
+    from perdure.tasks.task import register  # noqa: PLC0415 (imports the domain, which publishers do not need)
 
     for module in TASK_MODULES:
         import_module(module)
@@ -140,7 +140,7 @@ def load_tasks(app: Celery) -> None:
 
 
 def registered() -> frozenset[str]:
-    """The names of all tasks."""
+    """The names of perdure's and Celery's own tasks, for which all task modules are loaded."""
     app = Celery("perdure", set_as_current=False)
     load_tasks(app)
     return frozenset(app.tasks)
@@ -155,13 +155,13 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
     if is_amqp(broker_url):
         return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
     return {
-        # These include each level of a publisher with kombu's defaults.
+        # All ten levels, so that the four levels of publishers with kombu's defaults are among them.
         "priority_steps": list(range(_PRIORITIES)),
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
         "health_check_interval": int(_WORKER_WAIT_S),
-        # Redelivers the unacknowledged submissions of a killed worker. A wake-up that waits longer in a busy worker
-        # is delivered twice, which is harmless.
+        # After this time the unacknowledged submissions of a killed worker are redelivered. A wake-up that waits longer
+        # in a busy worker is delivered twice, which is harmless.
         "visibility_timeout": REDELIVER_S,
         "unacked_key": f"{prefix}unacked",
         "unacked_index_key": f"{prefix}unacked_index",
@@ -172,10 +172,10 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
 
 
 def broker_priority(broker_url: str, priority: int) -> int:
-    """The broker's value for a priority of perdure (9 first).
+    """The broker's value for `priority`, of which 9 is the highest.
 
-    RabbitMQ delivers 9 first. On Redis level 0 is first, and each level is a list: consumers with kombu's defaults read
-    the levels 0, 3, 6 and 9, so perdure publishes to these only. Its workers read all ten.
+    RabbitMQ delivers priority 9 first. On Redis each level is a list, and level 0 is read first. Consumers with kombu's
+    defaults read only the levels 0, 3, 6 and 9, so perdure publishes to these four; its own workers read all ten.
     """
     if is_amqp(broker_url):
         return priority
@@ -198,7 +198,7 @@ def is_amqp(broker_url: str) -> bool:
 
 
 def queues(broker_url: str) -> list[Queue]:
-    """Perdure's queues, as they are declared at the broker."""
+    """Perdure's queues, as workers declare them at the broker."""
     return [_queue(name, broker_url) for name in QUEUES]
 
 
@@ -211,8 +211,8 @@ def routes(broker_url: str) -> dict[str, dict[str, Any]]:
 
 
 def _queue(name: str, broker_url: str) -> Queue:
-    # RabbitMQ refuses a declaration with other arguments than the queue has. Other publishers declare queues without
-    # any, so only `turns`, which they do not publish to, has one.
+    # RabbitMQ refuses a declaration whose arguments differ from those of the existing queue. Other publishers declare
+    # queues without arguments, so only `turns`, to which they do not publish, has an argument.
     ranked = name == "turns" and is_amqp(broker_url)
     arguments = {"x-max-priority": _PRIORITIES - 1} if ranked else None
     return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)

@@ -1,8 +1,8 @@
 """Assembles a process: the addresses of its servers, and the parts of its runtime.
 
-If the settings omit an address, it is that of the embedded server under the data directory, which `perdure up` runs.
-This module opens a process's connections and passes them on; nothing is opened at import. Functions import what only
-some processes need: `perdure send` runs once per message.
+If the settings omit an address, the address of the embedded server under the data directory is used, which `perdure up`
+runs. This module opens a process's connections and passes them on; nothing is opened at import. Modules that only some
+processes need are imported in functions, since `perdure send` starts a process for each message.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
-"""The URL if no Redis runs: a command to it fails with a message."""
+"""The URL that is used if no Redis runs. Every command to it fails with a connection error."""
 
 BUILT_IN_AGENT = "assistant"
 """The name of the agent in `perdure.builtin`."""
 
 _LOOKED_UP = ("model", "summary_model", "fallback_models", "fallback", "embedder", "snapshots")
-"""The settings that name a part, apart from `PERDURE_BREAKER__REGISTRY`."""
+"""The settings that `check` resolves by name, in addition to `PERDURE_BREAKER__REGISTRY`."""
 
 _NO_DATABASE = "postgresql://"
-"""The URL in a process that needs no database."""
+"""The URL that is used in a process without a database."""
 
 _START_IT = "Start it with `perdure up`, or set {variable} to a server of your own."
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The URLs of the servers. `redis_url` and `broker_url` have kombu's syntax."""
+    """The URLs of the servers. `redis_url` and `broker_url` are in kombu's form."""
 
     database_url: str
     redis_url: str
@@ -58,10 +58,10 @@ class Addresses:
 def addresses(settings: Settings, *, database: bool = True) -> Addresses:
     """The servers' addresses, from the settings or from the running embedded servers.
 
-    `database` is False for a process that uses the broker only.
+    `database` is False for a process that does not use the database.
 
     Raises:
-        Unavailable: an address is unset, and its embedded server does not run.
+        Unavailable: a server's address is not set, and the embedded server does not run.
     """
     redis_url = redis_address(settings)
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
@@ -69,7 +69,7 @@ def addresses(settings: Settings, *, database: bool = True) -> Addresses:
 
 
 def database_address(settings: Settings) -> str:
-    """`PERDURE_DATABASE_URL`, or the running embedded PostgreSQL's.
+    """`PERDURE_DATABASE_URL`, or the URL of the running embedded PostgreSQL.
 
     Raises:
         Unavailable: the setting is unset, and no embedded PostgreSQL runs.
@@ -87,7 +87,7 @@ def database_address(settings: Settings) -> str:
 
 
 def migration_address(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
-    """`PERDURE_MIGRATE_URL`, or the database's address, from `environment` if it has one.
+    """`PERDURE_MIGRATE_URL`, or else `PERDURE_DATABASE_URL` in `environment`, or else `database_address`.
 
     Raises:
         Unavailable: no address is set and no embedded PostgreSQL runs.
@@ -109,7 +109,7 @@ def open_database(settings: Settings, database_url: str) -> Database:
 
 
 def redis_address(settings: Settings) -> str:
-    """`PERDURE_REDIS_URL`, or the running embedded Redis's.
+    """`PERDURE_REDIS_URL`, or the URL of the running embedded Redis.
 
     Raises:
         Unavailable: the setting is unset, and no embedded Redis runs.
@@ -128,11 +128,11 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     """Check the settings that name agents, models, the embedder, breakers, the snapshot store and channels.
 
     Every program calls this before it connects to a server, so a wrong value stops the gateway, a worker, beat and
-    Flower alike. It opens no connection and loads no model. In a process that calls no model, or no embedder, the
-    vendor's key may be missing.
+    Flower alike. It opens no connection and loads no model. Without `asks_models` or `asks_embedder`, the vendor's key
+    for models or the embedder may be missing.
 
     Raises:
-        SettingsError: a setting, or an agent's own, has a name that does not exist or cannot be set up, or
+        SettingsError: a setting or an agent names something that does not exist or cannot be set up, or
             `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
     """
     from perdure.channels.chat import configured
@@ -188,10 +188,10 @@ class _Intake:
 
 
 def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intake:
-    """The parts of a process that only accepts messages.
+    """Assemble the parts of a process that only accepts messages.
 
     Raises:
-        SettingsError: as `check`. A vendor's key may be missing.
+        SettingsError: see `check`. A vendor's key may be missing.
     """
     agents = _agents_by_name(settings)
     if not _has_defaults(settings, agents):
@@ -208,15 +208,15 @@ def assemble(
     turns: bool = False,
     calls: TaskCalls | None = None,
 ) -> Runtime:
-    """The parts of one process; `redis_url` is needed to run turns and end sessions.
+    """Assemble the parts of one process. Running turns and ending sessions need `redis_url`.
 
     `calls` sends the tasks of Celery tools.
 
-    `turns` connects the agents' MCP servers (call this after the fork) and requires the keys of the models; without it
-    a missing key raises an error when a model is called.
+    With `turns`, the agents' MCP servers are connected (so call this after a fork), and the keys of the models are
+    required. Without it, a missing key raises an error when a model is called.
 
     Raises:
-        SettingsError: as `check`, or the embedder's model cannot be loaded.
+        SettingsError: see `check`; or the embedder's model cannot be loaded.
     """
     from perdure.events.writer import EventWriter
     from perdure.memory.redis.memory import RedisMemory
@@ -258,19 +258,19 @@ def assemble(
         redis_file=_embedded_file(settings, redis_url),
     )
     if connections is not None:
-        connections.open(servers)  # last: if a later step failed, no code would end the server processes
+        connections.open(servers)  # the last step, since no code would end the server processes if a later one failed
     return made
 
 
 def _agents_by_name(settings: Settings) -> Agents:
-    """The agents; the built-in one without its tools, which take a sixth of the CPU time of `perdure send`."""
+    """The agents. The built-in agent is without its tools, whose import takes a sixth of `perdure send`'s CPU time."""
     if settings.agents == type(settings).model_fields["agents"].default:
         return Agents([Agent(BUILT_IN_AGENT, instructions="")])
     return Agents.from_module(settings.agents)
 
 
 def _has_defaults(settings: Settings, agents: Agents) -> bool:
-    """Whether all names that `check` looks up have their defaults. Looking them up imports models and embedders."""
+    """Whether all settings in `_LOOKED_UP` have their defaults: then `check`, which imports models, can be skipped."""
     fields, breaker = type(settings).model_fields, type(settings.breaker).model_fields
     return (
         all(getattr(settings, name) == fields[name].default for name in _LOOKED_UP)
@@ -284,7 +284,7 @@ def _servers(agents: Agents) -> list[McpServer]:
 
 
 def _check_models(models: Models, settings: Settings, agents: Agents, *, called: bool) -> None:
-    """Set up each model that a setting or an agent names, so that a wrong name fails the start, not a turn.
+    """Set up each model that a setting or an agent names, so that a wrong name stops the program at its start.
 
     Unless `called`, a vendor's key may be missing.
     """
@@ -311,12 +311,12 @@ def _embedded_file(settings: Settings, redis_url: str | None) -> AppendOnlyFile 
 
 
 def _redis_of_snapshots(settings: Settings) -> str:
-    """The Redis of the store `redis`, in a process without a Redis of its own."""
+    """The URL for the snapshot store `redis`, in a process that does not use Redis otherwise."""
     return (_redis_if_found(settings) if settings.snapshots == "redis" else None) or _NO_REDIS
 
 
 def _redis_if_found(settings: Settings) -> str | None:
-    """The address of Redis; None if it is unset and no embedded Redis runs."""
+    """The URL of Redis; None if the setting is unset and no embedded Redis runs."""
     try:
         return redis_address(settings)
     except Unavailable:

@@ -15,15 +15,15 @@ from perdure.workers.shutdown import beat
 from perdure.workers.shutdown.start_failure import exit_unless_startable
 
 _CHECKED = frozenset({"worker", "beat", "flower"})
-"""The commands that check the settings. Others, such as `inspect`, need only the broker."""
+"""The commands that check the settings. Other commands, such as `inspect`, need only the broker."""
 
 
 def _make() -> Celery:
     """The application for the command that imports this module.
 
     Raises:
-        SettingsError: a setting is wrong.
-        Unavailable: an address is unset, and its embedded server does not run.
+        SettingsError: a setting is invalid.
+        Unavailable: a server's address is not set, and the embedded server does not run.
     """
     settings = Settings.load()
     command = flower.command()

@@ -14,7 +14,7 @@ def inspect_perdure(state: Any) -> dict[str, Any]:
     """The worker's running turns, leaked threads, phase of the intake, and counts of its tasks."""
     lifecycle = getattr(state.app, "perdure", None)
     if not isinstance(lifecycle, Lifecycle):
-        return {}  # a worker of an application that consumes none of perdure's queues
+        return {}  # an application's worker that consumes none of perdure's queues
     process = lifecycle()
     standby = {} if lifecycle.standby is None else lifecycle.standby.report()
     return {

@@ -1,7 +1,6 @@
-"""Embeds new messages in the background, in the worker that sweeps.
+"""Embeds new messages and memories in a background thread of the worker that sweeps.
 
-Keyword search needs no vectors, so no turn waits for this thread. A slow or unavailable embedder delays neither the
-sweep nor a turn.
+Keyword search needs no vectors, so a slow or unavailable embedder delays neither a turn nor the sweep.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Embedding:
-    """A thread that embeds the messages and memories without vectors, each time `request` is called."""
+    """A thread that embeds all messages and memories without a vector, each time `request` is called."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -33,7 +32,7 @@ class Embedding:
         self._thread.start()
 
     def request(self) -> None:
-        """Ask the thread to embed the messages and memories that have no vector yet."""
+        """Make the thread embed the messages and memories that have no vector. Does not wait."""
         self._requested.set()
 
     def stop(self) -> None:

@@ -68,9 +68,9 @@ class Lifecycle:
         app: The worker's application.
         settings: The settings.
         where: The servers' addresses.
-        waker: Makes the publisher of wake-ups; default: to the broker of `where`.
-        calls: Makes the sender of Celery tools' tasks; default: to the broker of `where`.
-        others: Returns the number of running tasks that are not perdure's; they have no time limit at shutdown.
+        waker: Makes the publisher of wake-ups; by default one for the broker of `where`.
+        calls: Makes the sender of Celery tools' tasks; by default one for the broker of `where`.
+        others: Returns the number of running tasks that are not perdure's. The shutdown waits for them without a limit.
         environment: Variables for the worker's child processes.
     """
 
@@ -103,7 +103,7 @@ class Lifecycle:
         self._pid = 0
 
     def __call__(self) -> Process:
-        """The process's parts. A forked child assembles its own."""
+        """The parts of this process, assembled by the first call. A forked child assembles its own."""
         with self._lock:
             if self._process is None or self._pid != os.getpid():
                 self._process = self._assemble()
@@ -115,7 +115,7 @@ class Lifecycle:
         require_database(self._settings, self._where.database_url)
 
     def start(self) -> None:
-        """Assemble the parts, and start the threads that sweep, embed, watch children and run the shutdown."""
+        """Assemble the parts, and start the threads that sweep, embed, check child processes and run the shutdown."""
         process = self()
         standby = self.standby = Standby(process, self._settings, self._isolation, self.consumption)
         embedding = self._embedding = Embedding(process.runtime)
@@ -126,11 +126,11 @@ class Lifecycle:
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
 
     def restore_old(self) -> None:
-        """Restore, in a thread, messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged."""
+        """Start a thread that restores messages which a release before `PERDURE_REDIS_PREFIX` did not acknowledge."""
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
-        """Start the watchdog, which kills the worker `name` if none of its threads runs. Call this when it is ready."""
+        """Start the watchdog, which kills the worker `name` if none of its threads runs. Call this once it is ready."""
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
 
@@ -139,12 +139,12 @@ class Lifecycle:
         self._shutdown.request()
 
     def ensure_shutdown(self) -> None:
-        """Begin the shutdown unless it has begun: a remote `shutdown` command stops the worker without a signal."""
+        """Begin the shutdown unless it has begun. A remote `shutdown` command stops the worker without a signal."""
         if not self._shutdown.requested:
             self._shutdown.request()
 
     def close(self) -> None:
-        """Flush, release the leases and close the parts. Call this when the pool has ended."""
+        """Flush, release the leases and close the parts. Call this once the pool has ended."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -219,9 +219,9 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     app.steps["worker"].add(pause.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
-        logs.configure()  # `setup_logging` fires later, and the lines before it would be lost
+        logs.configure()  # the signal `setup_logging` fires later, and earlier lines would be lost
         or_exit(lifecycle.check)
-        if sender is None or not pause.is_prefork(sender):  # its children assemble their own parts
+        if sender is None or not pause.is_prefork(sender):  # with prefork, each child assembles its own parts
             or_exit(lifecycle.start)
             lifecycle.restore_old()
 
@@ -251,7 +251,7 @@ def or_exit(step: Callable[[], None]) -> None:
 
 
 def _shut_down_for_leaks() -> None:
-    """Shut down as on SIGTERM: hung calls hold too many threads. A process supervisor starts another worker."""
+    """Send this process SIGTERM, since hung calls occupy too many threads. A supervisor then starts another worker."""
     log.error("too many tools or hooks run past their time limit and cannot be stopped: this worker shuts down")
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,7 +1,7 @@
 """Logging to stderr: one line for each event, with the task that logged it.
 
 A log outlives the erasure of a user, so no line may have a user's text. An exception is logged with its frames and
-types; with its message only if that cannot quote the arguments of a tool, a hook or a statement
+type, and with its message if that cannot quote the arguments of a tool, a hook or a statement
 (`perdure.errors.loggable`).
 """
 
@@ -20,7 +20,7 @@ from perdure.tasks import current_task
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 
 
-# Celery logs each task twice, while the domain logs the outcome of its turn once.
+# At INFO, Celery logs each task twice, and the domain already logs the turn's outcome.
 _WARNINGS_ONLY = ("alembic", "celery.app.trace", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai")
 
 
@@ -31,7 +31,7 @@ class _WithTask(logging.Filter):
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Send this process's log to stderr. Call this once, when the process starts."""
+    """Send this process's log to stderr. Call this when the process starts."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithoutTexts(_FORMAT))
     handler.addFilter(_WithTask())
@@ -47,7 +47,7 @@ class _WithoutTexts(logging.Formatter):
 
 
 def _traced(error: BaseException | None) -> list[str]:
-    """The lines of a traceback as Python prints them, causes first, with each message from `loggable`."""
+    """The lines of a traceback as Python prints it, causes first, but with the messages from `loggable`."""
     lines: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -67,7 +67,7 @@ def _frames(trace: TracebackType | None) -> list[str]:
 
 
 def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
-    """Log the error that ended a thread; Python would print its message to stderr."""
+    """Log the error that ended a thread. By default Python prints the error to stderr, with its message."""
     if ended.exc_type is SystemExit or ended.exc_value is None:
         return
     name = ended.thread.name if ended.thread else "?"
@@ -75,15 +75,15 @@ def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
 
 
 def repeat_sparingly(*loggers: str) -> None:
-    """Limit each of `loggers` to one record a second of each kind. Call this once in a process."""
+    """Limit each of `loggers` to one record per second and kind. Call this once in a process."""
     for name in loggers:
         logging.getLogger(name).addFilter(_OncePerSecond())
 
 
 class _OncePerSecond(logging.Filter):
-    """Passes one record a second of each kind: the level and the first line of the unformatted message.
+    """Passes one record per second and kind. A kind is a level and the first line of an unformatted message.
 
-    The next record that passes has the number of records dropped before it.
+    The next record of a kind that passes states how many records of the kind were dropped.
     """
 
     _MOST_KINDS = 1_000

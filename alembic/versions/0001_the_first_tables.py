@@ -1,7 +1,7 @@
 """The first tables: users, identities, sessions, turns, inbox, messages, effects, deliveries, slots.
 
-SQL reads the time from `perdure_now()`: the server's clock, plus an offset that a connection may set
-(`perdure.clock_offset`), with which tests move time.
+SQL reads the time from `perdure_now()`: the server's clock plus an offset (`perdure.clock_offset`), which the
+connections of tests may set.
 
 Revision: 0001, after nothing.
 """

@@ -1,6 +1,7 @@
 """Snapshots, which hold an agent's state between steps, and the ledger of schedules.
 
-The ledger has, for each entry, when it was first seen and the lease on its slot; for each slot, failed attempts.
+The ledger has the lease on each entry's slot and the time at which the entry was first seen, and the failed attempts of
+each slot.
 
 Revision: 0002, after 0001.
 """

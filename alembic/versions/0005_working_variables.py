@@ -1,7 +1,7 @@
-"""Working variables: the tick of the present ones, and the changes of concurrent calls before their step commits.
+"""Working variables: the tick that last changed them, and the changes of concurrent calls before their step commits.
 
-Also the columns for saving a snapshot before the reply: the version that was saved, the outcome of a turn that waits
-for the save, and the tick at which a turn was settled.
+Also columns for saving a snapshot before the reply: the version of the saved snapshot, the outcome of a turn that waits
+for the save, and the session's tick when a turn was settled.
 
 Revision: 0005, after 0004.
 """

@@ -1,7 +1,8 @@
 """Forks: the session that a fork was copied from, and an index on all sessions without a requested end.
 
-The index for routing holds no forks; a fork ends by inactivity, as any session does. Indexes are built concurrently.
-Each statement commits by itself; an interrupted run is repeated from the beginning.
+The index for routing has no forks, but a fork ends after inactivity like any session, so finding idle sessions needs an
+index of its own. Indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from
+the beginning.
 
 Revision: 0007, after 0006.
 """

@@ -1,9 +1,9 @@
 """Memory: memories of a user, their entities and relations, and the search data of messages.
 
-`perdure_words()` turns a text into the lexemes that full-text search compares. `perdure_owner()` is a lexeme for the
-user, stored with them, so that one index finds the words of one user. A trigger on `messages` writes the lexemes in the
-commit of the message, and a row in `unembedded` for the missing vector. Messages that a fork copies are searched in the
-fork's source only.
+`perdure_words()` converts a text to lexemes for full-text search. `perdure_owner()` returns a lexeme for the user,
+which is stored with them, so that one index finds the words of one user. A trigger on `messages` writes the lexemes in
+the commit of the message, and a row in `unembedded` for the missing vector. Messages that a fork copies are searched
+only in the session that was forked.
 
 Revision: 0008, after 0007.
 """
@@ -23,8 +23,8 @@ depends_on = None
 
 _TIMESTAMP = sa.DateTime(timezone=True)
 
-# A message of any length is indexed in its commit, so only the first 20,000 characters are. A run without spaces is
-# processed in pieces: extracting characters from a long one takes quadratic time.
+# Only the first 20,000 characters of a message are indexed, since the index is written in the message's commit. A run
+# of characters without spaces is processed in pieces, since extracting characters from a long run takes quadratic time.
 _FUNCTIONS = (
     """
     CREATE FUNCTION perdure_owner(user_id text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS

@@ -1,8 +1,8 @@
 """Approvals and parked turns: calls that wait for a person, and sessions that are not claimed before a time.
 
-Approvals are statuses of a tool call's row, so a new check constraint replaces the previous one. It applies to new rows
-at once; existing rows are validated without blocking writers. The rate guard counts a user's messages with an index,
-which is built concurrently.
+Approvals are statuses of a tool call's row, so a new check constraint replaces the previous one. The constraint applies
+to new rows at once; existing rows are validated without blocking writers. The rate guard counts a user's messages
+through an index, which is built concurrently.
 
 Revision: 0011, after 0010.
 """

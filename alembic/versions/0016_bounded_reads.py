@@ -65,14 +65,14 @@ def upgrade() -> None:
 
 
 def _build(name: str, table: str, columns: list[Any], condition: str | None) -> None:
-    """Build an index, and replace an invalid one that an interrupted build left."""
+    """Build an index concurrently. Drops an invalid one that an interrupted build left."""
     op.drop_index(name, table_name=table, if_exists=True, postgresql_concurrently=True)
     where = None if condition is None else sa.text(condition)
     op.create_index(name, table, columns, postgresql_where=where, postgresql_concurrently=True)
 
 
 def _add_dry_runs() -> None:
-    """Change the table of runs in one transaction; it has a few hundred rows."""
+    """Change the table of runs in one transaction, since the table has only a few hundred rows."""
     op.add_column(
         "case_runs",
         sa.Column(

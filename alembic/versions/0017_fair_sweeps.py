@@ -93,7 +93,7 @@ def upgrade() -> None:
         for name, (table, keys, condition) in _INDEXES.items():
             op.create_index(name, table, keys, postgresql_where=sa.text(condition), postgresql_concurrently=True)
         op.drop_index("deliveries_due_idx", table_name="deliveries", if_exists=True, postgresql_concurrently=True)
-        # The previous release did not record which sessions wait for a model. Found by sessions_postponed_idx.
+        # The previous release did not record which sessions wait for a model. sessions_postponed_idx finds these rows.
         op.execute(
             "UPDATE sessions SET paced = true "
             "WHERE unsettled > 0 AND not_before IS NOT NULL AND NOT paced AND state <> 'waiting_approval'"

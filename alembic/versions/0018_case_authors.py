@@ -1,14 +1,14 @@
 """Cases have an author; uses of cases are recorded without an update of the case, and counted later.
 
 Drops the foreign key from `case_executions` to `cases`: its check locks the case's row, so a turn that used the case
-would wait for any transaction that holds that lock. Existing rows of `case_executions` were counted when they were
-recorded, and the previous release, which may still run, continues to do so: hence the default of `counted`.
+would wait for any transaction that holds that lock. `counted` defaults to true: existing rows were counted when they
+were recorded, and so are those of the previous release, whose workers may still run.
 
-A case with a turn but without an author gets the turn's user. If the turn is deleted, the author is '', which is no
-user's id: the case reaches no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
+A case with a turn but without an author gets the turn's user. If the turn is deleted, the author is '', which is not
+the id of any user: such a case enters no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
 
-The vector indexes held all cases. New ones hold either the shared cases or the learnt ones. The next reflection builds
-them; until then a search reads the rows.
+The old vector indexes have all cases. The new ones have either the shared cases or the cases learnt from users. The
+next reflection builds them; until then a search reads the rows.
 
 Each statement commits by itself; an interrupted run is repeated from the beginning.
 

@@ -1,6 +1,7 @@
-"""Sessions that wait because their user has reached the limit on concurrent turns, and an index by user.
+"""Sessions that wait because their user has reached the limit on concurrent turns, and an index on them by user.
 
-`not_before` of such a session is in the future, so the previous release does not claim it before that time.
+The `not_before` of such a session is in the future, so the previous release does not claim the session before that
+time.
 
 The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 

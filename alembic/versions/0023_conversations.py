@@ -1,7 +1,7 @@
-"""Conversations: keys of the caller's, with a title, and an index of the sessions of one scope.
+"""Conversations, identified by a key that the caller chooses, with a title; and an index on the sessions of a scope.
 
 A session belongs to the conversation whose key follows the slash in its `scope`. The previous release writes no such
-scope, and reads a session of a conversation as one of another channel.
+scope, and treats a session of a conversation as a session of another channel.
 
 The index is built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
@@ -51,7 +51,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Sessions of conversations remain; no message is routed to them without their id."""
+    """Go down. Sessions of conversations remain; only messages with their `session_id` reach them."""
     _drop_index()
     with op.get_context().autocommit_block():
         op.drop_table("conversations", if_exists=True)

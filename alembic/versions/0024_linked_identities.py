@@ -1,11 +1,11 @@
 """Identities of a tenant, one-time codes that link an identity to a user, and requests for approval as deliveries.
 
-No release before this one writes to `identities`. Deleting a user deletes the user's code, so an erasure by the
-previous release leaves none. A turn has one delivery of its reply, as before, and further ones that ask a chat for
+No release before this one writes to `identities`. Deleting a user also deletes the user's code, so an erasure by the
+previous release leaves no code. Besides the delivery of its reply, a turn may have deliveries that ask a chat for
 approvals; the previous release sends none of these.
 
-The index on `deliveries` is built concurrently. Each statement about `deliveries` commits by itself, before the others;
-an interrupted run is repeated from the beginning.
+The index on `deliveries` is built concurrently. The statements that change `deliveries` run first, and each commits by
+itself; an interrupted run is repeated from the beginning.
 
 Revision: 0024, after 0023.
 """
@@ -85,9 +85,9 @@ def _link() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Links within tenants are deleted: the previous release cannot tell tenants' identities apart.
+    """Go down. Deletes links within tenants, since the previous release does not distinguish tenants' identities.
 
-    Requests for approval are deleted: it allows one delivery for a turn.
+    Also deletes requests for approval, since the previous release allows one delivery for a turn.
     """
     with op.get_context().autocommit_block():
         op.execute("DELETE FROM deliveries WHERE asking_seq IS NOT NULL")

@@ -1,4 +1,4 @@
-"""Requests whose answers were sent to the end, so that a repeated one is known from a new one.
+"""Requests whose answers were sent completely, so that a repeated request can be distinguished from a new one.
 
 Revision: 0025, after 0024.
 """

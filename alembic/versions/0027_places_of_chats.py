@@ -1,4 +1,4 @@
-"""Places of chats: the conversation that goes on there, and the newest message that was seen.
+"""Chats and their threads: the current conversation of each user there, and the newest accepted message.
 
 Revision: 0027, after 0026.
 """

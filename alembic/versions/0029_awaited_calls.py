@@ -1,8 +1,8 @@
-"""Tool calls whose result comes from outside the worker: Celery tasks, and moments.
+"""Tool calls that wait for a Celery task or until a time.
 
-A turn waits for them without a lease; the sweeper asks the result backend about tasks at `probe_at`. Earlier releases
-read and write none of the columns. They take a waiting call for an interrupted one, so no agent should have such tools
-before all workers run this release.
+A turn waits for them without a lease. At `probe_at`, the sweeper queries the result backend about a task. Earlier
+releases do not read or write the new columns. They treat a waiting call as an interrupted one, so no agent should have
+such tools before all workers run this release.
 
 Revision: 0029, after 0028.
 """
@@ -50,7 +50,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. A waiting call becomes an interrupted one, whose outcome is unknown."""
+    """Go down. A waiting call becomes an interrupted call, whose outcome is unknown."""
     with op.get_context().autocommit_block():
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
     op.execute(f"ALTER TABLE tool_effects DROP CONSTRAINT {_CHECK}")

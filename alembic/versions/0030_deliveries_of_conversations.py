@@ -1,8 +1,9 @@
-"""The conversation of a delivery, so that its deliveries are made in order over all of its sessions.
+"""The user and scope of a delivery, so that the deliveries of a conversation are made in order over its sessions.
 
-A delivery may have no turn: that of an application's message which was refused.
+The delivery that reports the refusal of an application's message has no turn.
 
-Workers of earlier releases leave the columns empty. Such a delivery waits for those before it, but none waits for it.
+Workers of earlier releases leave the columns empty. A delivery without them waits for earlier deliveries, but later
+deliveries do not wait for it.
 
 Revision: 0030, after 0029.
 """

@@ -1,4 +1,4 @@
-"""Comments of tables and columns, reworded.
+"""Rewords the comments of tables and columns.
 
 Revision: 0031, after 0030.
 """
@@ -166,4 +166,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down: the comments stay, for they describe the same tables."""
+    """Go down. The comments stay, since the tables do not change."""

@@ -21,7 +21,7 @@ def ask(customer: str, question: str) -> None:
 
 @app.task(name="shop.answer")
 def answer(delivery_id: str, status: str, reply: dict | None = None, **turn: object) -> None:
-    """Print the agent's reply. A delivery may be repeated, with the same `delivery_id`."""
+    """Print the agent's reply. A repeated delivery has the same `delivery_id`."""
     print(f"{delivery_id}: {status}: {reply['text'] if reply else turn['error']}", flush=True)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 import perdure
 
 TOKENS = {"token-of-ana": "ana", "token-of-ben": "ben"}
-"""The shop's own authentication."""
+"""The shop's own authentication: customers by token."""
 
 worker = Celery("shop", broker=os.environ.get("SHOP_BROKER_URL", "redis://127.0.0.1:6379/0"))
 worker.conf.broker_connection_retry_on_startup = True
@@ -20,7 +20,7 @@ engine = create_engine(os.environ.get("SHOP_DATABASE_URL", "postgresql+psycopg2:
 
 
 def customer(request: Request) -> str:
-    """The customer who sent a request. The shop's routes depend on it, and the gateway authenticates with it."""
+    """The customer who sent the request, for the shop's own routes and for the gateway's authentication."""
     found = TOKENS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
     if found is None:
         raise HTTPException(401, "Sign in to the shop.")
@@ -34,7 +34,7 @@ app.mount("/agents", agents)
 
 @app.post("/orders")
 def order(item: str, customer: Annotated[str, Depends(customer)]) -> dict[str, object]:
-    """Store an order and a message to the agent in one transaction: both are committed, or neither."""
+    """Store an order and a message to the agent in one transaction, so that both are committed or neither."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, customer text, item text)"))
         insert = text("INSERT INTO orders (customer, item) VALUES (:customer, :item) RETURNING id")

@@ -1,11 +1,12 @@
 """Whether this release can use a database: the server's versions and the schema's revision.
 
-The database holds its revision (`alembic_version`) and, from revision 0014 on, the oldest release that can still use
-its schema (`schema_compatibility`, one row, which `alembic/env.py` writes with every migration, up and down). A release
-is identified by the newest revision that it contains. It can use a database whose revision
+A release is identified by the newest revision that it contains. The database holds its revision (`alembic_version`)
+and, from revision 0014 on, the oldest release that can still use its schema (`schema_compatibility.readable_from`, one
+row, which `alembic/env.py` writes with every migration, up and down). A release can use a database in two cases:
 
-- is that revision, or
-- is unknown to it, because a newer release has migrated, if it contains the revision of the row.
+- The database is at the release's own revision.
+- A newer release has migrated the database to a revision that this release does not contain, but this release contains
+  the revision in `readable_from`.
 
 So the releases before and after a migration can run concurrently. `perdure migrate`, `/readyz` and the start of each
 gateway, worker and beat check this.
@@ -60,7 +61,7 @@ Query = Callable[[Statement], Sequence[Row[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A database's revision (`None`: no migration has run), and the oldest release that can use it.
+    """A database's revision (`None`: no migration has run), and the oldest release that can use its schema.
 
     `elsewhere`: the tables are in the schema `public`, where earlier releases kept them.
     """
@@ -185,5 +186,5 @@ def revisions() -> tuple[str, ...]:
 def scripts() -> Path:
     """The directory of the migrations: inside the installed package, or next to the sources."""
     package = Path(__file__).parent.parent
-    installed, beside = package / "migrations", package.parent / "alembic"
-    return installed if installed.is_dir() else beside
+    installed, in_checkout = package / "migrations", package.parent / "alembic"
+    return installed if installed.is_dir() else in_checkout

@@ -1,21 +1,21 @@
 """The engine: named statements in, rows out, one statement per commit.
 
 The hot path of a turn never opens a transaction of several statements: each write is a single statement (with CTEs)
-that checks the fencing token and writes in one round trip, committed by PostgreSQL itself. A paused process therefore
-holds no lock. `transaction()` is for rare work that needs several statements (accepting a message that interrupts); the
-server ends it if the client stops responding.
+that checks the fencing token and writes in one round trip, in autocommit. A paused process therefore holds no lock.
+`transaction()` is for rare work that needs several statements (accepting a message that interrupts); the server ends it
+if the client stops responding.
 
 The driver's errors are mapped here: a database that cannot be reached is `Unavailable`. Such an error is ambiguous (the
 commit may have happened), so callers do not repeat a write: they read the current state and continue from it.
 
-Each connection has perdure's schema as its only `search_path`, with the limits on its waits: as startup options, or,
-behind a pooler in transaction mode (`prepare=False`), by `SET LOCAL` in front of each statement, in the same round
-trip. There, statements are sent in full: a prepared one belongs to a server connection that the next transaction may
-not get.
+Each connection has perdure's schema as its only `search_path`, and limits on its waits. Startup options set both.
+Behind a pooler in transaction mode (`prepare=False`), `SET LOCAL` sets them before each statement, in the same round
+trip. Statements are not prepared there: a prepared statement belongs to one server connection, and the next transaction
+may get another.
 
 A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
 under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement runs
-again on a new connection: the server refused it, so nothing was written. A transaction is `Unavailable`.
+again on a new connection: the server refused it, so nothing was written. A transaction raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _USELESS = frozenset({"26000", "42P05", _READ_ONLY})
 """Codes of a useless connection: a prepared statement is missing or exists already, or the server became a standby."""
 
 _CHANGED = ("0A000", "42")
-"""Codes, or their prefixes, of a statement that does not match the tables. If the connection ran it before, the tables
-have changed since, and preparing it again helps.
+"""Codes, or their prefixes, for a statement that does not match the tables. If the connection has run the statement
+before, the tables have changed since, and preparing the statement again helps.
 """
 
 _SESSION = "perdure"
@@ -73,11 +73,13 @@ _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
 _POOL_SIZE = 32
 _POOL_WAIT_S = 30
-_SET_ASIDE = 2
+_RESERVED = 2
+"""Connections for urgent statements."""
+
 _SEARCH_WIDTH = 200
 """`hnsw.ef_search` of pgvector: finds 0.98 of the nearest ten among 100,000 vectors of similar sentences. A search for
-one user continues (iteratively) until it has found enough rows or met `hnsw.max_scan_tuples` (20,000); at this
-width, a user who owns half of all rows has enough after the first scan.
+one user continues (iteratively) until it has found enough rows or reached `hnsw.max_scan_tuples` (20,000); at this
+width, the first scan suffices for a user who owns half of all rows.
 """
 
 _BUSY = "The database is busy; please try again."
@@ -86,10 +88,10 @@ _UNREACHABLE = "The database cannot be reached; please try again."
 
 @dataclass(frozen=True)
 class Statement:
-    """A named statement. `writes`: running it is a commit of its own.
+    """A named statement. `writes`: each run outside of a `Transaction` is a commit.
 
-    `sql` names its parameters `%(name)s`. Each connection prepares it once, under its name, and executes it from then
-    on: parsing and planning cost more than the statement itself.
+    Parameters in `sql` have the form `%(name)s`. Each connection prepares the statement once, under its name, since
+    parsing and planning cost more than running it.
     """
 
     name: str
@@ -109,7 +111,7 @@ class Statement:
 
     @cached_property
     def execute(self) -> str:
-        """The SQL that executes it once prepared, with positional parameters."""
+        """The SQL that executes the prepared statement, with positional parameters."""
         given = f"({', '.join(['%s'] * len(self.parameters))})" if self.parameters else ""
         return f'EXECUTE "{self.name}"{given}'
 
@@ -128,7 +130,7 @@ Observer = Callable[[Moment, str], None]
 
 
 class Executor(Protocol):
-    """Runs statements: the database, or a transaction under way."""
+    """Runs statements: a `Database` or a `Transaction`."""
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
         """Run a statement and return its rows."""
@@ -173,28 +175,28 @@ class Database:
             isolation_level="AUTOCOMMIT",
             use_native_hstore=False,  # otherwise each connection begins with a query for a type that no table has
             pool_size=_POOL_SIZE,
-            max_overflow=0,  # a connection beyond the pool would be opened and prepared for one statement
+            max_overflow=0,  # an overflow connection would be opened and prepared for a single statement
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, limits if prepare else {}),
-            hide_parameters=True,  # users' texts, which an error's text would carry into the log
+            hide_parameters=True,  # parameters are users' texts, and errors are logged
         )
         event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
         session = _Session(self.names, None if prepare else _local(limits))
         event.listen(self.engine, "connect", lambda _, record: record.info.update({_SESSION: session}))
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
-        self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _SET_ASIDE)
+        self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _RESERVED)
 
     def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
         """Run one statement, which commits by itself, and return its rows.
 
-        Connections are reserved for `urgent` statements (renewing leases): statements that wait for locks in all other
-        connections do not delay them.
+        Some connections are reserved for `urgent` statements (lease renewals), so that statements which wait for locks
+        on all other connections do not delay them.
 
         Raises:
             Unavailable: the database cannot be reached or is read-only; a write may or may not have happened.
-            IllegalTransition: a session's state does not allow it; nothing was written.
+            IllegalTransition: a session's state does not allow the transition; nothing was written.
         """
         if statement.writes:
             self._notify("before", statement.name)
@@ -221,10 +223,10 @@ class Database:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[bool]:
-        """A block during which no other process of the installation holds the lock `name`; yields whether it was free.
+        """Try to hold the installation's lock `name` during the block; yields whether the lock was free.
 
-        An advisory lock of a transaction that is idle during the block: it blocks no other statement and no vacuum. It
-        is lost with its connection, without notice.
+        It is an advisory lock of a transaction that stays idle during the block, so it blocks no other statement and no
+        vacuum. If the connection is lost, the lock is released without notice.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -235,7 +237,7 @@ class Database:
             yield bool(transaction.run(_LOCK, {"name": name})[0].locked)
 
     def define(self, sql: str) -> None:
-        """Run a statement that may be in no transaction, such as `CREATE INDEX CONCURRENTLY`.
+        """Run a statement that PostgreSQL does not allow in a transaction, such as `CREATE INDEX CONCURRENTLY`.
 
         Names in `sql` have the markers `@schema.` and `@vector.` of `perdure.database.schema`.
 
@@ -250,10 +252,10 @@ class Database:
         self.engine.dispose()
 
     def _run_with_retry(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run one statement, again on a new connection if the connection's state was the reason for its error.
+        """Run one statement; if it fails because of its connection's state, run it again on a new connection.
 
-        An error that the server reports aborts the statement's own transaction, so repeating it writes nothing twice.
-        After a lost connection that is unknown: the statement is not repeated.
+        An error that the server reports aborts the statement's transaction, so the repetition writes nothing twice.
+        After a lost connection the outcome is unknown, so the statement is not repeated.
         """
         for _ in range(_TRIES - 1):
             try:
@@ -292,7 +294,10 @@ def as_json(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What the connections of one `Database` share. `local`: the `SET LOCAL` of each transaction behind a pooler."""
+    """State shared by the connections of one `Database`.
+
+    `local` has the `SET LOCAL` statements for the start of each transaction behind a pooler; `None` without a pooler.
+    """
 
     names: Names
     local: str | None
@@ -301,8 +306,8 @@ class _Session:
 def _rows(
     connection: Connection, statement: Statement, parameters: Mapping[str, Any], *, first: bool = True
 ) -> Sequence[Row[Any]]:
-    """Run `statement`. `first`: it begins a transaction."""
-    info = connection.info  # of the pooled connection: discarded with it
+    """Run `statement`. `first`: the statement begins a transaction."""
+    info = connection.info  # discarded with the pooled connection
     session: _Session = info[_SESSION]
     if session.local is not None:
         local = session.local if first else ""
@@ -312,12 +317,12 @@ def _rows(
         connection.exec_driver_sql(_rendered(connection, statement.prepare))
         info[statement.name] = True
     result = connection.exec_driver_sql(statement.execute, tuple(parameters[name] for name in statement.parameters))
-    info[statement.execute] = True  # it matches the tables; see `_drop_if_useless`
+    info[statement.execute] = True  # the statement matched the tables; see `_drop_if_useless`
     return result.fetchall() if result.returns_rows else ()
 
 
 def _rendered(connection: Connection, sql: str) -> str:
-    """`sql` with the schemas' names, which are read once for each `Database`."""
+    """`sql` with its markers replaced by schema names. The schema of `vector` is read once for each `Database`."""
     names: Names = connection.info[_SESSION].names
     if names.needs_vector(sql):
         names.vector = connection.exec_driver_sql(EXTENSION_SCHEMA).scalar()
@@ -325,7 +330,7 @@ def _rendered(connection: Connection, sql: str) -> str:
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
-    """Make SQLAlchemy close a connection that would fail again, and replace all older ones on their next use."""
+    """Make SQLAlchemy close a useless connection, and replace each older one in the pool when it is next used."""
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
         return
@@ -357,7 +362,7 @@ def _local(limits: Mapping[str, str]) -> str:
 
 
 def _connect_arguments(url: URL, limits: Mapping[str, str]) -> dict[str, Any]:
-    """The driver's arguments: `limits` as startup options, which the URL's own override, except the `search_path`."""
+    """The driver's arguments. `limits` become startup options; options in the URL override all but `search_path`."""
     given = url.query.get("options", ())
     own = {name: f"-c {name}={_escaped(value)}" for name, value in limits.items()}
     last = [own.pop("search_path")] if "search_path" in own else []
@@ -375,7 +380,7 @@ def _connect_arguments(url: URL, limits: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _escaped(value: str) -> str:
-    """`value` for the startup options, whose words end at spaces."""
+    """`value` with a backslash before each backslash and white space, as startup options require."""
     return re.sub(r"([\\\s])", r"\\\1", value)
 
 
@@ -397,12 +402,12 @@ def mapped_errors() -> Iterator[None]:
     except psycopg2.DatabaseError as error:
         if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
             raise
-        # The server closed the connection at the end of a transaction: the driver has no class for that.
+        # The server closed the connection at the end of a transaction. The driver has no subclass for this error.
         raise Unavailable(_UNREACHABLE) from error
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
-    """The error of perdure for one of the driver's; `None` if the statement itself is wrong."""
+    """The `PerdureError` or `IllegalTransition` for a driver's error; `None` if the statement itself is wrong."""
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")

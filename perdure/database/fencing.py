@@ -1,8 +1,8 @@
-"""The fence on a session: every write of its holder is conditional on it.
+"""The fence on a session: each write of a worker that has claimed the session is conditional on its claim's fence.
 
-A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims with one
-token. Those exist after a failover to a standby that had not received the first claim: its holder still runs, and the
-next claim raises the same token again.
+A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims with the
+same token. Two such claims exist after a failover to a standby that had not received the first: its holder still runs,
+and the next claim raises the token to the same number.
 
 A worker of a release without the nonce raises only the token, which fences off every earlier holder as well.
 """

@@ -1,4 +1,4 @@
-"""Rights of an application's role on perdure's tables."""
+"""Grants an application's role the rights on perdure's tables that `perdure.send` needs."""
 
 from __future__ import annotations
 

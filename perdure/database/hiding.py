@@ -1,8 +1,8 @@
-"""Removes values of the failed statement from the driver's errors.
+"""Removes the values of a failed statement from the driver's errors.
 
 Errors are logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
-(`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`), and in the first line, between
-quotation marks, if a value cannot be read as its type, as a name, or as a query.
+(`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`). It also quotes a value in the
+first line, between quotation marks, if the value is not valid as its type, as a name, or as a query.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import psycopg2
 from sqlalchemy.engine import ExceptionContext
 
 _QUOTES_NO_VALUE = ("08", "23", "25", "40", "53", "55", "57")
-"""Classes of error codes whose first line quotes only names of the schema: connections, constraints, transactions,
-resources, and operator intervention.
+"""Classes of error codes: connections, constraints, transactions, resources, and operator intervention. The first line
+of their messages quotes only names of the schema.
 """
 
 
@@ -32,6 +32,6 @@ def hide_values(context: ExceptionContext) -> None:
         error.args = (shown,)
     for each in (error, wrapped):
         if each is not None:
-            each.hides_values = True  # type: ignore[union-attr]  # for `loggable`, which knows no driver
+            each.hides_values = True  # type: ignore[union-attr]  # for `loggable`, which does not import the driver
     if wrapped is not None:
         wrapped.args = (f"({type(error).__name__}) {error}",)

@@ -52,19 +52,20 @@ def migrate(
 ) -> None:
     """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
-    If the tables are in the schema `source`, they are moved to `schema` first; see `perdure.database.moving`. The
-    default of `source` is `public`, where earlier releases kept them, unless `new`. Concurrent calls migrate one after
-    another.
+    An installation in the schema `source` is moved to `schema` first; see `perdure.database.moving`. `source` defaults
+    to `public`, where earlier releases kept their tables; with `new`, an installation in `public` stays there and
+    another one is created. `although_leased` moves the tables even while workers hold leases. Concurrent calls migrate
+    one after another.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
-            rights, another application's tables are in it, or the tables cannot be moved now.
+            rights, `schema` has another application's tables, or the tables cannot be moved now.
         Unavailable: the database cannot be reached.
     """
     engine = create_engine(with_driver(database_url))
     try:
         with engine.connect() as connection:
-            _wait_for_turn(connection)
+            _acquire_lock(connection)
             _prepare_schema(connection, schema, source, although_leased=although_leased, new=new)
             if not _is_newer(connection):
                 made = config(database_url, schema)
@@ -87,9 +88,9 @@ def migrate(
         engine.dispose()
 
 
-def _wait_for_turn(connection: Connection) -> None:
-    # Polled: the lock's holder may build an index concurrently, which waits for every statement under way, also for one
-    # that waits for the lock.
+def _acquire_lock(connection: Connection) -> None:
+    # Polls: the lock's holder may build an index concurrently, which waits for all running statements. A statement that
+    # waits for the lock would be one of them, so both would wait forever.
     while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME}):
         connection.commit()
         time.sleep(_POLL_S)
@@ -122,10 +123,10 @@ def _prepare_schema(
 
 
 def _source(schema: str) -> str | None:
-    """Where the tables for `schema` are moved from, if earlier releases made an installation in `public`.
+    """The schema from which the installation in `public` is moved to `schema`; `None` if `schema` is `public`.
 
     Raises:
-        IncompatibleDatabase: `schema` may be meant for another installation.
+        IncompatibleDatabase: `schema` is neither `public` nor the default, so a second installation may be intended.
     """
     if schema not in {SCHEMA, PUBLIC}:
         raise IncompatibleDatabase(

@@ -75,7 +75,7 @@ _GRANTEES = text("""
 
 
 def tables_at(revision: str | None, revisions: tuple[str, ...]) -> set[str]:
-    """The tables that exist at `revision`, one of `revisions` (`None` or an unknown one: at the newest)."""
+    """The tables that exist at `revision`; if it is not one of `revisions`, the tables of the newest revision."""
     until = revisions.index(revision) if revision in revisions else len(revisions)
     return {name for each in revisions[: until + 1] for name in _CREATED_IN.get(each, "").split()}
 
@@ -99,7 +99,7 @@ def require_free(connection: Connection, schema: str, revisions: tuple[str, ...]
     """
     found = _columns(connection, schema).keys()
     taken = sorted(tables_at(None, revisions) & found)
-    if "alembic_version" in found and _version(connection, schema) is not None:  # else all was migrated down
+    if "alembic_version" in found and _version(connection, schema) is not None:  # None: all tables were migrated down
         taken.insert(0, "alembic_version")
     if taken:
         raise IncompatibleDatabase(
@@ -133,7 +133,7 @@ def move(
 
     Raises:
         IncompatibleDatabase: `source` has no installation, a newer release has migrated it, a lease is unexpired
-            (unless `although_leased`), `target` has tables of these names, or the role owns too little.
+            (unless `although_leased`), `target` has tables of these names, or the role does not own the tables.
     """
     revision = find_revision(connection, source)
     if revision is None:
@@ -151,7 +151,7 @@ def move(
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
         for name in tables:
             connection.execute(text(f"ALTER TABLE {quoted(source)}.{quoted(name)} SET SCHEMA {quoted(target)}"))
-        if not although_leased:  # now that no worker can take another one
+        if not although_leased:  # checked here, since the locks of ALTER TABLE keep workers from taking a lease
             _require_no_lease(connection, target, [name for name in tables if "lease_until" in found[name]])
         for function in connection.scalars(_FUNCTIONS, {"schema": source, "names": _FUNCTION_NAMES}).all():
             connection.execute(text(f"ALTER FUNCTION {function} SET SCHEMA {quoted(target)}".replace(":", "\\:")))
@@ -160,12 +160,12 @@ def move(
             f"The tables of perdure cannot be moved from the schema {source!r} to {target!r} "
             f"({first_line(str(error.orig))}): stop its processes, and run `perdure migrate` as the tables' owner."
         ) from error
-    _keep_usage(connection, target)
+    _grant_usage(connection, target)
     log.info("moved %d tables from the schema %s to %s", len(tables), source, target)
 
 
-def _keep_usage(connection: Connection, schema: str) -> None:
-    """Let the roles that have rights on the moved tables use their new schema."""
+def _grant_usage(connection: Connection, schema: str) -> None:
+    """Grant USAGE on `schema` to each role that has rights on its tables."""
     for role in connection.scalars(_GRANTEES, {"schema": schema}).all():
         connection.execute(text(f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {role}".replace(":", "\\:")))
 

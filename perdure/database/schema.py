@@ -1,9 +1,9 @@
 """Names in SQL that do not depend on a role's `search_path`.
 
 Each connection of perdure has perdure's schema as its only `search_path`, so its statements name their tables without a
-schema. Two kinds of names need one: the objects of the extension `vector`, which may be installed in any schema, and
-whatever runs without that `search_path` (statements outside of transactions behind a pooler, and the application's own
-connections). SQL writes these names with the markers `@vector.` and `@schema.`, which `Names.render` replaces.
+schema. Names are qualified in two cases. The objects of the extension `vector` may be in any schema; SQL marks them
+with `@vector.`. Some statements run without that `search_path` (outside of transactions behind a pooler, and on the
+application's own connections); SQL marks their tables with `@schema.`. `Names.render` replaces both markers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def extension_schema(connection: Connection) -> str | None:
 def create_extension(connection: Connection) -> None:
     """Install the extension `vector` if it is missing: in `public` if that exists, otherwise in the current schema.
 
-    Other schemas' tables can then use it by its usual names.
+    In `public`, the application's own tables can use it without naming a schema.
     """
     if extension_schema(connection) is None:
         in_public = connection.scalar(text("SELECT to_regnamespace('public') IS NOT NULL"))
@@ -60,7 +60,7 @@ class QualifiedVector(UserDefinedType[object]):
 
 
 def vector_type(connection: Connection) -> QualifiedVector:
-    """The type of a vector's column, wherever the extension is installed.
+    """The column type `vector`, qualified with the schema in which the extension is installed.
 
     Raises:
         LookupError: the extension is not installed.

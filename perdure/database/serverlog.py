@@ -1,7 +1,7 @@
-"""Whether PostgreSQL's own log may quote users' texts, which an erasure does not remove from it.
+"""Checks whether PostgreSQL's own log may quote users' texts, which an erasure does not remove.
 
-Checked when a program starts. `perdure up` starts its server with settings under which the log quotes nothing; the
-operator of another server decides (docs/operating.md, "What erasing reaches").
+Each program checks this at its start. `perdure up` configures its server to log no texts; for another server the
+operator decides (docs/operating.md, "What erasing reaches").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUIET = {
 
 
 def quoting(database: Database) -> str | None:
-    """The settings under which the server's log quotes texts, as `NAME is VALUE, …`; `None` if there are none.
+    """The settings that make the server's log quote texts, as `NAME is VALUE, …`; `None` if no setting does.
 
     Raises:
         Unavailable: the database cannot be reached.

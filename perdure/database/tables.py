@@ -4,7 +4,7 @@ Rows that every step of a turn updates (`sessions`, `turns`) are narrow, with fr
 and no index on the updated columns, so that PostgreSQL updates them in place (HOT). Other tables are append-mostly: a
 message is written once and never updated.
 
-Longer than 500 lines on purpose: Alembic compares the schema as one, and a reader needs it in one file.
+Longer than 500 lines on purpose: Alembic compares the whole schema, and a reader needs it in one file.
 """
 
 from __future__ import annotations

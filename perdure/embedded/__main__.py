@@ -1,7 +1,7 @@
 """Keeps one embedded server running: `python -m perdure.embedded postgres|redis DIRECTORY`.
 
-For a supervisor: exits with status 1 when the server dies, so that a restart restarts the server. On SIGTERM or SIGINT
-it exits, and stops the server if no other process uses it.
+For a supervisor. When the server dies, this process exits with status 1; when the supervisor restarts it, it starts the
+server again. On SIGTERM or SIGINT it exits with status 0, and stops the server if no other process uses it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from perdure.embedded import EmbeddedServerError, postgres, redis
 _STARTS = {"postgres": postgres.start, "redis": redis.start}
 
 
-class _Leave(Exception):
-    """The supervisor requested the end of this process."""
+class _Terminated(Exception):
+    """SIGTERM or SIGINT requested the end of this process."""
 
 
 def main(arguments: list[str]) -> int:
@@ -26,13 +26,13 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m perdure.embedded postgres|redis DIRECTORY\n")
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, _terminate)
     try:
         with _STARTS[arguments[0]](Path(arguments[1])) as server:
             sys.stdout.write(f"{arguments[0]} answers (process {server.pid})\n")
             sys.stdout.flush()
             server.wait()
-    except _Leave:
+    except _Terminated:
         return 0
     except EmbeddedServerError as error:
         sys.stderr.write(f"{error}\n")
@@ -41,10 +41,10 @@ def main(arguments: list[str]) -> int:
     return 1
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _terminate(_number: int, _frame: FrameType | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # stopping the server cleanly has its own time limit
-    raise _Leave
+    raise _Terminated
 
 
 if __name__ == "__main__":

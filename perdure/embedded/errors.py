@@ -23,10 +23,10 @@ class EmbeddedServerError(Exception):
 
 @contextmanager
 def explained(server: str, directory: Path) -> Iterator[None]:
-    """Raise an `OSError` about `directory` as an `EmbeddedServerError` with a remedy.
+    """Convert an `OSError` of the block to an `EmbeddedServerError` with a remedy.
 
     Raises:
-        EmbeddedServerError: instead of the `OSError`.
+        EmbeddedServerError: the block raised an `OSError`.
     """
     try:
         yield

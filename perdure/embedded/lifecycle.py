@@ -1,13 +1,13 @@
 """Starts, finds and stops an embedded server, PostgreSQL or Redis.
 
-Three locks in the server's directory coordinate this, and the kernel releases each of them:
+Processes coordinate through three locks in the server's directory. The kernel releases a lock when its holder dies:
 
-    start.lock    held while a server is being started or stopped, so that two never race
-    server.lock   inherited by the server and all its children: held = a process of it is alive
-    users.lock    shared by every process that started or joined it; the last one to leave stops it
+    start.lock    held exclusively by a process that starts or stops the server, so that two never do so concurrently
+    server.lock   inherited by the server and all its children: while it is held, a process of the server is alive
+    users.lock    shared by all processes that started or joined the server; the last of them to stop ends the server
 
-So a server outlives a starter that was killed, the next start joins it, and its own stop then ends it; of two
-concurrent `perdure up`, the first to leave stops nothing.
+If the process that started a server is killed, the server continues. The next `start` joins it, and the `stop` of that
+process ends it. If two `perdure up` run, the one that stops first leaves the server running.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ import psutil
 from perdure.embedded.errors import EmbeddedServerError, disk_full, explained
 from perdure.embedded.process.locks import FileLock
 
-_TICK_S = 0.01  # between two checks of a server that cannot call back
+_TICK_S = 0.01  # between two checks of a server's state
 _LOG_KEPT_BYTES = 4 * 2**20
 _TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server's process is started."""
+    """The command line and the environment of a server's process."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
 
 
 class Server(Protocol):
-    """The specifics of one kind of server."""
+    """A PostgreSQL or Redis server in one directory, as `start`, `find` and `Running.stop` use it."""
 
     @property
     def title(self) -> str:
@@ -52,16 +52,16 @@ class Server(Protocol):
 
     @property
     def directory(self) -> Path:
-        """The directory of all its files; absolute, without symbolic links."""
+        """The absolute path of the directory of all its files, without symbolic links."""
         ...
 
     @property
     def kill_signal(self) -> signal.Signals:
-        """The signal that ends it if SIGINT, a clean shutdown for both, does not."""
+        """The signal that ends the server if SIGINT, which requests a clean shutdown, does not."""
         ...
 
     def prepare(self) -> Launch:
-        """Create or check its files. Called only while no process of it runs.
+        """Create or check the server's files. Called only while no process of the server runs.
 
         Raises:
             EmbeddedServerError: the existing files cannot be used.
@@ -70,15 +70,15 @@ class Server(Protocol):
         ...
 
     def answers(self) -> bool:
-        """Whether it accepts connections, by connecting."""
+        """Try to connect; returns whether the server accepts connections."""
         ...
 
     def complete(self) -> None:
-        """Complete the setup of a server that answers; idempotent."""
+        """Complete the setup of a server that accepts connections. Idempotent."""
         ...
 
     def pid(self) -> int | None:
-        """The process to signal, verified to be this server; `None` if there is none."""
+        """The id of the server's main process, verified by its command line; `None` if it is not found."""
         ...
 
     def url(self) -> str:
@@ -86,13 +86,13 @@ class Server(Protocol):
         ...
 
     def remedy(self, log: str) -> str:
-        """What to do about a failed start that left `log`: one sentence."""
+        """A remedy for a failed start, given the end of the server's log: one or two sentences."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server that answers, kept running by another process."""
+    """The address and process id of a server that accepts connections."""
 
     url: str
     pid: int
@@ -103,8 +103,8 @@ class Running:
 
     Attributes:
         url: The server's address.
-        pid: Its process id at the time of `start`; another keeper may have restarted it since.
-        owned: Whether this process started it, rather than joined it.
+        pid: The server's process id at the time of `start`. Another process may have restarted the server since.
+        owned: Whether this process started the server; False if it joined a running server.
     """
 
     def __init__(self, server: Server, users: FileLock, endpoint: Endpoint, *, owned: bool) -> None:
@@ -131,7 +131,7 @@ class Running:
         return True
 
     def wait(self) -> None:
-        """Return once no process of the server is alive."""
+        """Block until no process of the server is alive."""
         with FileLock(self._server.directory / "server.lock") as lock:
             lock.shared()
 
@@ -145,11 +145,11 @@ class Running:
 
 
 def start(server: Server, *, timeout_s: float = 300) -> Running:
-    """Join the server of the directory, or start it.
+    """Join the running server of `server.directory`, or start it.
 
     Args:
-        server: Which one.
-        timeout_s: Seconds until it must answer. After a crash, PostgreSQL first replays its log.
+        server: The server.
+        timeout_s: Seconds until the server must accept connections. After a crash, PostgreSQL first replays its log.
 
     Raises:
         EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
@@ -173,7 +173,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
 
 
 def find(server: Server) -> Endpoint | None:
-    """The running server of the directory, or `None`. Starts, creates and changes nothing.
+    """The running server of `server.directory`, or `None`. Has no side effects.
 
     Raises:
         EmbeddedServerError: this account may not read the directory.
@@ -186,7 +186,7 @@ def find(server: Server) -> Endpoint | None:
 
 
 def is_process_of(pid: int, program: str, directory: Path) -> bool:
-    """Whether process `pid` runs `program` on exactly `directory`, by its command line."""
+    """Whether the command line of process `pid` names `program` and, as an argument, `directory`."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -211,13 +211,13 @@ def _is_alive(directory: Path) -> bool:
 
 
 def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes] | None:
-    """Returns the started process, or `None` if a running server was joined. The server answers."""
+    """Wait until the server accepts connections, and start it if needed; returns the started process, if any."""
     deadline = time.monotonic() + timeout_s
     log = server.directory / "server.log"
     log_start = _rotate(log)
     child: subprocess.Popen[bytes] | None = None
     try:
-        # The lock comes first: in a copied directory, the recorded address is that of the original's server.
+        # The lock is checked first: in a copied directory, the recorded address belongs to the original's server.
         while not (_is_alive(server.directory) and server.answers()):
             if child is None:
                 child = _launch(server, log)
@@ -241,7 +241,7 @@ def _require_running(
 
 
 def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
-    """Start the server; `None` while a process of an earlier one is alive."""
+    """Start the server; returns `None`, and starts nothing, while a process of an earlier server is alive."""
     with FileLock(server.directory / "server.lock") as alive:
         if not alive.try_exclusive():
             return None
@@ -255,7 +255,7 @@ def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
                 stderr=output,
                 cwd="/",
                 umask=0o077,
-                start_new_session=True,  # a Ctrl-C must reach only the application, which drains first
+                start_new_session=True,  # Ctrl-C must not reach the server: the application drains first
                 pass_fds=(alive.descriptor,),
             )
 
@@ -303,7 +303,7 @@ def _failure(server: Server, what: str, log: str) -> EmbeddedServerError:
 
 
 def _tail(log: Path, start: int) -> str:
-    """The last lines that were written to `log` after its first `start` bytes."""
+    """The last `_TAIL_LINES` lines of `log` after its first `start` bytes."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -312,7 +312,10 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _rotate(log: Path) -> int:
-    """Rotate a long log (one old file is kept; a running server continues to write to it); returns the length."""
+    """Rotate `log` if it is long; returns its length in bytes now. One old file is kept.
+
+    A running server continues to write to the old file.
+    """
     size = log.stat().st_size if log.exists() else 0
     if size <= _LOG_KEPT_BYTES:
         return size

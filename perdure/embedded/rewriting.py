@@ -1,7 +1,7 @@
 """Rewrites the append-only file of the embedded Redis after a user was erased.
 
-The file holds each command since its last rewrite, so it still contains a deleted text. A rewrite takes milliseconds,
-since Redis holds wake-ups and caches only. Erasures in quick succession share one.
+The file has each command since its last rewrite, so it still contains deleted texts. A rewrite takes milliseconds,
+since Redis holds only wake-ups and caches. Erasures in quick succession share a rewrite.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from perdure.text.untrusted import first_line
 _WAIT_S = 2.0
 _POLL_S = 0.01
 _APART_S = 5.0
-"""Minimum seconds between two rewrites that erasures begin; the second pass of an erasure always begins one."""
+"""Minimum seconds between two rewrites that `rewrite` begins. `rewritten` begins one without this limit."""
 
 
 class AppendOnlyFile:
-    """The file of the Redis at `url`. Thread-safe; holds no connection open."""
+    """The append-only file of the Redis at `url`. Thread-safe; holds no connection open."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -38,34 +38,35 @@ class AppendOnlyFile:
         """Begin a rewrite, unless one is running or another began within `_APART_S` seconds.
 
         Raises:
-            Unavailable: Redis cannot be reached, or refuses.
+            Unavailable: Redis cannot be reached, or refuses the command.
         """
         with self._lock, self._connected() as client:
             if time.monotonic() - self._began_at >= _APART_S and _finished(client) is not None:
                 self._begin(client)
 
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
-        """The `erasures` whose deleted keys a finished rewrite has also removed from the file.
+        """The `erasures` whose deleted keys are no longer in the file, since a rewrite has finished after them.
 
-        Begins a rewrite for the others and waits up to two seconds for it; call it again for those not returned.
+        Begins a rewrite for the other erasures and waits for it, at most `_WAIT_S` seconds. Call this again for
+        erasures that are not returned.
 
         Raises:
             Unavailable: as `rewrite`.
         """
-        asked = frozenset(erasures)
+        wanted = frozenset(erasures)
         with self._lock, self._connected() as client:
             ended_well = _finished(client)
             if ended_well is None:
                 return frozenset()
-            done = self._covered & asked if ended_well else frozenset()
-            self._covered = asked - done
+            done = self._covered & wanted if ended_well else frozenset()
+            self._covered = wanted - done
             if not self._covered:
                 return done
             self._begin(client)
             if not _ends_well(client):
                 return done
             self._covered = frozenset()
-            return asked
+            return wanted
 
     def _begin(self, client: Any) -> None:
         client.bgrewriteaof()
@@ -90,7 +91,7 @@ def _ends_well(client: Any) -> bool:
 
 def _finished(client: Any) -> bool | None:
     """Whether the last rewrite succeeded; `None` while one is running or scheduled."""
-    told = client.info("persistence")
-    if told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"]:
+    info = client.info("persistence")
+    if info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]:
         return None
-    return bool(told["aof_last_bgrewrite_status"] == "ok")
+    return bool(info["aof_last_bgrewrite_status"] == "ok")

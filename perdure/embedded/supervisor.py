@@ -1,13 +1,14 @@
 """Keeps a few processes running in the foreground, for `perdure up`.
 
-Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, which stops its
-processes in order: SIGTERM, a time limit, SIGKILL. A second Ctrl-C hastens them all by another signal; a third one
-kills the rest. A process that dies is restarted after a delay that doubles, unless it exits with its `final_status`:
-then all are stopped. No process outlives a killed supervisor: each is started with a death signal (see
-`embedded.process.launch`). The kernel sends it when the *thread* that started the process ends, so call `run` in the
-main thread.
+Each process runs in its own session, so Ctrl-C in the terminal reaches only the supervisor. The supervisor then stops
+its processes in order, each with SIGTERM and, after a time limit, SIGKILL. A second Ctrl-C sends SIGINT to the
+processes that still run; a third kills them. A process that dies is restarted, after a delay that doubles with each
+death. If a process exits with its `final_status`, all processes are stopped.
 
-Nothing polls: the supervisor waits for a child's end, a line of output, a signal or the end of a delay.
+No process outlives a killed supervisor: each is started with a parent-death signal (see `embedded.process.launch`). The
+kernel sends that signal when the *thread* that started the process ends, so call `run` in the main thread.
+
+The supervisor does not poll: it waits for the end of a child, a line of output, a signal or the end of a delay.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class Process:
         name: The prefix of its lines of output.
         argv: The program and its arguments.
         environment: Its complete environment; `None`: the supervisor's own.
-        stop_rank: Lower ranks are stopped first; the next rank once all of the one before have ended.
+        stop_rank: Lower ranks are stopped first. A rank is stopped once all processes of the previous rank have ended.
         stop_within_s: Seconds from SIGTERM to SIGKILL.
-        ready: Awaited after each start; returns once the process is ready. `None`: at once.
-        final_status: The exit status after which a restart is useless (a wrong setting). `None`: no such status.
+        ready: Awaited after each start; returns once the process is ready. `None`: the process is ready at once.
+        final_status: The exit status after which a restart does not help (a wrong setting). `None`: no such status.
     """
 
     name: str
@@ -61,9 +62,9 @@ class Backoff:
     """The delay before a process is restarted.
 
     Attributes:
-        first_s: Seconds after the first death.
-        cap_s: The maximum of the delay, which doubles, in seconds.
-        reset_after_s: A process that lived this many seconds starts a new count of deaths.
+        first_s: The delay after the first death, in seconds. It doubles with each consecutive death.
+        cap_s: The maximum delay, in seconds.
+        reset_after_s: If a process has run this many seconds, its death counts as the first one.
     """
 
     first_s: float = 1
@@ -71,7 +72,7 @@ class Backoff:
     reset_after_s: float = 60
 
     def deaths(self, before: int, lived_s: float) -> int:
-        """Consecutive deaths, including that of a process that lived `lived_s` seconds."""
+        """The number of consecutive deaths, after `before` deaths and another one after `lived_s` seconds."""
         return 1 if lived_s >= self.reset_after_s else before + 1
 
     def delay_s(self, deaths: int) -> float:
@@ -90,14 +91,14 @@ def run(
 ) -> int:
     """Keep `processes` running until SIGINT, SIGTERM or SIGHUP, then stop them in order.
 
-    A second signal hastens their shutdown, a third one kills them.
+    A second signal sends them SIGINT, a third one kills them.
 
     Args:
         processes: The processes, in the order of their start.
-        on_ready: Called once, after every process has been ready at least once.
+        on_ready: Called once, when every process has been ready at least once.
         backoff: The delays between restarts.
-        clock: Measures how long a process lived.
-        output: Where the prefixed lines go; default standard output.
+        clock: Measures how long a process has run.
+        output: The stream for the prefixed lines; default: standard output.
 
     Returns:
         The `final_status` of a process that exited with it; otherwise 1 if a process had to be killed, else 0.
@@ -107,7 +108,7 @@ def run(
 
 
 async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
-    """Return once a server accepts connections there: a `ready` for servers that cannot call back."""
+    """Return once a server accepts connections at `host` and `port`, for `Process.ready`. Tries every `every_s`."""
     while True:
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -135,15 +136,15 @@ class _Printer:
         try:
             self._output.write(f"{prefix} {text}\n")
             self._output.flush()
-        except OSError:  # the terminal, or the reader of the pipe, is gone
+        except OSError:  # the terminal or the pipe is closed
             with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._output.fileno())  # or each later line, and the exit, fails, too
+                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later write, and the exit, would fail, too
             self._on_gone()
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The process that exited with its `final_status`, and its last line of output, which is the reason."""
+    """The process that exited with its `final_status`, and its last line of output, which gives the reason."""
 
     name: str
     status: int
@@ -178,7 +179,7 @@ class _Child:
         return self._popen.wait()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process only: it ends its own children."""
+        """Send SIGTERM to the process, which ends its own children."""
         if not self.ended.is_set():
             self._popen.terminate()
 
@@ -193,10 +194,10 @@ class _Child:
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     def reap_if_ended(self) -> None:
-        """Called after SIGCHLD: if this child has ended, reap it and close its output."""
+        """If this child has ended, kill its process group, reap it and close its output. Called after SIGCHLD."""
         if self.ended.is_set() or not _has_exited(self._popen.pid):
             return
-        # Before it is reaped: until then its process id, also the group's, is not reused.
+        # Kill the group before reaping the child: reaping frees the child's id, which is also the group's, for reuse.
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
         while self._read():
@@ -207,7 +208,7 @@ class _Child:
     def _read(self) -> bool:
         """Print some of the available lines; returns whether there may be more.
 
-        Not all of them at once: a process that writes continuously would block the others, and Ctrl-C.
+        Reading all lines at once would let a process that writes continuously block the other processes and Ctrl-C.
         """
         try:
             chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
@@ -264,7 +265,7 @@ class _Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_exit)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
         for task in keeping:
-            task.add_done_callback(lambda _: self._stopping.set())  # ends only to stop, or by a bug
+            task.add_done_callback(lambda _: self._stopping.set())  # the task ends after a final status, or by a bug
         try:
             await self._stop_in_order()
             await asyncio.gather(*keeping)

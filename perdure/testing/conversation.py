@@ -1,7 +1,7 @@
 """Turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
 
 This module replaces the engine's runner: no second process claims the turn, a settled turn is appended to the store,
-and an error that is not a `PerdureError` reaches the test.
+and an exception that is not a `PerdureError` propagates to the test.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from perdure.turns.run.transcript import Entry, Transcript
 log = logging.getLogger(__name__)
 
 Approve = bool | Callable[[ToolCall], bool]
-"""The decision about calls that need approval: one for all calls, or a function of the call."""
+"""The decision about calls that need approval: one decision for all calls, or a function of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A tool call of a turn, as the engine recorded it.
 
-    `arguments` are what the model wrote: by name, or the text itself if it is not a JSON object. `status` is `done`,
-    `failed`, `denied` or `unknown`; while the turn waits, `asked`, `approved` or `intended`. `result` is the text
-    that the model read; `None` while the call waits. `effect_id` is `None` for a call that was refused before it could
-    run.
+    `arguments` are those that the model wrote: a mapping by name, or the text if it is not a JSON object. `status` is
+    `done`, `failed`, `denied` or `unknown`; while the turn waits, `asked`, `approved` or `intended`. `result` is the
+    text that the model received; `None` while the call waits. `effect_id` is `None` if the call was refused before it
+    could run.
     """
 
     tool: str
@@ -64,12 +64,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a turn ended.
+    """The outcome of a turn.
 
     `status` is `done`, `failed`, `waiting_approval` (a call needs a decision and `approve` is `None`) or `parked` (no
-    model answers and the agent has `on_unavailable="park"`, or a Celery task has no function in `tasks`). `reply` is
-    what the user reads, also of a failed turn.
-    `transcript` holds the messages of this turn.
+    model replies and the agent has `on_unavailable="park"`, or a Celery task has no function in `tasks`). `reply` is
+    the text that the user receives, for a failed turn the error's message; `None` while the turn waits. `transcript`
+    holds the messages of this turn.
     """
 
     status: str
@@ -83,7 +83,7 @@ class Answer:
 
     @property
     def error_code(self) -> str | None:
-        """The code of the error of a failed or parked turn."""
+        """The code of the error that failed or parked the turn; `None` without an error."""
         return None if self.error is None else self.error.code
 
 
@@ -102,21 +102,22 @@ class Options(TypedDict, total=False):
 
 
 def ask(agent: Agent, text: str, *, model: Model, **options: Unpack[Options]) -> Answer:
-    """Run one turn of `agent`, the first of a `Conversation`.
+    """Run one turn of `agent`, the first of a new `Conversation`.
 
     Raises:
-        Exception: the model raised something that is no `PerdureError`, such as `ScriptExhausted`.
+        Exception: raised by the model and not a `PerdureError`, such as `ScriptExhausted`.
     """
     return Conversation(agent, model=model, **options).ask(text)
 
 
 class Conversation:
-    """One session of one user with an agent, whose turns are run one after another.
+    """One session of one user with an agent, whose turns run one after another.
 
-    `working_variables` are those that the session begins with. `approve` decides about calls that need approval; `None`
-    ends the turn with the status `waiting_approval`. `settings` are the defaults unless given: the environment is not
-    read. `clock` is the model's if the model is `Scripted`; it advances to the times for which `sleep_until` waits.
-    `tasks` are functions that replace Celery tasks, by name; a turn that waits for another task ends as `parked`.
+    `working_variables` are the session's initial variables. `approve` decides about calls that need approval; if it is
+    `None`, the turn ends with the status `waiting_approval`. `settings` default to perdure's defaults; the environment
+    is not read. `clock` defaults to the model's clock if the model is `Scripted`; it advances to the times for which
+    `sleep_until` waits. `tasks` are functions that replace Celery tasks, by name; a turn that waits for any other task
+    ends as `parked`.
     """
 
     def __init__(
@@ -155,14 +156,14 @@ class Conversation:
 
         Raises:
             RuntimeError: the previous turn waits for an approval or a model.
-            Exception: the model raised something that is no `PerdureError`, such as `ScriptExhausted`.
+            Exception: raised by the model and not a `PerdureError`, such as `ScriptExhausted`.
         """
         if self._open:
             raise RuntimeError("the previous turn is not settled: it waits for an approval or for a model")
         self._open = True
         ref = self._next_turn()
-        said = Entry(ref.turn_id, Role.USER, storable(text), message_id=str(ref.turn_id), created_at=self._clock.now())
-        transcript = Transcript(ref.turn_id, [*self._window(), said])
+        sent = Entry(ref.turn_id, Role.USER, storable(text), message_id=str(ref.turn_id), created_at=self._clock.now())
+        transcript = Transcript(ref.turn_id, [*self._window(), sent])
         began = self._clock.monotonic()
         while True:
             variables = VariableSet(self._store.variables)
@@ -172,7 +173,7 @@ class Conversation:
             if isinstance(ended, Asleep):
                 asleep_since = self._clock.monotonic()
                 if self._wait():
-                    began += self._clock.monotonic() - asleep_since  # the time limit does not count it
+                    began += self._clock.monotonic() - asleep_since  # waiting does not count towards the time limit
                     continue
             if not isinstance(ended, Waiting) or self._approve is None:
                 break
@@ -194,7 +195,7 @@ class Conversation:
         )
 
     def _window(self) -> list[Entry]:
-        """The messages of the last turns, as many as leave room for one more in a prompt."""
+        """The messages of the most recent turns: one turn fewer than a prompt may hold, to leave room for the next."""
         turns = [list(messages) for _, messages in groupby(self._store.messages, key=lambda each: each["turn_id"])]
         kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
         return [_entry(message) for messages in kept for message in messages]
@@ -206,7 +207,7 @@ class Conversation:
         return hold
 
     def _wait(self) -> bool:
-        """Run the tasks, or advance the clock, for which a turn waits; returns False if a task has no function."""
+        """Run the tasks and pass the times that a turn waits for; returns False if a task has no function."""
         for effect in self._store.waiting():
             if effect.waits_for == "timer":
                 self._clock.advance(timedelta(seconds=max(0.0, effect.undecided_s)))
@@ -220,7 +221,7 @@ class Conversation:
         asking = transcript.asking()
         if asking is None:
             raise LookupError("no call waits for a decision")
-        for effect in self._store.asked():
+        for effect in self._store.awaiting_decision():
             call = asking.tool_calls[effect.position]
             approved = approve(call) if callable(approve) else approve
             self._store.decide(effect, approved=approved, denial=approvals.DENIED)
@@ -252,7 +253,7 @@ class Conversation:
         return self._read(settled, verdict.status, error, verdict.steps)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """A failure with the agent's own message for its code, if the agent has one."""
+        """`ending`; a failure gets the agent's own message for its error code, if the agent has one."""
         messages = self._agent.error_messages
         if not isinstance(ending, Failed) or messages is None:
             return ending
@@ -303,7 +304,7 @@ class Conversation:
 
 
 class _NoWorkers:
-    """The `Waker` of a process without a broker. The step loop wakes no worker."""
+    """A `Waker` that publishes nothing: the step loop wakes no worker."""
 
     def _not_sent(self, *_: object, **__: object) -> bool:
         return False
@@ -319,7 +320,7 @@ def _arguments(call: ToolCall) -> Mapping[str, Any] | str:
 
 
 def _entry(message: Mapping[str, Any]) -> Entry:
-    """The entry that the store holds as `message`."""
+    """The transcript entry for a message of the store."""
     return Entry(
         message["turn_id"],
         Role(message["role"]),

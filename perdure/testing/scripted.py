@@ -33,7 +33,7 @@ class Late:
 
 
 def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall:
-    """A call of `tool` in a scripted reply; `raw` replaces the arguments' JSON, for text that may be malformed."""
+    """A call of `tool` in a scripted reply. `raw`, which may be malformed, replaces the JSON of the arguments."""
     return ToolCall("", tool, json.dumps(arguments) if raw is None else raw)
 
 
@@ -43,9 +43,9 @@ def late(seconds: float, reply: Reply) -> Late:
 
 
 class Scripted:
-    """Gives its replies in order and records each request. Threads may share it.
+    """A `Model` that gives its replies in order and records each request. Threads may share it.
 
-    `clock` is the clock that late replies advance; `ask` uses the same one unless it is passed another.
+    Late replies advance `clock`. `perdure.testing.ask` runs the turn by the same clock unless it is passed another.
     """
 
     name = _NAME
@@ -66,8 +66,8 @@ class Scripted:
 
         Raises:
             ScriptExhausted: the script has no further reply.
-            Exception: the next reply is this error.
-            DeadlineExceeded: the reply is later than the call's deadline.
+            Exception: the next reply, if it is an exception.
+            DeadlineExceeded: the call's deadline has passed before the reply.
         """
         with self._lock:
             self.requests.append(request)

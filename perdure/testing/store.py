@@ -1,9 +1,9 @@
 """The step loop's commits, stored in memory instead of PostgreSQL.
 
-The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` answers
-those that a turn without earlier sessions runs, by name, with the rows that PostgreSQL would return; it keeps messages,
-tool calls and working variables. It checks no fence: no other process can hold the session. Every other statement is
-`Unavailable`.
+The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` implements
+the statements that a turn without earlier sessions runs, and returns the rows that PostgreSQL would return. It stores
+messages, tool calls and working variables. It checks no fence, since no other process can hold the session. Any other
+statement raises `Unavailable`.
 
 The tests in tests/testing run the same turns here and on PostgreSQL and compare what both committed.
 """
@@ -48,7 +48,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row with the columns of the statements that return one."""
+    """A row with the columns of all statements that return one row."""
 
     base: int = 0
     cancel_requested_at: None = None
@@ -60,7 +60,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The row of a task's call."""
+    """The row of the statement `turns.read_call`: a call of a Celery tool."""
 
     effect_id: UUID
     agent: str
@@ -78,7 +78,7 @@ class MemoryStore(Database):
     """The database of one conversation. Threads may share it."""
 
     def __init__(self) -> None:
-        """Create the store without an engine; no connection is made."""
+        """Create an empty store. `Database.__init__` is not called, so there is no engine and no connection."""
         self.messages: list[dict[str, Any]] = []
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
@@ -122,12 +122,12 @@ class MemoryStore(Database):
 
     @contextmanager
     def transaction(self, name: str) -> Iterator[Transaction]:
-        """A block of statements, without rollback."""
+        """A block of statements. If it raises, nothing is rolled back."""
         del name
         yield cast("Transaction", self)
 
     def close(self) -> None:
-        """Return; the store has no connections."""
+        """Do nothing: the store has no connections."""
 
     def append(self, turn_id: UUID, messages: Sequence[Mapping[str, Any]]) -> None:
         """Append messages of a turn, in the form of `Entry.record`."""
@@ -138,12 +138,12 @@ class MemoryStore(Database):
         """Record a person's decision about a call that waits for approval."""
         effect.status, effect.result = ("approved", None) if approved else ("denied", denial)
 
-    def asked(self) -> list[Effect]:
-        """The calls that wait for a decision."""
+    def awaiting_decision(self) -> list[Effect]:
+        """The calls that wait for a person's decision."""
         return [each for each in self.effects.values() if each.status == "asked"]
 
     def waiting(self) -> list[Effect]:
-        """The calls that wait for a task or a time."""
+        """The calls that wait for a Celery task or a timer."""
         return [each for each in self.effects.values() if each.waits_for is not None and each.status == "intended"]
 
     def _step(self, step: Mapping[str, Any]) -> Sequence[object]:
@@ -202,7 +202,7 @@ class MemoryStore(Database):
         return [each for each in self.effects.values() if each.message_seq == step["message_seq"]]
 
     def _begin_approved(self, step: Mapping[str, Any]) -> Sequence[object]:
-        if self.asked():
+        if self.awaiting_decision():
             return [_Row(undecided=True)]
         for each in json.loads(step["calls"]):
             effect = self.effects[UUID(each["effect_id"])]

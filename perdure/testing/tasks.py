@@ -1,4 +1,4 @@
-"""Celery tools in a test: a function replaces each task, and runs when the turn waits for it."""
+"""Celery tools in a test: a function replaces each Celery task, and runs when the turn waits for that task."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ Tasks = Mapping[str, Callable[..., Any]]
 
 
 class InlineCalls:
-    """A `perdure.tools.awaited.port.TaskCalls` that keeps the tasks until `run`."""
+    """A `perdure.tools.awaited.port.TaskCalls` that stores each task until `run` runs it in this process."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._sent: dict[UUID, TaskCall] = {}
 
     def send(self, call: TaskCall) -> Sent:
-        """Keep the task."""
+        """Store the task."""
         self._sent[call.task_id] = call
         return Sent.YES
 
     def ask(self, task_id: UUID) -> TaskEnded | None:
-        """`None`: there is no result backend."""
+        """Return `None`: there is no result backend."""
         del task_id
         return None
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
-        """Forget the tasks."""
+        """Remove the stored tasks."""
         for task_id in task_ids:
             self._sent.pop(task_id, None)
         return True
 
     def run(self) -> tuple[TaskCall, TaskEnded] | None:
-        """Run the function of the next task that has one, and return how it ended; `None` if no task has one."""
+        """Run the next stored task that has a function; returns the task and its outcome, `None` if there is none."""
         call = next((each for each in self._sent.values() if each.task in self._tasks), None)
         if call is None:
             return None

@@ -1,4 +1,4 @@
-"""The built-in tools `calculator`, with bounded work for any expression, and `clock`."""
+"""The built-in tools `calculator`, whose work is bounded for any expression, and `clock`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.tools.registry import Effect, Tool, tool
 Number = int | float
 
 MAX_DIGITS = 1_000
-"""The most decimal digits of a whole number, at every step of a calculation."""
+"""The most decimal digits of a whole number, including intermediate results."""
 
 MAX_DEPTH = 50
 """The most levels of nesting in an expression."""
@@ -114,7 +114,7 @@ def _sqrt(value: Number) -> Number:
 
 
 def _round(value: Number, digits: Number = 0) -> Number:
-    places = operator.index(digits)  # type: ignore[arg-type]  # a float raises the TypeError that is reported
+    places = operator.index(digits)  # type: ignore[arg-type]  # raises the TypeError for a float that is reported to the model
     if places < -MAX_DIGITS:
         return 0  # no value has that many digits; Python would compute 10 ** -places first
     return round(value, places) if places > 0 else int(round(value, places))

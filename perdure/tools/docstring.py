@@ -1,4 +1,4 @@
-"""A tool's docstring, split into its description and those of its parameters: Google, NumPy or Sphinx style."""
+"""Splits a tool's docstring (Google, NumPy or Sphinx style) into the descriptions of the tool and its parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from docstring_parser import Docstring, DocstringStyle, ParseError, google, numpydoc, rest
 from docstring_parser.common import DocstringMeta
 
-# Sections for people. The library does not know them and would add them to the section before.
+# Sections that are not sent to models. The library does not know them and would append them to the previous section.
 _LEFT_OUT = ("Note", "Notes", "Warning", "Warnings", "See Also", "Todo")
 
 _GOOGLE = google.GoogleParser(
@@ -19,14 +19,14 @@ _PARSERS = (_GOOGLE.parse, numpydoc.parse, rest.parse)
 
 
 class Described(NamedTuple):
-    """A function's description, and that of each parameter by name."""
+    """The description of a function, and the descriptions of its parameters by name."""
 
     description: str
     arguments: dict[str, str]
 
 
 def describe(docstring: str | None) -> Described:
-    """Split `docstring`, in the style that recognises most parts. Omits sections other than the parameters'."""
+    """Split `docstring`, in the style that recognises most parts of it. Only the section of parameters is kept."""
     text = inspect.cleandoc(docstring or "").strip()
     best = max((_parsed(parser, text) for parser in _PARSERS), key=_recognised)
     arguments = {
@@ -35,7 +35,7 @@ def describe(docstring: str | None) -> Described:
         for name in parameter.arg_name.split(",")
     }
     description = (best.description or "").strip() if any(_recognised(best)) else text
-    return Described(description, {name: said for name, said in arguments.items() if said})
+    return Described(description, {name: text for name, text in arguments.items() if text})
 
 
 def _parsed(parser: Callable[[str], Docstring], text: str) -> Docstring:
@@ -47,9 +47,9 @@ def _parsed(parser: Callable[[str], Docstring], text: str) -> Docstring:
 
 
 def _recognised(docstring: Docstring) -> tuple[int, int]:
-    """How many parts a style recognised: entries of parameters, results and errors; and sections for people.
+    """How many parts a style recognised: entries (of parameters, results and errors), and other sections.
 
-    In Sphinx style every line that begins with a colon is a part, even a smiley, so only entries count.
+    In Sphinx style every line that begins with a colon, even a smiley, is parsed as a part, so only entries count.
     """
     entries = sum(type(each) is not DocstringMeta for each in docstring.meta)
     return entries, 0 if docstring.style is DocstringStyle.REST else len(docstring.meta) - entries

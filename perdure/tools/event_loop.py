@@ -1,11 +1,11 @@
 """The event loop of a process, on which `async def` tools, probes and hooks run.
 
-One thread runs the loop; it starts with the process's first call, also in a forked child. The thread of a call waits
-for its coroutine, so the effect, the time limit and the result are handled as for other tools. When no turn waits for a
-call any longer (its time limit has passed, its turn is cancelled, its lease is lost), the coroutine is cancelled.
+One thread runs the loop; it starts with the process's first call, also in a forked child. The calling thread waits for
+its coroutine, so effects, time limits and results are handled as for other tools. A coroutine is cancelled when no turn
+waits for it any longer: its time limit has passed, its turn is cancelled, or its lease is lost.
 
-A tool that blocks the loop stops all others. The loop's watch detects this, the log names the tool, and after
-`_REPLACED_S` seconds further calls get a new loop; the calls on the blocked one run into their time limits.
+A coroutine that blocks the loop delays all others. Threads that wait for a coroutine detect this, and log the tool's
+name. After `_REPLACED_S` seconds, new calls get a new loop; calls on the blocked loop run into their time limits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
-"""Seconds between two checks whether calls are still wanted."""
+"""Seconds between two checks whether a turn still waits for each call."""
 
 _BLOCKED_S = 1.0
 """Seconds without a check after which the loop counts as blocked."""
@@ -34,7 +34,7 @@ _REPLACED_S = 10.0
 
 
 class Cancelled(Exception):
-    """The call was cancelled: by itself, or because it is no longer wanted (`unwanted`)."""
+    """The call was cancelled: because no turn waits for it (`unwanted`), or by its own code."""
 
     def __init__(self, *, unwanted: bool) -> None:
         super().__init__("the call was cancelled")
@@ -62,12 +62,12 @@ class _Loop:
 
     @property
     def blocked_s(self) -> float:
-        """Seconds for which a coroutine has blocked the loop; 0 if none does."""
+        """Seconds for which a coroutine has blocked the loop; 0 if the loop is not blocked."""
         silent_s = time.monotonic() - self._seen_at
         return silent_s if silent_s > _BLOCKED_S else 0.0
 
     def submit(self, name: str, work: Coroutine[Any, Any, Any], is_over: Callable[[], bool]) -> Any:
-        """Run `work` on the loop; returns its result. Blocks.
+        """Run `work` on the loop, and wait for its result.
 
         Raises:
             Cancelled: `work` was cancelled.
@@ -80,7 +80,7 @@ class _Loop:
             try:
                 return result.result(_BLOCKED_S)
             except concurrent.futures.TimeoutError:
-                if result.done():  # the coroutine's own
+                if result.done():  # the coroutine itself raised this error, or ended just now
                     return result.result()
                 self._report()
 
@@ -116,7 +116,7 @@ class _Loop:
         while True:
             try:
                 self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:  # of a task that a tool has created
+            except (SystemExit, KeyboardInterrupt) as error:  # raised by a task that a tool created
                 log.warning("a task of an async tool raised %s; the event loop continues", type(error).__name__)
 
     async def _watch(self) -> None:
@@ -142,12 +142,12 @@ _current: _Loop | None = None
 
 
 def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
-    """Call `work`. A coroutine that it makes runs on the event loop, and is cancelled when `is_over` returns True.
+    """Call `work`. If it returns a coroutine, run it on the event loop, and cancel it once `is_over` returns True.
 
     `work` may be a `functools.partial`; `name` is for the log.
 
     Raises:
-        Cancelled: the coroutine was cancelled, or was not begun because `is_over` returned True.
+        Cancelled: the coroutine was cancelled, or not started because `is_over` returned True.
         Exception: raised by `work`.
     """
     if inspect.iscoroutinefunction(work) and is_over():
@@ -157,7 +157,7 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
 
 
 async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
-    """`work`, without the errors that would end the loop's thread."""
+    """Await `work`, and raise a `RuntimeError` for the exceptions that would end the loop's thread."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:

@@ -1,7 +1,8 @@
 """Calls tools through the circuit breaker `tool:NAME` that they declare.
 
-A `ToolError` without a foreign cause does not count as a failure of the service that the tool calls. Other errors, a
-`ToolError` caused by one, an interrupted call and a time-out count. Tools of MCP servers use their server's breaker.
+The breaker counts these as failures of the service that the tool calls: a time-out, an interrupted call, an exception
+that is not a `ToolError`, and a `ToolError` that such an exception caused. It does not count a `ToolError` that the
+tool raises by itself. Tools of MCP servers use their server's breaker.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from perdure.tools.sources import RunnableTool
 
 
 class _Late(Abandoned):
-    """A result, or an error as the cause, after the time-out: it counts neither as success nor as failure."""
+    """A call ended after its time-out, with the result `text` or with an error, which is the cause.
+
+    The breaker counts it neither as success nor as failure.
+    """
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__("The tool ran past its time.")
@@ -34,9 +38,10 @@ def call(
     lease_s: float,
     is_over: Callable[[], bool],
 ) -> str:
-    """Call the tool; see `RunnableTool.call`. `lease_s` bounds the breaker's wait for the outcome.
+    """Call the tool; see `RunnableTool.call`. `lease_s`: seconds that the breaker waits for the outcome at most.
 
-    An outcome after `is_over` returns True does not count: `note_overdue` counts the time-out.
+    `is_over` returns True once the call has timed out. The breaker ignores an outcome after that: `note_overdue` counts
+    the time-out.
 
     Raises:
         ToolError: the tool raised it, or its breaker is open.
@@ -56,7 +61,7 @@ def call(
 
 
 def note_overdue(tool: RunnableTool, breakers: BreakerRegistry | None) -> None:
-    """Count a call that ran past its time as a failure of the tool's breaker."""
+    """Count a call that timed out as a failure, in the tool's breaker."""
     breaker = _breaker_of(tool, breakers)
     if breaker is not None:
         with contextlib.suppress(DeadlineExceeded, CircuitBreakerOpen):
@@ -88,12 +93,12 @@ def _called(tool: RunnableTool, arguments: Mapping[str, Any], context: ToolConte
         raise
     except ToolError as error:
         if _is_the_tools_own(error):
-            error.transient = False  # the tool's own error counts neither way
+            error.transient = False  # so the breaker counts it neither as success nor as failure
         raise
 
 
 def _is_the_tools_own(error: BaseException | None) -> bool:
-    """Whether the chain of causes consists of `ToolError`s of the tool only."""
+    """Whether the error and all errors in its chain of causes are `ToolError`s that the tool raised."""
     while isinstance(error, ToolError) and error.transient is None:
         error = error.__cause__
     return error is None

@@ -1,4 +1,4 @@
-"""Counts threads of tools and hooks that ran past their time limit. Python cannot end them.
+"""Counts threads of tools and hooks that exceeded their time limit. Python cannot stop a thread.
 
 A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them shuts down, so that a new process replaces it.
 """
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Leaks:
-    """The threads of this process that run although no turn waits for them any longer."""
+    """The threads of this process that still run after their time limit. `most`: the limit on their number."""
 
     def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None
@@ -25,13 +25,13 @@ class Leaks:
 
     @property
     def count(self) -> int:
-        """The number of these threads that still run."""
+        """The number of leaked threads that still run."""
         with self._lock:
             self._threads = [each for each in self._threads if each.is_alive()]
             return len(self._threads)
 
     def add(self, thread: threading.Thread) -> None:
-        """Count a thread that no turn waits for any longer."""
+        """Count `thread`, which exceeded its time limit, while it still runs."""
         with self._lock:
             self._threads = [each for each in (*self._threads, thread) if each.is_alive()]
             count = len(self._threads)

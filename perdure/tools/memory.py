@@ -20,7 +20,7 @@ from perdure.text.untrusted import cut
 from perdure.tools.registry import Effect, ToolContext, tool
 
 MOST = 20
-"""The most results of one recall."""
+"""The most results of one call of `recall`."""
 
 _PIECE_CHARS = 1_000
 
@@ -69,8 +69,8 @@ def forget(memory_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the sam
     Args:
         memory_id: The memory's id, as `recall` gives it.
     """
-    gone = _memory_of(context).forget(memory_id)
-    return "It is forgotten." if gone else "There is no such memory; it may have been forgotten."
+    deleted = _memory_of(context).forget(memory_id)
+    return "It is forgotten." if deleted else "There is no such memory; it may have been forgotten."
 
 
 def _memory_of(context: ToolContext) -> OwnMemory:

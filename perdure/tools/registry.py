@@ -4,8 +4,8 @@ A tool declares how the engine proceeds if a crash leaves the outcome of a call 
 (repeat with the same id) or `unsafe` (do not repeat; call its probe, or report to the model that the outcome is
 unknown). It also declares whether calls need a person's approval.
 
-No tool can block a session: arguments are parsed strictly, results are made storable and are bounded, and every
-exception becomes a `ToolError` whose message the model reads.
+No tool can make a session's turns fail: arguments are parsed strictly, results are made storable and cut to a maximum
+length, and every exception becomes a `ToolError`, whose message the model receives.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_RESULT_CHARS = 32_000
-"""The default limit for a result in the transcript."""
+"""The most characters of a result in the transcript, by default."""
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
-"""Prefix of the fields of the pydantic model, since parameters such as `copy` or `_x` would collide."""
+"""Prefix of the pydantic model's fields: names such as `copy` or `_x` are not possible for fields."""
 
 
 class Effect(StrEnum):
@@ -62,9 +62,9 @@ class ToolContext:
     """The context of a call. A parameter annotated with this class receives it.
 
     `effect_id` is the idempotency key: the same for every attempt at the same call. `cancelled` is set when the turn no
-    longer needs the result. `working_variables` persist until the session ends, `memory` (the user's) beyond it;
-    `memory` is None in a process without memory. `reminders` are the user's schedules. Users of two tenants may have
-    the same `user_id`: a tool that stores data by user must use both `tenant` and `user_id` as the key.
+    longer needs the result. `working_variables` persist until the session ends. `memory` accesses the user's memories,
+    `reminders` the user's schedules; each is None in a process without it. Users of two tenants may have the same
+    `user_id`: a tool that stores data by user must use both `tenant` and `user_id` as the key.
     """
 
     user_id: str
@@ -106,9 +106,9 @@ Approval = bool | Callable[[Mapping[str, Any]], bool]
 class Tool:
     """A function that a model may call, `def` or `async def`. Make one with `@tool`.
 
-    `parameters` is a JSON schema of type object. `timeout_s` overrides the setting, in seconds. `probe` finds out
-    whether a call with an unknown outcome took effect. `breaker` is the NAME of the breaker `tool:NAME` of the service
-    that the tool calls; tools may share it.
+    `parameters` is a JSON schema of type object. `timeout_s`, in seconds, overrides `PERDURE_TURN__TOOL_TIMEOUT_S`.
+    `probe` finds out whether a call with an unknown outcome took effect. `breaker` is the NAME of the circuit breaker
+    `tool:NAME` for the service that the tool calls; several tools may name the same one.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Tool:
     _context_parameter: str | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, for unit tests."""
+        """Call the undecorated function, for unit tests."""
         return self.function(*args, **kwargs)
 
     def schema(self) -> ToolSchema:
@@ -135,11 +135,11 @@ class Tool:
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check the arguments that a model wrote against the function's signature.
 
-        Returns the arguments by name, converted to the types of the signature, defaults filled in.
+        Returns the arguments by name, converted to the types of the signature and completed with its defaults.
 
         Raises:
-            ToolError: `arguments` are not a strict JSON object or do not fit; the message names the problem and the
-                schema.
+            ToolError: `arguments` is not a strict JSON object, or does not match the signature. The message names the
+                problem and the schema.
         """
         try:
             model = self._arguments.model_validate(untrusted.load_object(arguments))
@@ -176,7 +176,7 @@ class Tool:
             raise OutcomeUnknown(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
         except ToolError as error:
             raise ToolError(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
-        # SystemExit too: a tool that wraps a command line's main() must not end the worker's thread.
+        # SystemExit too: a tool that calls the main() of a command-line program must not end the worker's thread.
         except (Exception, SystemExit) as error:
             raise ToolError(untrusted.error_summary(error)) from error
         try:
@@ -227,11 +227,11 @@ def tool(
 
     The docstring's text becomes the description, its `Args:` section (Google style) describes the parameters, and a
     parameter annotated `ToolContext` is injected. With `requires_approval` (True, or a function that returns True for
-    the arguments) a call waits for a person's approval. Calls go through the circuit breaker `tool:NAME` if `breaker`
-    gives a name.
+    the arguments) a call waits for a person's approval. `breaker` is the NAME of the circuit breaker `tool:NAME` for
+    the calls.
 
     Raises:
-        SettingsError: the function is not usable as a tool; the message says why.
+        SettingsError: the function cannot be a tool; the message gives the reason.
     """
 
     def make(given: Callable[..., Any]) -> Tool:
@@ -268,7 +268,7 @@ def tool(
 
 
 def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` needs approval, by its declaration; True if the declared function raises."""
+    """Whether a call of `tool` needs approval, as `declared`; True if the declared function raises."""
     if not callable(declared):
         return declared
     try:
@@ -298,7 +298,7 @@ def _check_declaration(
 
 
 def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) -> tuple[type[BaseModel], str | None]:
-    """A pydantic model of the parameters, and the name of the parameter for the context."""
+    """A pydantic model of the parameters, and the name of the parameter that receives the context."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
@@ -340,7 +340,7 @@ def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter)
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """JSON schema without titles: they repeat the names, and cost tokens in every prompt."""
+    """Generates JSON schemas without titles, which repeat the names and cost tokens in every prompt."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
 

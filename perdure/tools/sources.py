@@ -1,7 +1,7 @@
-"""The interface of tools that turns use, and the set of tools for one prompt.
+"""The interface of tools that a turn may call, and the set of tools for one prompt.
 
-`registry.Tool` is a function in this process, `mcp.tool.RemoteTool` a tool of an MCP server. The tools of a server
-change, so each prompt has a `Toolset` of its own.
+`registry.Tool` is a function in this process, `mcp.tool.RemoteTool` a tool of an MCP server, and `awaited` has tools
+that a turn waits for. The tools of a server may change, so each prompt has its own `Toolset`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RunnableTool(Protocol):
 
     @property
     def name(self) -> str:
-        """The name for the model."""
+        """The name by which the model calls the tool."""
         ...
 
     @property
@@ -28,7 +28,7 @@ class RunnableTool(Protocol):
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds for one call; None: the setting."""
+        """Seconds for one call; None: `PERDURE_TURN__TOOL_TIMEOUT_S`."""
         ...
 
     @property
@@ -38,16 +38,16 @@ class RunnableTool(Protocol):
 
     @property
     def breaker(self) -> str | None:
-        """NAME of the breaker `tool:NAME` for calls; None if the tool needs none, or has its own."""
+        """NAME of the breaker `tool:NAME` for calls; None if the tool has no breaker, or uses one itself."""
         ...
 
     @property
     def max_result_chars(self) -> int:
-        """The limit for a result in the transcript."""
+        """The most characters of a result in the transcript."""
         ...
 
     def schema(self) -> ToolSchema:
-        """The tool as a model sees it."""
+        """The tool's name, description and parameters, as they are sent to the model."""
         ...
 
     def parse(self, arguments: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class RunnableTool(Protocol):
 
 
 class Toolset:
-    """The tools of one prompt, by name. Of two with the same name, the first is used."""
+    """The tools of one prompt, by name. If two tools have the same name, the first is used."""
 
     def __init__(self, tools: Iterable[RunnableTool] = ()) -> None:
         self._by_name: dict[str, RunnableTool] = {}
@@ -81,7 +81,7 @@ class Toolset:
             self._by_name.setdefault(each.name, each)
 
     def find(self, name: str) -> RunnableTool | None:
-        """The tool with that name, or None."""
+        """The tool `name`, or None."""
         return self._by_name.get(name)
 
     @property

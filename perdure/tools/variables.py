@@ -1,8 +1,8 @@
 """Working variables: values that a session's tools store between calls.
 
-Each call accesses them through its own `WorkingVariables`; the calls of a turn share one `VariableSet`, so concurrent
-calls see each other's changes. The engine commits the changes of a step with the step. A call that timed out can change
-nothing, and releases its lock.
+Each call accesses them through its own `WorkingVariables`. The calls of a turn share one `VariableSet`, so concurrent
+calls see each other's changes. The engine commits the changes of a step with the step. A call that has timed out loses
+its lock and cannot change variables any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.snapshots.codec import checked_variables
 log = logging.getLogger(__name__)
 
 Change = tuple[int, str] | tuple[int, str, Any]
-"""The number of a change, the name of a variable, and its new value; without a value it was removed."""
+"""The number of a change, the name of a variable, and its new value; without a value the variable was removed."""
 
 
 class VariableSet:
@@ -40,7 +40,7 @@ class VariableSet:
         return None if values is self._committed else values
 
     def kept(self) -> Mapping[str, Any]:
-        """The variables of the last committed step; read-only."""
+        """The variables as of the last committed step; read-only."""
         return self._committed
 
     def committed(self, values: dict[str, Any] | None) -> None:
@@ -49,17 +49,21 @@ class VariableSet:
             self._committed = values
 
     def replay(self, changes: Iterable[Change]) -> None:
-        """Apply, in their order, the changes of calls whose results another worker recorded."""
+        """Apply, in the order of their numbers, the changes of calls whose results another worker recorded."""
         for number, name, *value in sorted(changes, key=lambda change: change[0]):
             self._last = number
             after = {key: kept for key, kept in self._values.items() if key != name}
             try:
                 self._values = checked_variables({**after, name: value[0]} if value else after)
-            except TooLarge as error:  # a call without a recorded result had removed variables
+            except TooLarge as error:  # another call, whose result was not recorded, had removed variables
                 log.warning("the working variable %r is not changed: %s", name, error.message)
 
     def lock(self, holder: WorkingVariables) -> dict[str, Any]:
-        """Wait for the exclusive right to change the variables; returns a copy to change."""
+        """Wait for the exclusive right to change the variables; returns a copy for the caller to change.
+
+        Raises:
+            ToolError: the call has timed out.
+        """
         with self._free:
             self._free.wait_for(lambda: holder.revoked or self._holder is None)
             holder.require_time()
@@ -70,7 +74,7 @@ class VariableSet:
         """Replace the variables by `draft`; returns the changes.
 
         Raises:
-            ToolError: `draft` cannot be stored, or the call timed out; nothing is changed.
+            ToolError: `draft` cannot be stored, or the call has timed out. The variables do not change.
         """
         try:
             values = checked_variables(draft)
@@ -96,20 +100,20 @@ class VariableSet:
             self._free.notify_all()
 
     def values(self) -> Mapping[str, Any]:
-        """The present variables; read-only."""
+        """The current variables, including uncommitted changes; read-only."""
         return self._values
 
 
 class WorkingVariables(MutableMapping[str, Any]):
     """The session's working variables, for one call of a tool.
 
-    A mapping of names to JSON values, at most 64 KiB in total. Reading returns a copy: assign it to change a variable.
-    For a change that depends on a present value, or several changes that belong together,
+    A mapping of names to JSON values, at most 64 KiB in total. Reading returns a copy: to change a variable, assign to
+    it. If a change depends on the current value, or several changes belong together, use
 
         with context.working_variables as variables:
             variables["count"] = variables.get("count", 0) + 1
 
-    excludes changes by other calls during the block; if the block raises, nothing is changed.
+    No other call can change variables during the block. If the block raises, its changes are discarded.
     """
 
     def __init__(self, shared: VariableSet | None = None) -> None:
@@ -118,7 +122,7 @@ class WorkingVariables(MutableMapping[str, Any]):
         self._depth = 0
         self._changes: dict[str, Change] = {}
         self.revoked = False
-        """The call timed out: it can change nothing."""
+        """Whether the call has timed out and can no longer change variables."""
 
     def __enter__(self) -> dict[str, Any]:
         """Lock the variables; returns a copy to change in place."""
@@ -160,11 +164,11 @@ class WorkingVariables(MutableMapping[str, Any]):
         return f"WorkingVariables({dict(self._present())!r})"
 
     def changes(self) -> list[Change]:
-        """The last change of each variable by this call; empty if the call timed out."""
+        """The last change of each variable by this call; empty if the call has timed out."""
         return [] if self.revoked else list(self._changes.values())
 
     def revoke(self) -> None:
-        """Record that the call timed out, and release its lock."""
+        """Record that the call has timed out, and release its lock."""
         self.revoked = True
         self._shared.unlock(self)
 
@@ -182,5 +186,5 @@ class WorkingVariables(MutableMapping[str, Any]):
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether both are the same JSON: 1, 1.0 and true differ."""
+    """Whether both have the same JSON text: 1, 1.0 and true differ."""
     return json.dumps(one) == json.dumps(other)

@@ -1,1 +1,1 @@
-"""A worker's consumer: what it consumes, when it pauses, and messages that it cannot run."""
+"""A worker's consumer: its limits, its pauses, and its handling of messages that cannot run."""

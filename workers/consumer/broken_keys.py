@@ -1,12 +1,12 @@
-"""Keeps workers running when a key of the Redis broker has another type than kombu expects.
+"""Keeps workers running when a key of the Redis broker has a type that kombu does not expect.
 
-Without this, one such key ends every worker: Redis refuses kombu's command (WRONGTYPE). Any program with the broker's
-URL can create one.
+Without this module, one such key ends every worker, since Redis refuses kombu's command (WRONGTYPE). Any program with
+the broker's URL can create such a key.
 
 - Keys under `PERDURE_REDIS_PREFIX`, and kombu's bindings of perdure's exchanges, belong to perdure alone. A worker
   renames such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
-- The queues have names that another program may use for data of its own. A worker neither renames nor changes such a
-  key: it logs an error and stops consuming that queue until the key is deleted or is a list.
+- The queues have common names, which another program may use for its own data. A worker does not rename or change such
+  a key: it logs an error, and stops consuming that queue until the key is deleted or is a list.
 
 `perdure.workers.consumer.consumer` checks the keys when a worker connects, every `CHECK_S` seconds, and when Redis
 refuses a command.
@@ -31,7 +31,7 @@ _REPORT_S = 60.0
 """Seconds between two log lines about one key that another program uses."""
 
 # KEYS: the key, its new name. ARGV: the expected type.
-# A string is kombu's mutex. One without expiry would stop the restoring of messages forever.
+# A string is kombu's mutex. While a mutex without expiry exists, kombu restores no messages.
 _RENAME = """
 local found = redis.call('TYPE', KEYS[1]).ok
 local endless = found == 'string' and redis.call('PTTL', KEYS[1]) == -1
@@ -43,13 +43,13 @@ return found
 
 
 class BrokenKeys:
-    """Finds and renames broken keys for one worker of `app`. For the consumer's event loop only."""
+    """Finds and renames broken keys for one worker of `app`. Call its methods in the consumer's event loop only."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._report_at: dict[str, float] = {}
         self.taken: frozenset[str] = frozenset()
-        """The queues with a key that another program uses."""
+        """The queues that have a key which another program uses."""
 
     def skip_taken(self, channel: Any) -> None:
         """Make `channel`, of kombu's Redis transport, neither consume nor count queues in `taken`."""
@@ -64,9 +64,9 @@ class BrokenKeys:
         channel._size, channel._update_queue_cycle = count, update_cycle  # noqa: SLF001 (as above)
 
     def check(self, channel: Any) -> list[str]:
-        """Rename each broken key of perdure's own, and update `taken`.
+        """Rename each broken key that belongs to perdure, and update `taken`; returns the former names of the keys.
 
-        Returns the names of the renamed keys. An error of Redis is logged.
+        An error reply of Redis is logged, not raised.
         """
         own, queues = dict(_own(channel, self._app)), dict(_queues(channel, self._app))
         prefix = channel.unacked_key.removesuffix("unacked")  # PERDURE_REDIS_PREFIX
@@ -105,10 +105,10 @@ class BrokenKeys:
 
 
 def _types(client: Any, keys: list[str]) -> dict[str, str]:
-    asked = client.pipeline(transaction=False)
+    pipeline = client.pipeline(transaction=False)
     for key in keys:
-        asked.type(key)
-    return {key: kind.decode() for key, kind in zip(keys, asked.execute(), strict=True)}
+        pipeline.type(key)
+    return {key: kind.decode() for key, kind in zip(keys, pipeline.execute(), strict=True)}
 
 
 def _rename(client: Any, key: str, expected: str, prefix: str) -> bool:
@@ -124,7 +124,7 @@ def _rename(client: Any, key: str, expected: str, prefix: str) -> bool:
 
 
 def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key that belongs to perdure alone, and its type: under perdure's prefix, or kombu's for bindings."""
+    """Each key that belongs to perdure alone (by perdure's prefix, or as a binding of its exchanges), and its type."""
     whole = channel.global_keyprefix
     yield whole + channel.unacked_key, "hash"
     yield whole + channel.unacked_index_key, "zset"
@@ -138,7 +138,7 @@ def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
 
 
 def _queues(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key of each queue, one for each priority level, and the queue's name."""
+    """Each key of each queue (one for each priority level), with the queue's name."""
     for queue in app.amqp.queues:
         for level in channel.priority_steps:
             yield channel.global_keyprefix + channel._q_for_pri(queue, level), queue  # noqa: SLF001 (as above)

@@ -1,9 +1,9 @@
 """A worker's consumer: Celery's, with a limit for each queue.
 
-It survives the loss of Redis, and keys of Redis that another program broke or uses
+It survives the loss of Redis, and Redis keys that another program has broken or uses
 (`perdure.workers.consumer.broken_keys`). It consumes a queue only while it can start a task of that queue at once
 (`perdure.workers.consumer.room`), returns messages of other applications to their queue
-(`perdure.workers.consumer.unknown_tasks`), and drops malformed ones (`perdure.workers.consumer.malformed`).
+(`perdure.workers.consumer.unknown_tasks`), and drops malformed messages (`perdure.workers.consumer.malformed`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from perdure.workers.consumer.unknown_tasks import UnknownTasks
 log = logging.getLogger(__name__)
 
 _BUILT_IN = "celery."
-"""The prefix of Celery's built-in tasks. perdure publishes none: in a shared queue they belong to another application,
-and call its tasks."""
+"""The prefix of Celery's built-in tasks. perdure does not publish them, so in a shared queue they belong to another
+application, whose tasks they call."""
 
 _AHEAD = 8
-"""Messages that RabbitMQ prefetches beyond those of `ingress`: several per round trip, but few to return if there is no
-room."""
+"""Messages that RabbitMQ prefetches in addition to those of `ingress`: enough to save round trips, but few to return if
+there is no room."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
     """Celery's consumer, with these changes.
 
-    Each queue has room of its own. A message of another application is returned to its queue after a pause; Celery
-    discards it. A malformed item is dropped; Celery ends, or logs it in full. The channel of a lost connection is
-    closed completely. Broken keys affect only their own queue.
+    Each queue has its own room. A message of another application is returned to its queue after a pause; Celery would
+    discard it. A malformed item is dropped; Celery would end, or log it in full. The channel of a lost connection is
+    closed completely. A broken key affects only its own queue.
     """
 
     rooms: Rooms | None = None
-    """The room of each queue. None if the pool is not `threads`: then Celery's prefetch count is the only limit."""
+    """The room of each queue; None if the pool is not `threads`, where Celery's prefetch count is the only limit."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)
@@ -59,17 +59,17 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self.pool.executor = ThreadPoolExecutor(max_workers=threads)
         self._ahead = threads
         if self.conninfo.transport.driver_type == "amqp":
-            self._ahead = rooms.of("ingress") + _AHEAD  # a submission is acknowledged when it is accepted
+            self._ahead = rooms.of("ingress") + _AHEAD  # submissions stay unacknowledged while they are accepted
         self.initial_prefetch_count = self._ahead
         self.on_task_request = self._begin
 
     @property
     def max_prefetch_count(self) -> int:
-        """The most unacknowledged messages that the broker may send."""
+        """The broker's limit on unacknowledged messages of this worker."""
         return self._ahead if self.rooms is not None else super().max_prefetch_count
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
-        """Celery's message handler, except that it holds and returns a message without room."""
+        """Celery's message handler, except that it holds a message without room and drops a malformed one."""
         handle: Callable[[Any], Any] = super().create_task_handler(*args, **options)
 
         def receive(message: Any) -> Any:
@@ -95,15 +95,15 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def consume(self, queue: str) -> None:
         """Consume a queue again.
 
-        Does nothing if the worker stops, the queue is deselected (the intake is closed) or without room, or too many
-        of its messages are held. The code that ends such a condition calls this again.
+        Does nothing while the worker stops, the queue is deselected (the intake is closed), the queue has no room, or
+        too many of its messages are held. The code that ends such a condition calls this again.
         """
         tasks, queues = self.task_consumer, self.app.amqp.queues
         if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
             return
         if self._unknown.is_full(queue) or (self.rooms is not None and self.rooms.is_cancelled(queue)):
             return
-        declares, tasks.auto_declare = tasks.auto_declare, False  # it was declared when the worker connected
+        declares, tasks.auto_declare = tasks.auto_declare, False  # the queue was declared when the worker connected
         try:
             tasks.add_queue(queues[queue])
         finally:
@@ -112,12 +112,12 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self._end_wait(tasks.channel)
 
     def _end_wait(self, channel: Any) -> None:
-        """Make Redis answer the pending BRPOP now, so that the next one names the queue that was added.
+        """Make Redis answer the pending BRPOP now, so that the next BRPOP includes the queue that was added.
 
-        kombu sends the next BRPOP only when Redis has answered the pending one, up to a second later. A shorter
-        timeout of BRPOP would cost every idle worker 10 to 20 commands a second. CLIENT UNBLOCK runs on another
-        connection, and has no effect if BRPOP already has a message. If the server refuses it (an access list), or
-        sends no client id (RESP2), the added queue waits for up to a second.
+        kombu sends the next BRPOP only after Redis has answered the pending one, up to a second later. With a shorter
+        timeout of BRPOP, every idle worker would send 10 to 20 commands a second. CLIENT UNBLOCK runs on another
+        connection, and has no effect if BRPOP already has a message. If the server refuses the command (by an access
+        list), or sends no client id (with RESP2), the added queue is read up to a second later.
         """
         if not isinstance(channel, redis.Channel):
             return
@@ -131,9 +131,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
                 log.debug("Redis refuses CLIENT UNBLOCK: %s", loggable(error))
 
     def _begin(self, request: Any) -> None:
-        """Run a task in the pool as soon as there is room, and count it until it has ended.
+        """Run a task in the pool as soon as its queue has room, and count it until it has ended.
 
-        A waiting task raises the prefetch count by one, since all queues share its slots.
+        A task that waits for room raises the prefetch count by one, so that it occupies no slot of other queues.
         """
         rooms: Any = self.rooms
         waited = False
@@ -163,9 +163,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             result.f.add_done_callback(lambda _: rooms.leave(queue))
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
-        """Connect, and have Redis messages restored at levels that every consumer of the queue reads.
+        """Connect, and make kombu restore Redis messages at levels that every consumer of the queue reads.
 
-        This cannot happen later: kombu restores messages on this channel right after it connects.
+        This must be done here, since kombu restores messages on this channel right after it connects.
         """
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):
@@ -175,7 +175,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return connection
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Make the event loop check for broken keys, which publishers cannot rename, and report dropped items."""
+        """Make the event loop check the broker's keys and log the counts of dropped items, at intervals."""
         super().register_with_event_loop(hub)
         hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
         channel = self.task_consumer.channel
@@ -183,7 +183,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             hub.call_repeatedly(broken_keys.CHECK_S, self._check_keys, channel)
 
     def _check_keys(self, channel: Any) -> list[str]:
-        """Rename broken keys, and consume the queues whose keys no other program uses; returns the renamed keys."""
+        """Rename broken keys, and consume only queues whose keys no other program uses; returns the renamed keys."""
         before = self._keys.taken
         renamed = self._keys.check(channel)
         if self._keys.taken != before:
@@ -192,7 +192,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return renamed
 
     def connect(self) -> Any:
-        """Connect, and record the queue of each message from then on: the message itself does not name it."""
+        """Connect, and record each message's queue when it is delivered: the message itself does not name its queue."""
         connection = super().connect()
         if isinstance(connection.transport, virtual.Transport):
             self._track_queues(connection.transport, connection.default_channel)
@@ -216,11 +216,11 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _record_as_sent_by_name(self, channel: Any) -> None:
         """Record each unacknowledged message as sent directly to its queue, so that kombu restores it there.
 
-        kombu publishes a restored message to its exchange: to every queue bound to it, or to none if only another
-        application has declared the exchange's type.
+        Otherwise kombu publishes a restored message to its exchange: to every queue that is bound to it, or to no queue
+        if only another application has declared the exchange's type.
 
-        Redis has popped the message by now: if a broken key prevents the record, the key is renamed and the record
-        repeated.
+        At this point Redis has already popped the message. If a broken key prevents the record, the key is renamed and
+        the message is recorded again.
         """
         append = channel.qos.append
 
@@ -253,10 +253,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self._return(message, "a message that is not a task")
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
-        """Drop a task of perdure whose body cannot be decoded; return another message to its queue.
+        """Drop a task of perdure, or a remote-control command, whose body cannot be decoded.
 
-        Another application may use content types that perdure does not accept. A remote-control command has no queue
-        to return to, and is dropped.
+        Any other message is returned to its queue: another application may use content types that perdure does not
+        accept.
         """
         task = message.headers.get("task") if isinstance(message.headers, Mapping) else None
         is_ours = isinstance(task, str) and task in self.strategies
@@ -270,7 +270,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self._drop(message, malformed.reason(exc))
 
     def on_close(self) -> None:
-        """Return the held messages if the worker stops, forget them if the connection is lost; report dropped items."""
+        """Log the counts of dropped items, and return the held messages, or forget them if the connection is lost."""
         self._dropped.report()
         if self.connection is None:
             self._unknown.forget()
@@ -290,7 +290,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return self._current_queue or self._queue_by_tag(message.delivery_info)
 
     def _queue_by_tag(self, delivery: Mapping[str, Any]) -> str:
-        """The queue of a RabbitMQ message, by its consumer tag: the routing key may be another application's."""
+        """The queue of a RabbitMQ message, found by its consumer tag: another application may use any routing key."""
         tags = getattr(self.task_consumer, "_active_tags", {})
         queues = [queue for queue, tag in tags.items() if tag == delivery.get("consumer_tag")]
         return str(queues[0] if queues else delivery.get("routing_key", ""))
@@ -298,10 +298,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the channel of a lost connection completely, so that the worker can reconnect.
 
-        kombu first reads the pending reply of a Redis channel. If the server is unavailable, that raises and leaves
-        the channel half closed. Celery then discards the connection, and the next use of the channel (a second
-        closing, a late acknowledgement) raises `AttributeError: 'NoneType' object has no attribute 'hostname'`, which
-        ends the worker. Closing it twice before the connection is discarded avoids this: the second call has no reply
+        To close a Redis channel, kombu first reads the pending reply. If the server is unavailable, that raises and
+        leaves the channel half closed. Celery then discards the connection, and the next use of the channel (a second
+        close, a late acknowledgement) raises `AttributeError: 'NoneType' object has no attribute 'hostname'`, which
+        ends the worker. So the channel is closed twice before the connection is discarded: the second call has no reply
         to read.
         """
         channel = getattr(self.task_consumer, "channel", None)

@@ -1,11 +1,11 @@
 """Malformed items on a queue: dropped, counted, and logged without their text.
 
-Any program with the broker's URL can publish anything to a queue. kombu and Celery parse an item in the worker's event
-loop, where an unexpected error ends the worker. `screen` drops items that are not JSON before kombu parses them,
-`fault` finds JSON that is not a message of kombu's, and `UNREADABLE` are the errors that Celery raises for a message
-that is not a task.
+Any program with the broker's URL can publish any bytes to a queue. kombu and Celery parse an item in the worker's event
+loop, where an unexpected error ends the worker. `screen` drops items that are not JSON before kombu parses them.
+`fault` detects JSON that is not a kombu message. `UNREADABLE` has the errors that Celery raises for a message that is
+not a task.
 
-Called by `perdure.workers.consumer.consumer`.
+`perdure.workers.consumer.consumer` calls this module.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kombu.utils.json import loads
 log = logging.getLogger(__name__)
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""The errors that Celery raises for headers or a body that are not a task's. None is a connection error."""
+"""The errors that Celery raises for headers or a body that are not a task's. No connection error is among them."""
 
 REPORT_S = 60.0
-"""Seconds between two log lines about one kind of dropped items."""
+"""Seconds between two log lines about dropped items of one kind."""
 
 _MOST_KINDS = 1_000
 
@@ -37,14 +37,14 @@ Drop = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class _Tally:
-    """The items dropped since the last log line, and the monotonic time until which they are only counted."""
+    """The number of items dropped since the last log line, and the monotonic time of the next possible log line."""
 
     count: int = 0
     counted_until: float = 0.0
 
 
 class Dropped:
-    """Logs dropped items: the first of each kind at once, further ones as a count.
+    """Logs dropped items: the first of each kind (queue and reason) at once, later ones as a count.
 
     Call `report` every `REPORT_S` seconds, and when the consumer closes.
     """
@@ -75,9 +75,9 @@ class Dropped:
 
 
 def screen(transport: Any, channel: Any, drop: Drop) -> None:
-    """Drop items that are not JSON from `channel` of kombu's Redis `transport`, and from the channels it creates later.
+    """Drop items that are not JSON, on `channel` of kombu's Redis `transport` and on channels that it creates later.
 
-    Celery creates those for commands and events.
+    Celery creates later channels for remote-control commands and events.
     """
     create = transport.create_channel
 
@@ -108,10 +108,10 @@ def _screen_queues(channel: Any, drop: Drop) -> None:
 
 
 def _screen_published(channel: Any, drop: Drop) -> None:
-    """As `_screen_queues`, for pub/sub: commands and events. kombu logs an item that is not JSON, or raises.
+    """Drop items that are not JSON from pub/sub, which carries commands and events.
 
-    The item is replaced by an empty one: raising `Empty`, as kombu does, would leave the following items unread until
-    another one arrives.
+    kombu would log such an item in full, or raise. A dropped item is replaced by an empty one: after `Empty`, which
+    kombu raises in such a case, the items that follow would stay unread until another one arrives.
     """
     handle = channel._handle_message  # noqa: SLF001 (kombu has no public way)
 
@@ -121,7 +121,7 @@ def _screen_published(channel: Any, drop: Drop) -> None:
             return payload
         if (wrong := _not_json(payload["data"])) is not None:
             topic = bytes_to_str(payload["channel"]).partition(".")[2]
-            drop(topic.partition("/")[0], wrong)  # the publisher chooses the text after the exchange's name
+            drop(topic.partition("/")[0], wrong)  # only the exchange's name: a publisher chooses the text after it
             payload["data"] = None
         return payload
 
@@ -131,13 +131,13 @@ def _screen_published(channel: Any, drop: Drop) -> None:
 def _not_json(item: Any) -> str | None:
     try:
         loads(bytes_to_str(item))
-    except Exception as error:  # noqa: BLE001 (kombu's decoders of types raise any error)
+    except Exception as error:  # noqa: BLE001 (kombu's type decoders may raise any error)
         return f"not JSON ({type(error).__name__})"
     return None
 
 
 def fault(item: Any, channel: Any) -> str | None:
-    """Why `channel` cannot deliver a parsed item; `None` if it can."""
+    """The reason why `channel` cannot deliver a parsed item; `None` if it can."""
     if not isinstance(item, dict):
         return f"not an envelope ({type(item).__name__})"
     try:
@@ -154,7 +154,7 @@ def fault(item: Any, channel: Any) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """An error's type, file and line; not its message, which may quote the item."""
+    """The type, file and line of an error, without its message, which may quote the item."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return type(error).__name__

@@ -1,10 +1,10 @@
-"""Restores messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged.
+"""Restores messages that workers of a release before `PERDURE_REDIS_PREFIX` did not acknowledge.
 
 That release kept unacknowledged messages under kombu's default keys, `unacked` and `unacked_index`, which all
-applications on a Redis database share. This release has keys of its own, so kombu does not restore the messages of a
-killed worker of the old one. Each worker checks once at its start, and again while an entry is younger than the
-visibility timeout: during a rolling upgrade a worker of the old release may still process it. Entries of other
-applications are not touched.
+applications on a Redis database share. This release has its own keys, so kombu does not restore the messages of a
+killed worker of the old release. Each worker restores them at its start. During a rolling upgrade, a worker of the old
+release may still process an entry that is younger than the visibility timeout, so the check is repeated while there are
+such entries. Entries of other applications are not changed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _RETRY_S = 30.0
 _BATCH = 100
 
 # KEYS: the unacknowledged messages, the times of their delivery, the queue. ARGV: the delivery tag, the latest delivery
-# time of an abandoned message, the message. RPUSH as kombu does: the message is the next one to be consumed.
+# time of an abandoned message, the message. Like kombu, RPUSH makes the message the next one to be consumed.
 _RESTORE = """
-local taken = redis.call('ZSCORE', KEYS[2], ARGV[1])
-if taken and tonumber(taken) > tonumber(ARGV[2]) then return 'young' end
+local delivered_at = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if delivered_at and tonumber(delivered_at) > tonumber(ARGV[2]) then return 'young' end
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 'gone' end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('RPUSH', KEYS[3], ARGV[3])
@@ -52,7 +52,7 @@ class OldUnacked:
         self._abandoned_s = abandoned_s
 
     def run(self, ends: threading.Event) -> None:
-        """Restore until no entry of perdure's queues remains, or until `ends` is set."""
+        """Restore messages repeatedly until no entry of perdure's queues remains, or `ends` is set."""
         pause_s: float = 0
         while not ends.wait(pause_s):
             try:
@@ -64,9 +64,9 @@ class OldUnacked:
                 pause_s = _RETRY_S
 
     def restore(self) -> int:
-        """Return abandoned messages to their queues; returns how many are too young and remain.
+        """Return abandoned messages to their queues; returns the number of entries that are still too young.
 
-        Only a Redis broker has any.
+        Does nothing unless the broker is Redis.
         """
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=_CONNECT_S)
@@ -78,7 +78,7 @@ class OldUnacked:
 
     def _restore(self, channel: Any, client: Any) -> int:
         counts = {b"restored": 0, b"young": 0, b"gone": 0}
-        abandoned = time.time() - self._abandoned_s  # workers write the index by their clocks, as kombu does
+        abandoned = time.time() - self._abandoned_s  # the local clock, since kombu dates the index by workers' clocks
         for tag, entry in client.hscan_iter(_KEYS[0], count=_BATCH):
             if (found := self._own(entry)) is None:
                 continue
@@ -94,9 +94,9 @@ class OldUnacked:
         return counts[b"young"]
 
     def _own(self, entry: bytes) -> tuple[str, dict[str, Any]] | None:
-        """The queue and the message of an entry; `None` if it is not one of perdure's.
+        """The queue and the message of an entry; `None` if the message is not perdure's.
 
-        The task must be perdure's as well as the queue: another application may have a queue of the same name.
+        The task must be perdure's, too, since another application may have a queue with the same name.
         """
         try:
             message, exchange, routing_key = json.loads(entry)

@@ -1,8 +1,8 @@
 """Pauses and resumes a worker's consumption, and returns unstarted messages when the worker stops.
 
 `Consumption` pauses the queues of turns while the fleet's intake is closed. `Step` is a boot step between Celery's pool
-and its consumer: Celery stops it after the consumer and before it joins the pool, so messages that were prefetched and
-have not begun return to the broker at once. Without it they would wait until the last running task has ended.
+and its consumer: Celery stops it after the consumer and before it joins the pool. So prefetched messages whose tasks
+have not begun return to the broker at once, and not only when the last running task has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from perdure.workers.shutdown.signals import install_handlers
 log = logging.getLogger(__name__)
 
 INTAKE = ("ingress", "turns")
-"""The queues that bring turns. The tasks of the other queues finish accepted work."""
+"""The queues that start turns. The tasks of the other queues finish accepted work."""
 
 
 class Consumption:
-    """A worker's consumption of its queues. Its methods are for other threads than the consumer's."""
+    """Pauses and resumes a worker's consumption. Its methods may be called outside of the consumer's thread."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -41,7 +41,7 @@ class Consumption:
         self._worker = worker
 
     def wake(self) -> None:
-        """Wake the event loop, so that it notices a stop now. It checks about once a second otherwise."""
+        """Wake the event loop, so that it notices a stop now. Otherwise it checks about once a second."""
         hub = getattr(self._worker, "hub", None)
         if hub is not None:
             hub.call_soon(lambda: None)
@@ -52,7 +52,7 @@ class Consumption:
             return
         app, consumer = self._worker.app, self._worker.consumer
         self._paused = [name for name in INTAKE if name in app.amqp.queues.consume_from]
-        # All are deselected first: after a broker failure, Celery restarts the consumer with the selected queues.
+        # Deselect them before cancelling: after a broker failure, Celery consumes the queues that are selected.
         app.amqp.queues.deselect(self._paused)
         if consumer.task_consumer is not None:
             consumer.call_soon(_cancel, consumer, self._paused)
@@ -63,7 +63,7 @@ class Consumption:
         if not paused:
             return
         app, consumer = self._worker.app, self._worker.consumer
-        # All are selected first, for the same reason.
+        # Select all before consuming, for the same reason.
         for name in paused:
             app.amqp.queues.select_add(app.amqp.queues[name])
         if consumer.task_consumer is not None:
@@ -81,7 +81,7 @@ def _consume(consumer: Any, names: Iterable[str]) -> None:
 
 
 class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no types
-    """The boot step of a worker whose own process runs the tasks. It reports to the application's `Lifecycle`."""
+    """The boot step of a worker that runs tasks in its own process. It calls the application's `Lifecycle`."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -96,7 +96,7 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         return not is_prefork(worker)
 
     def create(self, worker: Any) -> Step:
-        """Return the step itself, as the object that Celery starts and stops."""
+        """Attach the worker, and return the step itself as the object that Celery starts and stops."""
         self._lifecycle.consumption.attach(worker)
         return self
 
@@ -109,11 +109,11 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         """Record the received tasks when the worker stops, after a signal or a remote `shutdown` command."""
         self._lifecycle.ensure_shutdown()
         self._began = time.monotonic()
-        # Not in `stop`: closing the consumer clears `state.requests`.
+        # Copied here and not in `stop`, since closing the consumer clears `state.requests`.
         self._held = list(state.requests.values())
 
     def stop(self, worker: Any) -> None:
-        """Return the messages that have not begun; the consumer has stopped."""
+        """Return the messages whose tasks have not begun. Celery calls this once the consumer has stopped."""
         worker.pool.executor.shutdown(wait=False, cancel_futures=True)
         waiting = [each for each in self._held if each not in state.active_requests and not each.acknowledged]
         count = _return_requests(waiting)
@@ -135,9 +135,9 @@ def is_prefork(worker: Any) -> bool:
 
 
 def _return_requests(requests: Iterable[Request]) -> int:
-    """Return the messages of `requests` to the broker, until it fails; returns how many it accepted.
+    """Return the messages of `requests` to the broker; returns how many the broker accepted. Stops at an error.
 
-    The rest is safe: the sweeper issues a wake-up again, and the broker redelivers a submission.
+    The other messages are safe: the sweeper issues a wake-up again, and the broker redelivers a submission.
     """
     count = 0
     for request in requests:
@@ -156,15 +156,16 @@ def _return_requests(requests: Iterable[Request]) -> int:
 
 
 def _return_pending_reply(channel: Any) -> None:
-    """Read the reply to the pending BRPOP of a Redis channel, and return its message. Waits for a second at most.
+    """Read the reply to the pending BRPOP of a Redis channel, and return its message to the queue.
 
-    kombu would read the reply only when it closes the channel, after the last running task has ended.
+    Takes up to a second. kombu would read the reply only when it closes the channel, after the last running task has
+    ended.
     """
     if not getattr(channel, "_in_poll", None):
         return  # RabbitMQ redelivers the messages that a closed channel has not acknowledged
     try:
         with suppress(Empty):
-            # The queue has no consumer in this worker now, so kombu pushes the message back to the queue's front.
+            # This worker has no consumer of the queue any more, so kombu returns the message to the queue's front.
             channel._brpop_read()  # noqa: SLF001 (kombu reads it elsewhere only when it closes the channel)
     except Exception as error:  # noqa: BLE001 (as above)
         log.warning(

@@ -1,12 +1,13 @@
-"""How many tasks of each queue a worker process runs concurrently, and which queues it consumes now.
+"""Limits the concurrent tasks of each queue in a worker process, and consumes only queues with room.
 
-Each queue has room of its own, with that many threads in the pool: turns that wait on a slow model do not delay
-deliveries, endings or submissions, nor do these delay turns. The worker consumes a queue only while it can start a task
-of it at once. Without room, a message stays in the broker or returns there, where an idle worker can consume it. Only a
-task with a countdown waits in this process: until it is due, and then for room.
+A queue has room while fewer tasks of it run than its limit. The pool has threads for the limits of all queues, so turns
+that wait on a slow model do not delay deliveries, endings or submissions, and these do not delay turns. The worker
+consumes a queue only while the queue has room. Otherwise a message stays in the broker or returns there, so that an
+idle worker can consume it. Only a task with a countdown waits in this process: until it is due, and then for room.
 
-Redis sends a message only on request, so the worker stops requesting. RabbitMQ sends up to the prefetch count in
-advance: messages that arrive without room are held until the consumer is cancelled, and then returned.
+Redis sends a message only on request, so the worker sends no further request for the queue. RabbitMQ sends messages in
+advance, up to the prefetch count: messages that arrive without room are held until the consumer is cancelled, and then
+returned.
 
 Used by `perdure.workers.consumer.consumer`. All methods but `leave` run in the thread of the worker's event loop.
 """
@@ -30,10 +31,11 @@ _MOST: Mapping[str, int] = {
     "memory": CONSOLIDATIONS + 2,
     "maintenance": 4,
 }
-"""The most concurrent tasks of a queue; a smaller `--concurrency` limits each of them further.
+"""The limit on concurrent tasks of each queue. `--concurrency`, if it is smaller, is the limit instead.
 
-`sessions` and `memory` have two places more than their semaphores, for the tasks that beat sends. If `--concurrency` is
-at most `ENDINGS` or `CONSOLIDATIONS`, hung tasks can occupy all places of that queue, and of no other.
+`sessions` and `memory` allow two tasks more than their semaphores (`ENDINGS`, `CONSOLIDATIONS`), for the tasks that
+beat sends. If `--concurrency` is not above a semaphore, hung tasks can use up the limit of that queue, but not of
+others.
 """
 
 
@@ -54,7 +56,7 @@ class Tap(Protocol):
 
 
 class Rooms:
-    """Counts the running tasks of each queue. `concurrency` is the limit for turns; no queue has a higher one."""
+    """Counts the running tasks of each queue. `concurrency` is the limit for turns, and the highest of any queue."""
 
     def __init__(self, concurrency: int, tap: Tap) -> None:
         self._concurrency = concurrency
@@ -81,12 +83,12 @@ class Rooms:
     def begin(self, queue: str, start: Callable[[], None]) -> bool:
         """Call `start` now, or once a task of `queue` has ended; returns whether it was called now.
 
-        Only a task whose countdown has passed can be without room: its message was received earlier.
+        Only a task with a countdown can be without room at this point: its message was received earlier.
         """
         if not self.has_room(queue):
             with self._lock:
                 self._waiting[queue].append(start)
-            self._tap.soon(self._reopen, queue)  # a task may have ended before this one was appended
+            self._tap.soon(self._reopen, queue)  # a running task may have ended before `start` was appended
             return False
         self.enter(queue)
         start()
@@ -113,7 +115,10 @@ class Rooms:
         self._tap.soon(self._close, queue)
 
     def forget(self) -> None:
-        """Forget held and waiting messages: the connection is lost, and the next one consumes every queue."""
+        """Forget held and waiting messages, and cancelled queues. Call this when the connection is lost.
+
+        The next connection consumes every queue.
+        """
         with self._lock:
             self._cancelled.clear()
             self._waiting.clear()
@@ -130,7 +135,7 @@ class Rooms:
     def _close(self, queue: str) -> None:
         if not self.has_room(queue):
             with self._lock:
-                self._cancelled.add(queue)  # before `cancel`: a task that ends during it must reopen the queue
+                self._cancelled.add(queue)  # before `cancel`, so that a task which ends during it reopens the queue
             self._tap.cancel(queue)
             self._reopen(queue)
         self.return_held()

@@ -1,14 +1,14 @@
-"""Messages that this worker cannot run, returned to the queue that they came from.
+"""Returns messages that this worker cannot run to the queue from which it received them.
 
-An application on the same broker may have a queue with the name of one of perdure's, and a worker then receives that
-application's tasks, too. Celery would discard them and record a failure; here each is held, unacknowledged, for
-`DELAY_S`, and returned. Returning it at once would be a hot loop if no consumer of the application is waiting: this
-worker would receive it again within a millisecond. The visibility timeout would delay it by a minute, and RabbitMQ has
-none.
+An application on the same broker may have a queue with the name of one of perdure's queues. A worker then also receives
+that application's tasks. Celery would discard them and record a failure. Here each is held, unacknowledged, for
+`DELAY_S`, and then returned. If it were returned at once and no consumer of the application was waiting, this worker
+would receive it again within a millisecond, in a busy loop. The visibility timeout would delay it by a minute, and
+RabbitMQ has no such timeout.
 
-Held messages use none of the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages of
-one queue stops consuming that queue until it has returned them all, so the backlog of another application neither
-fills the worker's memory nor stops its other queues. The broker redelivers the held messages of a worker that dies.
+Held messages do not use the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages of one
+queue stops consuming that queue until it has returned them all, so the backlog of another application neither fills the
+worker's memory nor stops its other queues. The broker redelivers the held messages of a worker that dies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REPORT_S = 60.0
 
 @dataclass(slots=True)
 class _Tally:
-    """The messages of a queue held since its last log line, and the monotonic time of the next line."""
+    """The number of messages of a queue held since the last log line, and the monotonic time of the next line."""
 
     count: int = 0
     report_at: float = 0.0
@@ -48,7 +48,7 @@ class Holder(Tap, Protocol):
 
 
 class UnknownTasks:
-    """Holds and returns messages for one connection of `consumer`. For its event loop only."""
+    """Holds and returns messages of `consumer`. Call its methods in the consumer's event loop only."""
 
     def __init__(self, consumer: Holder) -> None:
         self._consumer = consumer
@@ -58,7 +58,7 @@ class UnknownTasks:
         self._tallies: dict[str, _Tally] = {}
 
     def is_full(self, queue: str) -> bool:
-        """Whether `queue` must not be consumed now."""
+        """Whether too many messages of `queue` are held, so that it must not be consumed now."""
         return queue in self._full
 
     def hold(self, message: Any, queue: str, what: str) -> None:
@@ -70,10 +70,10 @@ class UnknownTasks:
         self._of[queue] += 1
         if self._of[queue] >= HELD:
             self._full.add(queue)
-            self._consumer.soon(self._cancel, queue)  # not now: the queue's own consumer calls this
+            self._consumer.soon(self._cancel, queue)  # later, since the consumer that would be cancelled calls this
 
     def release_all(self) -> None:
-        """Return all held messages now. If the broker fails, it redelivers the rest itself."""
+        """Return all held messages now. If the broker is unavailable, it redelivers the rest itself later."""
         messages = [message for message, _, _ in self._held.values()]
         self.forget()
         for message in messages:

@@ -1,1 +1,1 @@
-"""Flower: its settings, its authentication, and which events it stores."""
+"""Flower: its settings, its authentication, and the events that it stores."""

@@ -1,8 +1,8 @@
-"""Which requests Flower answers, and what it stores of an event.
+"""Restricts Flower to requests for its own host names, and removes the arguments of perdure's tasks from its events.
 
-A web page can make a browser on this machine send requests to a host name of its own that resolves to 127.0.0.1 (DNS
-rebinding). So Flower refuses each request for a host that is not its own. This covers `/metrics` and
-`/healthcheck`, which Flower's authentication does not.
+A web page can make a browser on this machine send requests to the page's host name, after that name has been changed to
+resolve to 127.0.0.1 (DNS rebinding). So Flower refuses each request for a host that is not its own. This includes
+`/metrics` and `/healthcheck`, which Flower's authentication does not protect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORBIDDEN = 403
 
 
 def guard(hosts: Collection[str]) -> None:
-    """Make the command `flower` serve a guarded application. `hosts`: its names in addition to loopback's."""
+    """Make the command `flower` serve the guarded application. `hosts`: host names in addition to loopback's."""
     from flower import command  # noqa: PLC0415 (only Flower needs it)
 
     command.Flower = _guarded(command.Flower, frozenset(host.lower() for host in hosts))
@@ -47,9 +47,9 @@ def is_loopback(host: str) -> bool:
 
 
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """The event for Flower's storage: without the arguments if it belongs to a task of perdure.
+    """`event` as Flower may store it: an event of perdure's tasks without the arguments, any other one unchanged.
 
-    Publishers with `task_send_sent_event` and workers of an earlier release send the arguments.
+    Publishers with `task_send_sent_event`, and workers of an earlier release, send events with the arguments.
     """
     if not any(fnmatchcase(str(event.get("name")), glob) for glob in ROUTES):
         return event

@@ -1,8 +1,8 @@
 """Flower's own settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command.
 
-Flower reads them itself. Its pages can shut workers down, so it always requires a password: the operator's, or one that
-is generated once under the data directory. The generated one is for loopback only. `perdure.workers.flower.guard`
-restricts the host names.
+Flower reads them itself. Its pages can shut workers down, so it requires a password unless `PERDURE_FLOWER__AUTH` is
+`none`: the operator's, or on loopback one that is generated once under the data directory.
+`perdure.workers.flower.guard` restricts the host names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAST_PORT = 65_535
 
 
 STARTED: ContextVar[str | None] = ContextVar("STARTED", default=None)
-"""The subcommand that `perdure` starts. `command` cannot see it, since typer has its own contexts."""
+"""The Celery subcommand that the command `perdure` runs. `command` cannot see it, since typer has its own contexts."""
 
 
 def command() -> str | None:
@@ -51,10 +51,10 @@ def command() -> str | None:
 
 
 def check_environment() -> None:
-    """Check each `FLOWER_*` variable that Flower knows, as Flower reads it. An empty one counts as unset.
+    """Check each `FLOWER_*` variable that Flower reads. Removes empty variables from the environment.
 
     Raises:
-        SettingsError: a value is wrong; the message names the variable, the value and what is accepted.
+        SettingsError: a value is invalid; the message names the variable, the value and what is accepted.
     """
     from flower.options import default_options  # noqa: PLC0415 (only Flower needs it)
     from flower.utils import strtobool  # noqa: PLC0415 (as above)
@@ -77,7 +77,7 @@ def check_environment() -> None:
 
 
 def require_authentication(address: str) -> None:
-    """Check `address` before Flower starts, unless a configuration file may have the credentials.
+    """Check that a Flower bound to `address` requires credentials, unless a configuration file may have them.
 
     Raises:
         SettingsError: `address` is not loopback, and no variable has credentials.
@@ -88,9 +88,9 @@ def require_authentication(address: str) -> None:
 
 
 def follow(app: Celery, settings: Settings) -> None:
-    """Require credentials of a Flower that runs with `app`, and guard its host names.
+    """Make Flower, if it runs with `app`, require credentials, and guard its host names.
 
-    Flower imports the application's tasks after it has read its options and before it listens.
+    This happens when Flower imports the application's tasks: after it has read its options and before it listens.
     """
     import_modules.connect(partial(_require, settings), sender=app, weak=False)
     if command() == "flower":  # else `perdure flower` calls `guard` itself
@@ -98,7 +98,7 @@ def follow(app: Celery, settings: Settings) -> None:
 
 
 def config_file() -> Path | None:
-    """The Python file from which Flower reads its options after the variables; None without one."""
+    """The Python file from which Flower reads options in addition to the variables; None if it does not exist."""
     path = Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py"))
     return path if path.is_file() else None
 
@@ -112,9 +112,9 @@ def own_credentials(settings: Settings) -> tuple[str, str] | None:
 
 
 def _require(settings: Settings, **_: Any) -> None:
-    """Add the generated password if no credentials are configured, and bind loopback if no address is.
+    """If no credentials are configured, add the generated password, and bind loopback if no address is configured.
 
-    Exits with status 2 for another address than loopback without configured credentials.
+    Exits with status 2 if Flower would bind another address than loopback without configured credentials.
     """
     if command() != "flower":
         return
@@ -135,7 +135,7 @@ def _require(settings: Settings, **_: Any) -> None:
 
 
 def _password() -> str:
-    """A password of a hundred random bits, in groups that a person can type."""
+    """A password of about a hundred random bits, in five groups of four characters."""
     return "-".join("".join(secrets.choice(_LETTERS) for _ in range(4)) for _ in range(5))
 
 
@@ -148,7 +148,7 @@ def _check_address(address: str, basic_auth: Sequence[str], auth: str) -> None:
 
 
 def _authenticates(basic_auth: Sequence[str], auth: str) -> bool:
-    """Whether the options require credentials. Flower accepts any of the pairs, so each must have a password."""
+    """Whether the options require credentials. Flower accepts each pair of `basic_auth`, so each needs a password."""
     if basic_auth:
         return all(pair.partition(":")[2] for pair in basic_auth)
     return bool(auth)

@@ -1,8 +1,8 @@
-"""The consumer of an application's worker that is perdure's, too.
+"""The consumer of an application's worker that also consumes perdure's queues.
 
-perdure's queues have room of their own, and their unknown or malformed messages are handled as in perdure's workers.
-The application's queues are consumed as Celery does: unknown tasks are discarded, Celery's own tasks run, and the
-broker's keys, which belong to the application, are neither checked nor renamed.
+Each of perdure's queues has its own room, and their unknown or malformed messages are handled as in perdure's workers.
+The application's queues are consumed as Celery does: unknown tasks are discarded, and Celery's own tasks run. The
+broker's keys belong to the application, so they are neither checked nor renamed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from perdure.workers.consumer.consumer import Consumer
 
 
 class InstalledConsumer(Consumer):
-    """perdure's consumer, restricted to perdure's queues."""
+    """perdure's consumer, whose changes to Celery's behaviour apply to perdure's queues only."""
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
-        """Connect, with the application's transport options only."""
+        """Connect as Celery does, with the application's transport options only."""
         return super(Consumer, self).connection_for_read(heartbeat=heartbeat)
 
     def connect(self) -> Any:
-        """Connect, and note the queue of each message from then on: the message itself does not name it."""
+        """Connect, and record each message's queue when it is delivered: the message itself does not name its queue."""
         connection: Any = super(Consumer, self).connect()
         if isinstance(connection.transport, virtual.Transport):
             self._note_queues(connection.transport)
@@ -39,7 +39,7 @@ class InstalledConsumer(Consumer):
         transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Leave the broker's keys alone; they are the application's."""
+        """Register as Celery does, without checks of the broker's keys, which belong to the application."""
         super(Consumer, self).register_with_event_loop(hub)
 
     def update_strategies(self) -> None:
@@ -47,22 +47,22 @@ class InstalledConsumer(Consumer):
         super(Consumer, self).update_strategies()
 
     def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
-        """Return the message to perdure's queue after a pause; discard it from another, as Celery does."""
+        """Return a message of perdure's queues to its queue after a pause; discard another one, as Celery does."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_unknown_task(body, message, exc)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
-        """As `on_unknown_task`."""
+        """See `on_unknown_task`."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_unknown_message(body, message)
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
-        """As `on_unknown_task`."""
+        """Handle a message of perdure's queues as perdure's consumer does; another one as Celery does."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_decode_error(message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
-        """As `on_unknown_task`."""
+        """See `on_decode_error`."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_invalid_task(body, message, exc)
 

@@ -1,6 +1,7 @@
-"""Settings of an application's Celery application that lose its tasks, or run them twice, or run other programs' code.
+"""Finds settings of an application's Celery application that can lose its tasks, run them twice or run foreign code.
 
-`perdure doctor --app MODULE` lists them. They concern the application's own tasks; `perdure.install` changes none.
+`perdure doctor --app MODULE` lists them. They concern the application's own tasks; `perdure.install` does not change
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VISIBILITY_S = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Danger:
-    """One dangerous setting: where it is, its value, the risk, and how to fix it."""
+    """One dangerous setting: the part that has it, its value, the risk, and a remedy."""
 
     where: str
     setting: str
@@ -35,7 +36,7 @@ class Danger:
 
 
 def application(module: str) -> Celery:
-    """The Celery application that `celery -A MODULE` would run, with its tasks.
+    """The Celery application that `celery -A MODULE` would run, with its tasks loaded.
 
     Raises:
         SettingsError: the module has no Celery application.

@@ -1,7 +1,8 @@
-"""`perdure.gateway()`: the gateway as an ASGI application that another one mounts.
+"""`perdure.gateway()`: the gateway as an ASGI application, to be mounted in another one.
 
-A mounted application gets no lifespan events, so the gateway opens its connections with the first request. They close
-when the program ends, or before, in the application's own lifespan: `async with agents.running()`.
+A mounted application gets no lifespan events, so the gateway opens its connections with the first request, and closes
+them when the program ends. In the lifespan of the outer application, `async with agents.running()` opens and closes
+them.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
     """The gateway as an ASGI application, for `app.mount("/agents", perdure.gateway(…))`.
 
     Args:
-        app: The Celery application whose broker gets the wake-ups. Default: the one of this process to which
-            `perdure.install` added perdure, else the broker of `PERDURE_BROKER_URL`.
-        authenticate: Returns the `user_id` of a request, or `None` if it has no user; a function or a coroutine
-            function. Each caller then reaches only that user's data, as with a user token. Keys and tokens are not
-            used.
-        options: Settings by their names in Python, as `model="offline"`; they override the environment.
+        app: The Celery application to whose broker wake-ups are published. Default: the application in this process
+            that `perdure.install` was called with, or else one for `PERDURE_BROKER_URL`.
+        authenticate: A function or coroutine function that returns the `user_id` of a request, or `None` if the request
+            has no user. A request then reaches only that user's data, as with a user token. API keys and user tokens
+            are not accepted.
+        options: Settings by their names in Python, such as `model="offline"`; they override the environment.
 
     Raises:
-        SettingsError: a setting is wrong; or neither `authenticate` nor a key is given, so the gateway would be open to
-            everyone who reaches the application.
+        SettingsError: a setting is invalid; or neither `authenticate` nor a key is given, so that everyone who reaches
+            the application could use the gateway.
     """
     settings = Settings.load(**options)
     check(settings, asks_models=False)
     if authenticate is None and not (settings.api_keys or settings.admin_keys):
         raise SettingsError("perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS")
-    Keys(settings, SystemClock())  # fails now if a key file cannot be read
+    Keys(settings, SystemClock())  # raises if a key file cannot be read
     return MountedGateway(settings, app, authenticate)
 
 
 class MountedGateway:
-    """The gateway, opened by its first request or by `running`. Belongs to one event loop at a time."""
+    """The gateway. Its first request or `running` opens it. It belongs to one event loop at a time."""
 
     def __init__(self, settings: Settings, app: Celery | None, authenticate: Authenticate | None) -> None:
         self._settings = settings
@@ -80,7 +81,7 @@ class MountedGateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the gateway, and close it at the end; for the lifespan of the application around it."""
+        """Open the gateway, and close it after the block, which is the lifespan of the outer application."""
         await self._app()
         try:
             yield
@@ -88,7 +89,7 @@ class MountedGateway:
             await self.close()
 
     async def close(self) -> None:
-        """Answer waiting requests, and close the connections. A later request opens the gateway again."""
+        """Answer the waiting requests, and close the connections. A later request opens the gateway again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.stack.aclose()
@@ -99,7 +100,7 @@ class MountedGateway:
         if self._opened is None or self._opened.loop is not loop:
             async with self._opening:
                 if self._opened is None or self._opened.loop is not loop:
-                    self._close_parts()  # of a loop that has ended
+                    self._close_parts()  # those of an event loop that has ended
                     self._opened = await self._open(loop)
         return self._opened.app
 
@@ -109,7 +110,7 @@ class MountedGateway:
         return opened
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Open and close with the server, if the gateway is the whole application."""
+        """Handle lifespan events, which the gateway gets if it is not mounted: open at startup, close at shutdown."""
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
@@ -125,7 +126,7 @@ class MountedGateway:
                 return
 
     def _close_parts(self) -> None:
-        """Close the connections; the event loop of the gateway has ended."""
+        """Close the connections. Call this once the gateway's event loop has ended."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()

@@ -1,8 +1,8 @@
 """`perdure.install(app)`: adds perdure to an application's own Celery application.
 
-`install` opens no connection, starts no thread, and loads no task: a worker of perdure loads them. Any process may
-publish them by name. What the application configures later counts, too: queues and routes are added when Celery makes
-its own, beat's entries when beat starts.
+`install` opens no connection, starts no thread, and loads no task: only a worker of perdure loads the tasks. Any
+process may publish them by name. `install` may precede the application's configuration: queues and routes are added
+when Celery creates the application's own, and beat's entries when beat starts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from perdure.workers.installed.schedule import add_entries
 def install(app: Celery) -> None:
     """Add perdure's tasks, queues, routes, beat entries and worker to `app`. Idempotent.
 
-    `celery -A MODULE worker -Q turns,ingress,deliveries,sessions,memory,maintenance -P threads -c 100` is then a worker
-    of perdure. The settings are those of the environment; the broker is the application's.
+    `celery -A MODULE worker -Q turns,ingress,deliveries,sessions,memory,maintenance -P threads -c 100` then starts a
+    worker of perdure. It reads perdure's settings from the environment, and uses the application's broker.
 
     Raises:
-        SettingsError: a setting is wrong. A queue or a task of the application with one of perdure's names is refused
-            when Celery makes its queues and when a worker of perdure starts.
+        SettingsError: a setting is invalid. If the application has a queue or a task with one of perdure's names, this
+            is raised later: for a queue when Celery creates the queues, for a task when a worker of perdure starts.
     """
     settings = Settings.load()
     if not note(app):
@@ -42,7 +42,7 @@ def install(app: Celery) -> None:
 
 
 class NotAWorker:
-    """The value of `app.perdure` in a process that is no worker of perdure."""
+    """The value of `app.perdure` in a process that is not a worker of perdure."""
 
     def __call__(self) -> Any:
         """Refuse to run a task.

@@ -1,7 +1,8 @@
-"""perdure's queues and routes in an application's Celery application, and an application that publishes to its broker.
+"""Adds perdure's queues and routes to an application's Celery application, and makes a publisher for its broker.
 
-Celery makes its queues and its router on first use, so both follow the application's configuration, whenever it is
-read. perdure's queues are declared and may be selected with `-Q`; a worker without `-Q` does not consume them.
+Celery creates an application's queues and router on first use. perdure's are added at that time, so the application may
+be configured after `perdure.install`. perdure's queues can be selected with `-Q`; a worker without `-Q` does not
+consume them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _COPIED = (
 
 
 _installed: WeakSet[Celery] = WeakSet()
-"""The applications of this process that have perdure."""
+"""The applications of this process to which `perdure.install` added perdure."""
 
 
 def note(app: Celery) -> bool:
-    """Record that `app` has perdure; returns whether this is new."""
+    """Record that perdure is added to `app`; returns False if that was recorded before."""
     is_new = app not in _installed
     _installed.add(app)
     return is_new
@@ -52,13 +53,13 @@ def forget(app: Celery) -> None:
 
 
 def installed() -> Celery | None:
-    """The application of this process that has perdure; `None` if none has, or several."""
+    """The only application of this process with perdure; `None` if there is none, or more than one."""
     found = list(_installed)
     return found[0] if len(found) == 1 else None
 
 
 def broker_url(app: Celery) -> str:
-    """The URL of the application's broker, with its transport in full; the first of several."""
+    """The URL of the application's broker, with the transport's full name. The first one if there are several."""
     connection: Connection = app.connection_for_write()
     url: str = connection.as_uri(include_password=True)
     return url
@@ -72,7 +73,7 @@ def add_queues(app: Celery) -> None:
         """The application's `app.amqp` with perdure's queues and routes."""
 
         def Queues(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (Celery's name)
-            """Return the application's queues and perdure's; only its own are consumed by default."""
+            """Return the application's queues and perdure's. By default workers consume only the application's own."""
             made = super().Queues(*args, **options)
             for each in queues(broker_url(self.app)):
                 if each.name in made:
@@ -84,24 +85,24 @@ def add_queues(app: Celery) -> None:
             return made
 
         def TaskConsumer(self, channel: Any, queues: Any = None, accept: Any = None, **options: Any) -> Any:  # noqa: N802
-            """Return the consumer of a worker, which accepts JSON from perdure's queues, too."""
+            """Return a worker's consumer, which also accepts JSON if the worker consumes perdure's queues."""
             accept = self.app.conf.accept_content if accept is None else accept
             if accept is not None and consumed(self.app):
                 accept = {*accept, "json"}
             return super().TaskConsumer(channel, queues, accept, **options)
 
         def Router(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (as above)
-            """Return the application's router, with perdure's routes for perdure's tasks only."""
+            """Return the application's router, with perdure's routes for perdure's tasks added."""
             made = super().Router(*args, **options)
             made.routes = [_Route(self.app), *made.routes]
             return made
 
     app.amqp_cls = WithPerdure
-    vars(app).pop("amqp", None)  # made by an earlier use of the application
+    vars(app).pop("amqp", None)  # created if the application was used before
 
 
 class _Route:
-    """A route of Celery's, for perdure's tasks: the application's routes, even one for `*`, do not apply to them."""
+    """Routes perdure's tasks before any route of the application, even one for `*`, applies to them."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -110,11 +111,11 @@ class _Route:
         if name not in TASKS:
             return None
         found = next(route for task, route in routes(broker_url(self._app)).items() if fnmatchcase(name, task))
-        return {**found, "serializer": "json"}  # the application's may be one that perdure's own workers refuse
+        return {**found, "serializer": "json"}  # perdure's own workers may refuse the application's serializer
 
 
 def publisher(app: Celery) -> Celery:
-    """An application that publishes to the broker of `app` with its transport options, but with short timeouts."""
+    """Make an application that publishes to the broker of `app`, with its transport options but short timeouts."""
     url = broker_url(app)
     made = Celery("perdure", broker=app.conf.broker_write_url or app.conf.broker_url or url, set_as_current=False)
     waits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _WAIT_S)

@@ -1,9 +1,9 @@
-"""perdure's entries in an application's beat, with any scheduler.
+"""Adds perdure's entries to an application's beat, which may have any scheduler.
 
-An entry in that beat only fires a task, which takes its slot in PostgreSQL. So a late, doubled or missing message is
-harmless: a task without a due slot does nothing, and workers fire the slots that no task has taken. Entries are
-therefore plain intervals and crontabs, which every scheduler can store, and may fire more often than their slots: a
-crontab has the minutes of the slots and each hour, since the application's time zone may be another one than
+An entry only fires a task, which claims the entry's slot in PostgreSQL. A late, repeated or missing message is
+therefore harmless: a task without a due slot does nothing, and workers fire the slots that no task has claimed. So the
+entries are plain intervals and crontabs, which every scheduler can store, and may fire more often than they have slots.
+A crontab fires at the minutes of the slots in every hour, since the application's time zone may differ from
 `PERDURE_TIMEZONE`.
 """
 
@@ -27,9 +27,9 @@ PREFIX = "perdure."
 
 
 def add_entries(app: Celery, settings: Settings) -> None:
-    """Add perdure's entries to the `beat_schedule` of `app`: once its modules are loaded, and again when beat starts.
+    """Add perdure's entries to the `beat_schedule` of `app` when its modules are loaded, and again when beat starts.
 
-    The second time is for an application that sets `beat_schedule` in a module that is loaded later.
+    They are added again because the application may replace `beat_schedule` in a module that is loaded later.
     """
 
     def load(**_: Any) -> None:

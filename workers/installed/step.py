@@ -1,6 +1,6 @@
 """The boot step that makes a worker of the application a worker of perdure, if it consumes one of perdure's queues.
 
-Other workers do not include the step, whatever their pool: it opens no connection and starts no thread there.
+Other workers of the application skip the step, so perdure opens no connection and starts no thread in them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class InstalledStep(pause.Step):
         return bool(consumed(worker.app))
 
     def create(self, worker: Any) -> pause.Step:
-        """Check the worker and the settings, start perdure's parts, and make Celery use perdure's consumer."""
+        """Check the worker's pool and the settings, start perdure's parts, and install perdure's consumer."""
         or_exit(partial(_require_threads, worker))
         or_exit(partial(self._begin, worker))
         given = symbol_by_name(worker.consumer_cls)
@@ -60,7 +60,7 @@ class InstalledStep(pause.Step):
 
 
 def addresses(app: Any, settings: Settings) -> Addresses:
-    """The servers' addresses: the broker is the application's."""
+    """The addresses of perdure's database and Redis, and of the application's broker."""
     return Addresses(database_address(settings), redis_address(settings), broker_url(app))
 
 

@@ -1,1 +1,1 @@
-"""Turns that run in a child process."""
+"""Runs turns in child processes, so that a crash harms no other turn."""

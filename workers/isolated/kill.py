@@ -1,8 +1,9 @@
 """Kills isolated children that cannot exit by themselves, and settles their turns.
 
-While a call holds the interpreter lock of a child, the child notices no cancellation, lost lease or time limit. The
-worker's thread `perdure-warden` checks all children once a second, in one statement (`perdure.turns.run.isolated`).
-A turn is settled only after its process has ended, under the fence that the process held.
+While a call holds the interpreter lock of a child, the child does not notice a cancellation, a lost lease or its time
+limit. The worker's thread `perdure-warden` checks all children once a second, with one statement
+(`perdure.turns.run.isolated`). A turn is settled only after its process has ended, under the fence that the process
+held.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _END_S = 5.0
 
 
 def owner(pid: int | None = None) -> str:
-    """The lease owner of an isolated child: the process `pid`, or this one."""
+    """The lease owner's name of the isolated child `pid`; by default of this process."""
     return f"{socket.gethostname()}:{pid or os.getpid()} alone"
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A turn whose process was killed, and how to settle it."""
+    """A turn whose process was killed, and the ending to settle it with."""
 
     session_id: UUID
     fence: Fence
@@ -44,7 +45,7 @@ class _Unsettled:
 
 
 class Warden:
-    """Kills overdue children and settles their turns. For one thread."""
+    """Kills overdue children and settles their turns. Only one thread may use it."""
 
     def __init__(self, runtime: Runtime, runner: Runner) -> None:
         self._runtime = runtime
@@ -53,7 +54,7 @@ class Warden:
         self._unsettled: list[_Unsettled] = []
 
     def check(self, children: Mapping[UUID, subprocess.Popen[bytes]]) -> None:
-        """Kill the overdue ones of `children`, by session id, and settle their turns.
+        """Kill those of `children` (by session id) that are overdue, and settle their turns.
 
         Raises:
             Unavailable: the database cannot be reached; the next call settles the remaining turns.

@@ -1,11 +1,11 @@
-"""A turn in a child process, so that a crash harms no other turn.
+"""Runs a session's turns in a child process, so that a crash harms no other turn.
 
-From its third claim without progress on, a turn runs here. `python -m perdure.workers.isolated.run SESSION_ID` claims
-the session, runs its turns, and exits; the parent waits. At most `MOST_AT_ONCE` run concurrently; the sweeper issues
-the wake-up of a session without room again.
+A turn runs here from its third claim without progress on. `python -m perdure.workers.isolated.run SESSION_ID` claims
+the session, runs its turns and exits; the parent waits. At most `MOST_AT_ONCE` children run concurrently. If there is
+no room for a session, the sweeper issues its wake-up again.
 
-A child that cannot exit by itself is killed: by its parent if its turn is cancelled, claimed elsewhere or past its time
-limit (`perdure.workers.isolated.kill`), by the kernel if its parent ends (Linux only).
+A child that cannot exit by itself is killed: by its parent if its turn was cancelled, claimed by another worker or has
+exceeded its time limit (`perdure.workers.isolated.kill`), or by the kernel if its parent ends (Linux only).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Isolation:
 
     @property
     def running(self) -> int:
-        """The number of child processes that run."""
+        """The number of running child processes."""
         return len(self._children)
 
     def run(self, session_id: UUID) -> bool:
-        """Run a session's turns in a child process, and wait for its end.
+        """Run a session's turns in a child process, and wait until it has ended.
 
-        Returns False without starting a child if `MOST_AT_ONCE` children run, or the session already has one: until
-        that child has claimed the session, the sweeper may issue another wake-up.
+        Returns False, without starting a child, if `MOST_AT_ONCE` children run or the session already has one. The
+        latter happens because the sweeper may issue another wake-up before the child has claimed the session.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
@@ -93,14 +93,17 @@ class Isolation:
                 log.exception("a check of the child processes failed; the next one follows")
 
     def park(self) -> int:
-        """Ask each child to park its turn; returns their number. A second call makes them release leases and exit."""
+        """Send SIGTERM to each child, so that it parks its turn; returns the number of children.
+
+        A second call makes the children release their leases and exit.
+        """
         with self._lock:
             for child in self._children.values():
                 child.terminate()
             return len(self._children)
 
     def stop(self) -> None:
-        """Park all turns, and start no more children."""
+        """Park all turns, and start no further children."""
         with self._lock:
             self._stopping = True
         self.park()
@@ -117,12 +120,12 @@ class Isolation:
                 child.kill()
 
     def _run(self, session_id: UUID) -> int | None:
-        """Run a child and return its exit status; None after `stop`."""
+        """Run a child and return its exit status; after `stop`, run none and return None."""
         argv = [sys.executable, "-m", "perdure.workers.isolated.run", str(session_id)]
         with self._lock:
             if self._stopping:
                 return None
-            # SIGKILL: while a call holds the interpreter lock, the process handles no other signal.
+            # SIGKILL, since a process in which a call holds the interpreter lock handles no other signal.
             child = subprocess.Popen(
                 launch.command(argv, death_signal=signal.SIGKILL), env=os.environ | self._environment
             )
@@ -161,7 +164,7 @@ def main(session_id: UUID) -> None:
 
 
 def _drain_then_exit(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
-    """A handler that drains on the first signal, and exits on the second one."""
+    """A signal handler that drains on the first signal and exits on the second."""
     actions = iter((runner.keeper.drain, partial(_exit_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

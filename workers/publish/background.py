@@ -1,7 +1,7 @@
 """Publishes the gateway's wake-ups on a background thread, in batches.
 
 A message is accepted when it is committed, so the request does not wait for the broker. On Redis a batch takes one
-round trip. The sweeper issues the wake-ups that are lost because the process dies or the broker is unavailable.
+round trip. If wake-ups are lost because the process dies or the broker is unavailable, the sweeper issues them again.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE, CeleryWaker
 log = logging.getLogger(__name__)
 
 _MOST = 10_000
-"""The most queued wake-ups; further ones are left to the sweeper."""
+"""The most queued wake-ups. Further ones are dropped, and the sweeper issues them."""
 
 _BATCH = 200
 _PAUSE_S = 0.01
-"""Seconds between two batches. A batch costs far less than its messages one by one."""
+"""Seconds between two batches. A batch takes far less time than publishing its messages one by one."""
 
 _TRIES = 2
 _CLOSE_S = 3.0
 
 _ERRORS_OF_ONE = (EncodeError, ResponseError)
-"""Errors of one wake-up only: its arguments are not JSON, or another program uses the key of its queue."""
+"""Errors that concern a single wake-up: its arguments are not JSON, or another program uses the key of its queue."""
 
 _Wake = tuple[str, dict[str, Any], dict[str, Any]]
 
 
 class BackgroundWaker(CeleryWaker):
-    """A `CeleryWaker` whose callers do not wait for the broker. `close` publishes the queued wake-ups."""
+    """A `CeleryWaker` whose callers do not wait for the broker. `close` publishes the remaining wake-ups."""
 
     def __init__(self, settings: Settings, where: Addresses, app: Celery | None = None) -> None:
         super().__init__(settings, where, app)
         self._reset()
 
     def _reset(self) -> None:
-        """Start empty. A forked child lacks its parent's thread, and may have inherited a lock that is held."""
+        """Set the initial state; also in a forked child, which lacks the thread and may have inherited a held lock."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: dict[str, _Wake] = {}
@@ -60,9 +60,9 @@ class BackgroundWaker(CeleryWaker):
         self._thread: threading.Thread | None = None
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Queue one task message, unless the same one is queued; returns whether it is queued.
+        """Queue one task message, unless an equal one is queued; returns whether it is queued.
 
-        False while the broker is unavailable, after `close`, and if the queue is full.
+        Returns False while the broker is unavailable, after `close`, and if `_MOST` messages are queued.
         """
         if os.getpid() != self._pid:
             self._reset()
@@ -101,16 +101,16 @@ class BackgroundWaker(CeleryWaker):
             )
 
     def _next(self) -> list[_Wake]:
-        """The next batch, once there is one; empty after `close`."""
+        """Wait for the next batch; empty after `close`, once no wake-ups are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
-            taken = list(self._waiting)[:_BATCH]
-            return [self._waiting.pop(key) for key in taken]
+            keys = list(self._waiting)[:_BATCH]
+            return [self._waiting.pop(key) for key in keys]
 
     def _publish_batch(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish a batch, twice if needed: a pooled connection may be closed. Returns the error, or None.
+        """Publish a batch; returns the error, or None.
 
-        A repeated wake-up is harmless.
+        Tries again after an error, since a pooled connection may be closed. A repeated wake-up is harmless.
         """
         failed: Exception | None = None
         for _ in range(_TRIES):
@@ -124,7 +124,7 @@ class BackgroundWaker(CeleryWaker):
         return failed if len(wakes) == 1 else self._publish_singly(wakes)
 
     def _publish_singly(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish one by one, since one invalid wake-up fails its batch. Returns the first error of the broker."""
+        """Publish the wake-ups one by one, since an invalid one fails its whole batch. Returns the broker's error."""
         for wake in wakes:
             failed = self._publish_batch([wake])
             if isinstance(failed, _ERRORS_OF_ONE):
@@ -134,7 +134,7 @@ class BackgroundWaker(CeleryWaker):
         return None
 
     def _send(self, producer: Producer, wakes: list[_Wake]) -> None:
-        """As `Celery.send_task`, but without routing, and each queue is declared once for a batch."""
+        """Send `wakes`. Unlike `Celery.send_task`, this does not route, and declares each queue once for a batch."""
         amqp, declared = self.app.amqp, set()
         for task, arguments, options in wakes:
             task_id, queue = uuid(), options["queue"]

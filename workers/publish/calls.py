@@ -1,7 +1,7 @@
-"""Sends the tasks of Celery tools, asks the result backend about them, and revokes them.
+"""Sends the tasks of Celery tools, reads their state from the result backend, and revokes them.
 
-The tasks are those of an application on perdure's broker. An application of its own, with Celery's defaults, publishes
-them: perdure's has other routes, and its control messages reach perdure's workers only.
+The tasks belong to applications on perdure's broker. A separate Celery application with Celery's defaults publishes
+them: perdure's own application has other routes, and its control messages reach only perdure's workers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LINK = "turns.tool_result"
-"""The task that returns a result to its turn."""
+"""The task that records a task's result for its turn."""
 
 _SENDING = {"serializer": "json", "retry": True, "retry_policy": RETRY_ONCE}
 """Options that no route of the application overrides."""
 
 _WAIT_S = 2.0
 _BACKEND_PAUSE_S = 5.0
-"""Seconds after a failure during which the result backend is not asked, so that a round of the sweeper stays short."""
+"""Seconds after a failure during which the result backend is not queried, so that a sweep stays short."""
 
 _REVOKED = "The task was revoked, or was not begun in time."
 
@@ -60,7 +60,7 @@ class CeleryCalls:
 
     @classmethod
     def at(cls, settings: Settings, where: Addresses) -> CeleryCalls:
-        """For the tasks of applications with Celery's defaults, on the servers at `where`."""
+        """An instance for the tasks of applications with Celery's defaults, on the servers at `where`."""
         app = Celery("perdure-calls", broker=where.broker_url, backend=where.redis_url, set_as_current=False)
         app.conf.update(
             task_serializer="json",
@@ -74,13 +74,13 @@ class CeleryCalls:
         return cls(app)
 
     def send(self, call: TaskCall) -> Sent:
-        """Publish the task; `TaskCalls.send`."""
+        """Publish the task; see `TaskCalls.send`."""
         with self._lock:
             if time.monotonic() < self._unavailable_until:
                 return Sent.NO
         reached = False
         try:
-            message, options = self._message(call)  # first: its errors are not the broker's
+            message, options = self._message(call)  # outside of the next block, since its errors are not the broker's
         except Exception:  # an application's router may raise anything
             log.exception("the task %s cannot be sent", call.task)
             return Sent.NO
@@ -100,16 +100,17 @@ class CeleryCalls:
         return Sent.YES
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """The state of the task in the result backend; `TaskCalls.ask`."""
+        """The state of the task in the result backend; see `TaskCalls.ask`."""
         with self._lock:
             if time.monotonic() < self._no_answer_until:
                 return None
         if isinstance(self._app.backend, DisabledBackend):
             return None
         try:
-            # No `AsyncResult`: it subscribes to the result, and the subscription would remain.
+            # `AsyncResult` would subscribe to the result, and the subscription would remain.
             ask = partial(self._app.backend.get_task_meta, str(task_id), cache=False)
-            found = ask() if self._owned else _within(_WAIT_S, self._asking, ask)  # its own connections have timeouts
+            # The connections of an owned application have timeouts.
+            found = ask() if self._owned else _within(_WAIT_S, self._asking, ask)
             status, value = found["status"], found.get("result")
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
             with self._lock:
@@ -119,9 +120,9 @@ class CeleryCalls:
         return _state(status, value)
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
-        """Broadcast that the tasks are not to begin; `TaskCalls.revoke`."""
+        """Broadcast a command that revokes the tasks; see `TaskCalls.revoke`."""
         try:
-            # While the broker is away, kombu retries this without a limit.
+            # While the broker is unavailable, kombu retries this without a limit.
             revoke = partial(self._app.control.revoke, [str(task_id) for task_id in task_ids])
             _within(_WAIT_S, self._revoking, revoke)
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
@@ -130,13 +131,14 @@ class CeleryCalls:
         return True
 
     def close(self) -> None:
-        """Close the connections to the broker."""
+        """Close the connections of the application, if it is owned."""
         if self._owned:
             self._app.close()
 
     def _message(self, call: TaskCall) -> tuple[Any, dict[str, Any]]:
-        """The message of a call, and where it goes, as the application routes it."""
-        # As `Celery.send_task`, which would subscribe to the result. `ignore_result=None`: as the task declares.
+        """The message of a call, and its delivery options as the application's routes choose them."""
+        # Replaces `Celery.send_task`, which would subscribe to the result. With `ignore_result=None`, the task's own
+        # declaration applies.
         amqp, task_id, arguments = self._app.amqp, str(call.task_id), dict(call.arguments)
         options = {} if call.queue is None else {"queue": call.queue}
         options = amqp.router.route(options, call.task, (), arguments)
@@ -155,7 +157,7 @@ class CeleryCalls:
         return message, options
 
     def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
-        # `ingress`: any publisher declares it with the same arguments (see `perdure.workers.application`).
+        # The queue `ingress`, which any publisher declares with the same arguments (see `perdure.workers.application`).
         arguments = {"effect_id": str(call.effect_id), **also}
         if call.part is not None:
             arguments["part"] = call.part
@@ -164,10 +166,10 @@ class CeleryCalls:
 
 
 def _within(seconds: float, place: threading.Semaphore, work: Callable[[], T]) -> T:
-    """The result of `work`, which has `seconds` to return; one call at a time for each `place`.
+    """Call `work` in a thread, and wait `seconds` at most for its result. One call at a time holds `place`.
 
     Raises:
-        TimeoutError: it, or an earlier call, has not returned. It continues in its thread.
+        TimeoutError: `work`, or an earlier call for `place`, has not returned. It continues in its thread.
     """
     if not place.acquire(timeout=seconds):
         raise TimeoutError("an earlier call has not returned yet")

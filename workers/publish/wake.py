@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds after a failure during which nothing is published, so that not every caller waits for the broker."""
+"""Seconds after a failure during which nothing is published, so that only one caller waits for the broker."""
 
 
 class _Unread:
-    """The result of a wake-up, which no caller reads. Celery's `AsyncResult` costs 60 ms to import."""
+    """Replaces `AsyncResult`, which takes 60 ms to import, as the result of a wake-up. No caller reads it."""
 
     def __init__(self, task_id: str) -> None:
         self.id = task_id
@@ -40,7 +40,7 @@ RETRY_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interv
 class CeleryWaker:
     """A `perdure.runtime.Waker` that publishes to the broker. Threads may share it.
 
-    `app` publishes; default: one for the broker of `where`.
+    `app` is the application that publishes; by default one for the broker of `where`.
     """
 
     def __init__(self, settings: Settings, where: Addresses, app: Celery | None = None) -> None:
@@ -68,7 +68,7 @@ class CeleryWaker:
         return self.publish("sessions.end", {"session_id": str(session_id)}, queue="sessions")
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Publish `memory.consolidate_session`, or `memory.consolidate`."""
+        """Publish `memory.consolidate_session`, or `memory.consolidate` if `session_id` is `None`."""
         if session_id is None:
             return self.publish("memory.consolidate", {}, queue="memory")
         return self.publish("memory.consolidate_session", {"session_id": str(session_id)}, queue="memory")
@@ -78,7 +78,7 @@ class CeleryWaker:
         return self.publish("casebank.advance", {}, queue="maintenance")
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Publish one task within about a second; returns whether the broker accepted it. Events hide its arguments."""
+        """Publish one task within about a second; returns whether the broker accepted it. Events mask its arguments."""
         with self._lock:
             if time.monotonic() < self._unavailable_until:
                 return False
@@ -102,7 +102,10 @@ class CeleryWaker:
         return True
 
     def ask(self, question: str, within_s: float) -> dict[str, Any]:
-        """Broadcast a remote-control command; returns the replies within `within_s` by worker, none on error."""
+        """Broadcast a remote-control command; returns the replies by worker, an empty dict on error.
+
+        Waits for replies for `within_s` seconds.
+        """
         began = time.monotonic()
         answers: dict[str, Any] = {}
         try:
@@ -114,7 +117,7 @@ class CeleryWaker:
         return answers
 
     def reachable(self) -> bool:
-        """Whether the broker can be reached now."""
+        """Connect to the broker; returns whether that succeeds."""
         try:
             with self._app.connection_for_write() as connection:
                 connection.ensure_connection(max_retries=1, interval_start=0, timeout=PAUSE_S)

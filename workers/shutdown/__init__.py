@@ -1,1 +1,1 @@
-"""The shutdown: signals, phases and time limits. Also standby while the intake is closed, and failures at the start."""
+"""Shutdown: signals, phases and time limits. Also standby while the intake is closed, and failures at the start."""

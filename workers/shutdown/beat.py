@@ -1,7 +1,8 @@
-"""The start and the shutdown of beat: it stops firing, closes its schedule, logs a line, and exits with status 0.
+"""The start and the shutdown of beat. At shutdown it stops firing, closes its schedule, logs a line and exits with 0.
 
-Beat has nothing to drain: another beat, or a worker's sweeper, fires the slots that it missed. Celery's own handler
-closes the schedule within the signal handler, which may interrupt a write to it; here SIGTERM raises `SystemExit`.
+Beat has nothing to drain: another beat, or a worker's sweeper, fires the slots that it missed. Celery's own signal
+handler closes the schedule inside the handler, which may interrupt a write to the schedule. Here SIGTERM and SIGINT
+raise `SystemExit` instead.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class BeatShutdown:
 
 
 def follow(settings: Settings, database_url: str) -> None:
-    """When beat starts in this process, check the database and install the shutdown."""
+    """Check the database and install the shutdown when beat starts in this process."""
 
     def begin(**_: Any) -> None:
         or_exit(partial(require_database, settings, database_url))

@@ -1,7 +1,7 @@
-"""The flush: writes turns that only Redis has to PostgreSQL before the process ends.
+"""The flush: before the process ends, it writes turns that only Redis has to PostgreSQL.
 
-Each session that the process held is flushed under its fence: nothing is written if another worker has claimed it
-since. One time limit bounds the flush, since Redis or PostgreSQL may be unresponsive.
+Each session that the process has held is flushed under its fence: if another worker has claimed the session since,
+nothing is written. The flush has a time limit, since Redis or PostgreSQL may be unresponsive.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Flushed:
-    """The result of a flush: of `touched` sessions, `sessions` are flushed, with `written` entries in total.
+    """The result of a flush: `sessions` of `touched` sessions are flushed, with `written` entries in total.
 
-    `left`: sessions that are flushed later: another worker has claimed them, or they have an unsettled turn.
+    `left` counts the sessions that another worker flushes later: it has claimed them, or a turn must run first.
     """
 
     touched: int
@@ -36,7 +36,7 @@ class Flushed:
 
     @property
     def complete(self) -> bool:
-        """Whether each session is flushed, or left to another worker."""
+        """Whether each session was flushed or left to another worker."""
         return self.sessions + self.left == self.touched
 
     def __str__(self) -> str:
@@ -45,12 +45,12 @@ class Flushed:
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
-    """The flushers of a process; none without Redis."""
+    """The flushers of a process; empty without memory in Redis."""
     return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 
 def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
-    """Flush the sessions in the order given, for at most `within_s` seconds."""
+    """Flush the sessions in the given order, for at most `within_s` seconds; returns the result so far."""
     flushed = Flushed(len(touched))
     until = time.monotonic() + within_s
     # A flusher that hangs is abandoned. It writes under a fence, so a late write is harmless.

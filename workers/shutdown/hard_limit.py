@@ -1,7 +1,7 @@
-"""The hard limit of a shutdown: the process exits with status 1, even if threads hang.
+"""The hard limit of a shutdown: after it, the process exits with status 1 even if threads hang.
 
-A separate thread calls `os._exit`, so neither a thread that never returns, nor a blocked event loop, nor a full log
-pipe prevents the exit.
+A separate thread calls `os._exit`, so a thread that never returns, a blocked event loop or a full log pipe cannot
+prevent the exit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOG_S = 0.5
 
 
 def exit_in(seconds: float) -> None:
-    """Exit this process in `seconds`, unless it ends before."""
+    """Make this process exit with status 1 after `seconds`. Returns at once."""
     timer = threading.Timer(seconds, _exit)
     timer.daemon = True
     timer.start()
@@ -33,7 +33,7 @@ class HardLimit:
         threading.Thread(target=self._watch, name="perdure-limit", daemon=True).start()
 
     def begin(self) -> None:
-        """Start the limit. Safe in a signal handler."""
+        """Start the time limit. Safe in a signal handler."""
         self._begun.put(None)
 
     def _watch(self) -> None:

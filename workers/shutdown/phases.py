@@ -1,15 +1,15 @@
 """The shutdown of a worker, in four phases with a log line each.
 
-    1  the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
-    2  drain: running turns continue; at the deadline turns that wait for a model are parked and released, a worker is
-       woken for each, and running tools are awaited
-    3  flush: turns that only Redis has are written to PostgreSQL (`perdure.workers.shutdown.flush`)
-    4  held leases are released, connections are closed, exit with status 0
+    1  stop: the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
+    2  drain: running turns continue. At the deadline the worker parks turns that wait for a model, releases their
+       sessions, publishes a wake-up for each, and waits for running tools
+    3  flush: the worker writes turns that only Redis has to PostgreSQL (`perdure.workers.shutdown.flush`)
+    4  close: the worker releases the remaining leases, closes connections and exits with status 0
 
-One thread runs the time limits: it waits for the next request, the end, or the deadline. A second request makes the
-drain's deadline now and does not move the hard limit; a third one makes the hard limit now. Shortly before the hard
-limit the thread releases all leases and wakes other workers; at the limit the process exits by `os._exit` with status
-1, whatever its other threads do.
+One thread enforces the time limits: it waits for the next request, the end of the process, or the deadline. A second
+request ends the drain at once and does not move the hard limit. A third request reaches the hard limit at once. Shortly
+before the hard limit, the thread releases all leases and wakes other workers. At the limit the process exits by
+`os._exit` with status 1, whatever its other threads do.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _RELEASE_S = 3.0
 """Seconds before the hard limit at which the leases are released; at most a third of the limit."""
 
 _EXIT_S = 0.5
-"""Seconds of `_RELEASE_S` that are reserved for the exit itself, after waiting for isolated children."""
+"""Seconds of `_RELEASE_S` that are reserved for the exit itself, after the wait for isolated children."""
 
 
 _LOOK_S = 0.5
-"""Seconds between two checks of the application's tasks."""
+"""Seconds between two checks whether tasks of the application still run."""
 
 
 class _Event(Enum):
@@ -54,8 +54,8 @@ class _Event(Enum):
 class Shutdown:
     """The shutdown of one worker process.
 
-    `others`: the number of running tasks of an application that shares the worker. The worker waits for them without a
-    limit, as Celery does.
+    `others` returns the number of running tasks of the application that shares the worker. The shutdown waits for them
+    without a limit, as Celery does.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Shutdown:
         self._events.put(_Event.REQUESTED)
 
     def run(self, process: Process) -> None:
-        """Wait for a request, then run the time limits. Returns if the process ends in time; exits it otherwise."""
+        """Wait for a request, then enforce the time limits. Returns if the shutdown ends in time, else exits."""
         self._next(None)
         self._began = time.monotonic()
         self._before = process.runner.turns()
@@ -105,7 +105,7 @@ class Shutdown:
             self._exit_at_hard_limit(process)
 
     def finish(self, process: Process) -> None:
-        """Flush. Call this when the pool has ended."""
+        """Log the end of the drain, and flush. Call this once the pool has ended."""
         self._block_after_hard_limit()
         if self.requested:
             self.begun.wait()
@@ -125,7 +125,10 @@ class Shutdown:
         return _release_leases(process)
 
     def end(self, released: int, began: float) -> None:
-        """Log the fourth phase, which `began` at a monotonic time, and end `run`. Call this when all is closed."""
+        """Log the fourth phase and make `run` return. Call this once all parts are closed.
+
+        The phase released `released` leases and began at the monotonic time `began`.
+        """
         self._block_after_hard_limit()
         log.info(
             "shutdown, 4 of 4: released %d leases, closed (%.3f s; %.3f s in all)",
@@ -134,7 +137,10 @@ class Shutdown:
         self._events.put(_Event.ENDED)
 
     def _await_others(self, process: Process) -> _Event | None:
-        """Release the leases and wait for the application's tasks. The next event; `None` if perdure's tasks hang."""
+        """Release the leases, and wait for the application's tasks and then for the end of the process.
+
+        Returns the next event, or `None` if perdure's own tasks hang.
+        """
         log.info("shutdown: waits for %d tasks of the application, without a limit", self._others())
         _release_leases(process)
         while self._others():
@@ -143,7 +149,7 @@ class Shutdown:
         return self._event(_RELEASE_S)
 
     def _next(self, within_s: float | None) -> _Event | None:
-        """The next event; None if none arrives within `within_s` seconds of the shutdown's beginning."""
+        """The next event; None if no event arrives within `within_s` seconds from the start of the shutdown."""
         return self._event(None if within_s is None else max(within_s - self._passed_s(), 0))
 
     def _event(self, timeout_s: float | None) -> _Event | None:
@@ -159,9 +165,9 @@ class Shutdown:
         return self._budget.drain_s, self._budget.hard_exit_s
 
     def _block_after_hard_limit(self) -> None:
-        """Block the main thread forever if the hard limit is near: the exit status must be 1.
+        """Block the calling thread forever once `_exit_at_hard_limit` runs.
 
-        Releasing the leases may unblock the thread, which would then exit with status 0.
+        Releasing the leases may unblock the main thread, which would then exit with status 0 instead of 1.
         """
         if self._hard:
             threading.Event().wait()
@@ -184,7 +190,10 @@ class Shutdown:
 
 
 def _release_leases(process: Process) -> int:
-    """Release all leases, and wake another worker for each session; returns their number, 0 without a database."""
+    """Release all leases, and wake another worker for each session; returns the number of leases released.
+
+    Returns 0 if the database is unavailable; the leases then expire.
+    """
     try:
         released = process.runner.keeper.release_all()
     except Unavailable as error:

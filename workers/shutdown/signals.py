@@ -1,7 +1,8 @@
 """The signal handlers of a worker, in place of Celery's.
 
-Celery's own handlers answer a second SIGINT, and any SIGQUIT, by abandoning the running tasks without releasing their
-leases, and a single SIGINT with exit status 1. Installed by `perdure.workers.consumer.pause.Step` when the pool runs.
+With Celery's own handlers, a second SIGINT, or any SIGQUIT, abandons the running tasks without releasing their leases,
+and after a single SIGINT the worker exits with status 1. `perdure.workers.consumer.pause.Step` installs these handlers
+when the pool runs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _IMMEDIATE = signal.SIGQUIT
 
 
 def install_handlers(worker: Any, request_shutdown: Callable[[], None]) -> None:
-    """Make each SIGTERM or SIGINT call `request_shutdown` once, and SIGQUIT as often as reaches the hard limit.
+    """Make each SIGTERM or SIGINT request the shutdown once, and SIGQUIT three times.
 
-    The first request begins the shutdown, the second makes the drain's deadline now, the third the hard limit
+    The first request begins the shutdown, the second ends the drain, the third reaches the hard limit
     (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a signal
     handler.
     """

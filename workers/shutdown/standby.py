@@ -1,7 +1,7 @@
-"""A worker while the fleet's intake is closed: it releases its sessions and keeps running.
+"""Standby: while the fleet's intake is closed, a worker runs no turns and holds no sessions, but keeps running.
 
 The worker pauses the queues of turns, gives running turns the time limit of a shutdown, parks the rest, flushes, and
-waits until the intake is open. Endings of sessions, deliveries and schedules continue.
+waits until the intake opens. Endings of sessions, deliveries and schedules continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_S = 0.5
 
 
 class Standby:
-    """Pauses and resumes one worker with the fleet's intake. For one thread; any thread may call `report`."""
+    """Pauses a worker while the fleet's intake is closed. One thread may use it; any thread may call `report`."""
 
     def __init__(self, process: Process, settings: Settings, isolation: Isolation, consumption: Consumption) -> None:
         self._process = process
@@ -38,7 +38,7 @@ class Standby:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next call of `follow_intake`."""
+        """Seconds until `follow_intake` should be called again."""
         sweep_s = self._settings.turn.sweep_s
         return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
 
@@ -52,7 +52,7 @@ class Standby:
         }
 
     def follow_intake(self) -> bool:
-        """Read the intake, pause or resume accordingly, and return whether it is open.
+        """Read whether the intake is open, pause or resume accordingly, and return it.
 
         Raises:
             Unavailable: the database cannot be reached; the phase does not change.

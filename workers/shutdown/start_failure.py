@@ -1,8 +1,8 @@
-"""A Celery process that cannot start: a message on stderr and an exit status.
+"""Ends a Celery process that cannot start, with a message on stderr and an exit status.
 
-Celery prints a traceback if the application's module raises, and only logs an error that a signal's receiver raises.
-`exit_unless_startable` ends the process in both cases. The statuses are those of the `perdure` command: 2 for a wrong
-setting, 3 for a missing server.
+Celery itself prints a traceback if the application's module raises, and only logs an error that a signal's receiver
+raises. `exit_unless_startable` ends the process in both cases. The statuses are those of the `perdure` command: 2 for
+an invalid setting, 3 for an unavailable server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNAVAILABLE = 3
 
 @contextmanager
 def exit_unless_startable() -> Iterator[None]:
-    """Exit the process where the block raises `SettingsError` or `Unavailable`."""
+    """Exit the process if the block raises `SettingsError` or `Unavailable`."""
     try:
         yield
     except SettingsError as error:

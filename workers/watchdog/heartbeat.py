@@ -1,8 +1,8 @@
 """The worker's side of the watchdog: a thread that starts the watchdog process and writes heartbeats to it.
 
-The thread waits for no lock but the interpreter's, and for no server, so an unavailable database does not silence it.
-It runs until the process ends, through the shutdown. `perdure.workers.lifecycle` starts it when the worker is ready. A
-watchdog that ends before its worker is replaced.
+The thread waits for no lock except the interpreter's, and for no server, so it continues while the database is
+unavailable. `perdure.workers.lifecycle` starts it when the worker is ready; it runs until the process ends, also during
+the shutdown. If the watchdog ends before the worker, the thread starts another one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.workers.watchdog import process as watchdog
 log = logging.getLogger(__name__)
 
 LEAST_LIMIT_S = 30.0
-"""The lowest limit on silence in seconds, for any lease."""
+"""Seconds without a heartbeat that are allowed at least, however short the lease is."""
 
 _LEASES = 2
 _REPORT = (sys.executable, "-m", "perdure.workers.watchdog.kill_report")
@@ -34,12 +34,12 @@ _FIRST = 1
 
 
 class Heartbeat:
-    """Makes the watchdog kill this process after two leases of silence.
+    """Makes the watchdog kill this process after two lease durations without a heartbeat, or `LEAST_LIMIT_S` if longer.
 
     Args:
         name: The worker's name, for the log and `/readyz`.
-        lease_s: Seconds of a lease.
-        environment: Variables for the program that reports a kill, in addition to this process's.
+        lease_s: The duration of a lease, in seconds.
+        environment: Variables for the program that reports a kill, in addition to this process's variables.
     """
 
     def __init__(self, name: str, lease_s: float, environment: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             try:
-                with self._started() as process, process.stdin as pipe:  # type: ignore[union-attr]  # asked for below
+                with self._started() as process, process.stdin as pipe:  # type: ignore[union-attr]  # `_started` requests a pipe
                     self._beat(pipe)
             except OSError as error:
                 log.warning("the watchdog has ended or cannot be started (%s); another one is started", loggable(error))
@@ -72,7 +72,7 @@ class Heartbeat:
         )
 
     def _beat(self, pipe: IO[bytes]) -> None:
-        """Write until the watchdog has ended.
+        """Write heartbeats until the watchdog ends.
 
         Raises:
             BrokenPipeError: the watchdog has ended.
@@ -85,9 +85,9 @@ class Heartbeat:
 
 
 def _dump_stacks_on_signal() -> None:
-    """Make the watchdog's signal write the stacks of all threads to stderr, in C, since no Python code can run then.
+    """Make `DUMP_SIGNAL` write the stacks of all threads to stderr, by C code, since no Python code can run then.
 
-    Process 1 of a container cannot be killed from within, so there the signal also ends the process.
+    Process 1 of a container cannot be killed from within the container, so there the signal also ends the process.
     """
     first = os.getpid() == _FIRST
     if first:

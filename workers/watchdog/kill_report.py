@@ -1,7 +1,8 @@
 """Reports a kill: `python -m perdure.workers.watchdog.kill_report WORKER PID SECONDS [withdraw]`.
 
-The watchdog runs this before it kills a worker, and with `withdraw` if the worker recovered in between. It is a
-separate program because the watchdog imports only the standard library. `PERDURE_REDIS_URL` is the worker's.
+The watchdog runs this program before it kills a worker, and again with `withdraw` if the worker has recovered in the
+meantime. It is a separate program because the watchdog imports only the standard library. `PERDURE_REDIS_URL` is the
+worker's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from perdure.workers.watchdog.process import WITHDRAW
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Add the report in Redis, or remove it; returns the exit status."""
+    """Add the report to Redis, or remove it; returns the exit status."""
     worker, pid, silent_s, *rest = arguments
     settings = Settings.load()
     kills = Kills(redis_address(settings), settings.redis_prefix)

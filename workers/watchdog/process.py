@@ -1,13 +1,14 @@
 """The watchdog: a process that kills a worker in which no Python thread has run for too long.
 
 A computation in C that holds the interpreter lock (a regular expression, an integer of a million digits) stops every
-thread of its process: turns stop, leases expire, signals are not handled. So a second process watches. The worker's
-thread `perdure-heartbeat` (`perdure.workers.watchdog.heartbeat`) writes to its stdin. After the limit without a
-heartbeat, it reports the kill (`perdure.workers.watchdog.kill_report`), logs it, has the worker write its threads'
-stacks, and kills the worker. If a heartbeat arrives during the report, it withdraws the report and kills nothing.
-Other workers claim the turns of a killed worker; its isolated children die with it (`perdure.workers.isolated.run`).
+thread of its process: turns stop, leases expire, signals are not handled. So a second process, the watchdog, watches
+the worker. The worker's thread `perdure-heartbeat` (`perdure.workers.watchdog.heartbeat`) writes heartbeats to the
+watchdog's stdin. If no heartbeat arrives within the limit, the watchdog reports the kill
+(`perdure.workers.watchdog.kill_report`), logs it, makes the worker write its threads' stacks, and kills the worker. If
+a heartbeat arrives during the report, the watchdog withdraws the report and does not kill the worker. Other workers
+claim the turns of a killed worker; its isolated children die with it (`perdure.workers.isolated.run`).
 
-If the watchdog itself did not run in time, the machine or the whole process tree was paused, and the limit starts
+If the watchdog itself was not scheduled in time, the machine or the whole process tree was paused, and the limit starts
 again. The watchdog ends when the worker has ended.
 
 The worker starts this file as a script, in an isolated interpreter: import only the standard library here.
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOKS = 30
-"""The number of checks, and of heartbeats, within the limit."""
+"""The number of checks by the watchdog, and of heartbeats by the worker, within the limit."""
 
 DUMP_SIGNAL = signal.SIGURG
 """Makes the worker write its threads' stacks. A process without a handler ignores this signal."""
@@ -37,7 +38,7 @@ WITHDRAW = "withdraw"
 """The last argument of the report program to withdraw a report."""
 
 _OVERRUN = 10
-"""The watchdog was paused if a check is late by more than the limit divided by this."""
+"""A check that is late by more than the limit divided by this number means that the watchdog was paused."""
 
 _REPORT_S = 10.0
 _DUMP_S = 1.0
@@ -48,7 +49,7 @@ _BEATS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The worker. `limit_s`: seconds of silence before the kill; `report`: the argument list that reports it."""
+    """The watched worker. `limit_s`: seconds of silence before the kill; `report`: the command that reports a kill."""
 
     pid: int
     name: str
@@ -57,18 +58,18 @@ class Watched:
 
 
 def command(pid: int, name: str, limit_s: float, report: Sequence[str]) -> list[str]:
-    """The argument list of a watchdog for the process `pid`, which must be its parent.
+    """The argument list of a watchdog for the process `pid`, which must start it.
 
-    `report` is the argument list of the program that reports a kill; name, process id and seconds are appended, and
-    `WITHDRAW` if the worker was not killed.
+    `report` is the argument list of the program that reports a kill. The watchdog appends the worker's name, process id
+    and seconds of silence, and `WITHDRAW` to withdraw the report.
     """
     return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(pid), name, str(limit_s), *report]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Watch until the worker has ended, or is killed."""
+    """Watch until the worker has ended or was killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # they are for the worker; the watchdog ends after it
+        signal.signal(number, signal.SIG_IGN)  # signals to the process group are for the worker
     pid, name, limit_s, *report = arguments
     worker = Watched(int(pid), name, float(limit_s), report)
     while (silent_s := _until_silent(worker)) is not None:
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _until_silent(worker: Watched) -> float | None:
-    """Return the seconds of silence once they reach the limit; `None` once the worker has ended."""
+    """Wait until the silence reaches the limit; returns its seconds, or `None` if the worker has ended."""
     look_s = worker.limit_s / LOOKS
     heard_at = looked_at = time.monotonic()
     while _lives(worker):
@@ -103,14 +104,14 @@ def _until_silent(worker: Watched) -> float | None:
 
 
 def _lives(worker: Watched) -> bool:
-    """Whether the worker lives. When it has ended, this process gets another parent."""
+    """Whether the worker lives: once it has ended, this process has another parent."""
     return os.getppid() == worker.pid
 
 
 def _report(worker: Watched, silent_s: float, *withdraw: str) -> None:
     """Report the kill, or withdraw the report.
 
-    Call this before the kill: a supervisor or the container's end may end this process with the worker.
+    Call this before the kill: when the worker ends, its supervisor or container may end this process, too.
     """
     arguments = [*worker.report, worker.name, str(worker.pid), f"{silent_s:.1f}", *withdraw]
     try:
@@ -126,7 +127,7 @@ def _has_beaten() -> bool:
 
 
 def _kill(worker: Watched, silent_s: float) -> None:
-    """Log the kill, have the worker write its stacks, and kill it."""
+    """Log the kill, make the worker write its threads' stacks, and kill it."""
     _log(
         "ERROR",
         f"{worker.name} (process {worker.pid}) is killed: no thread of it has run for {silent_s:.1f} s. "
@@ -147,7 +148,7 @@ def _signal(worker: Watched, number: signal.Signals) -> None:
 
 
 def _wait(worker: Watched, seconds: float) -> None:
-    """Wait until the worker has ended, at most `seconds`."""
+    """Wait until the worker has ended, but `seconds` at most."""
     until = time.monotonic() + seconds
     while _lives(worker) and time.monotonic() < until:
         time.sleep(_DUMP_S / 20)

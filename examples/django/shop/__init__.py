@@ -1,4 +1,4 @@
-"""A Django shop with agents. The Celery application is loaded with the project, as Celery's documentation advises."""
+"""A Django shop with agents. It loads the Celery application with the project, as Celery's documentation recommends."""
 
 from shop.celery import app as celery_app
 

@@ -18,7 +18,7 @@ django = get_asgi_application()
 
 
 async def signed_in(request: Request) -> int | None:
-    """The id of the signed-in Django user, by the request's session cookie; `None` if no user is signed in."""
+    """The id of the Django user to whom the request's session cookie belongs; `None` if no user is signed in."""
     of_django = HttpRequest()
     of_django.session = SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
     user = await aget_user(of_django)

@@ -11,7 +11,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {
     "default": {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ.get("PGDATABASE", "postgres")},
 }
-"""The server is that of `PGHOST`, `PGUSER` and `PGPASSWORD`, as libpq reads them."""
+"""libpq reads the server's address and credentials from `PGHOST`, `PGUSER` and `PGPASSWORD`."""
 
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -1,4 +1,4 @@
-"""The shop's view: stores an order and sends the agent a message about it."""
+"""The shop's view, which stores an order and sends the agent a message about it."""
 
 from django.contrib.admin.models import ADDITION, LogEntry
 from django.contrib.auth.decorators import login_required
@@ -13,7 +13,7 @@ import perdure
 @require_POST
 @transaction.atomic
 def order(request: HttpRequest) -> JsonResponse:
-    """Record an order in the log of Django's admin and send the agent a message, in one transaction."""
+    """Record an order in the log of Django's admin, and send the agent a message, in one transaction."""
     item = request.POST["item"]
     LogEntry.objects.create(user=request.user, action_flag=ADDITION, object_repr=item, change_message="ordered")
     sent = perdure.send(connection, user_id=str(request.user.pk), text=f"I have ordered: {item}", conversation="orders")

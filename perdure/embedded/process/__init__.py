@@ -1,1 +1,1 @@
-"""Processes of embedded servers: their account, their programs, locks, sockets, and their start."""
+"""Processes of embedded servers: their accounts, programs, locks and sockets, and how they are launched."""

@@ -1,10 +1,10 @@
-"""The account that PostgreSQL runs as: it refuses root, so root uses an unprivileged account.
+"""Chooses the account that PostgreSQL runs as. PostgreSQL refuses root, so root uses an unprivileged account.
 
-Existing data keeps its owner; new data belongs to `postgres`, else `nobody`. That account may be unable to reach the
-data (a checkout under `/root`, which is 0700). The permissions of parent directories are never changed. Instead the
-server gets the one capability that lets it traverse them (read and search; if a container withholds that, the broader
-override), and accepts connections only from the account that started it (see `postgres`). If it cannot reach its
-programs, see `programs`.
+Existing data keeps its owner; new data belongs to `postgres`, or to `nobody` if that account is missing. The account
+may be unable to reach the data (in a checkout under `/root`, which has mode 0700). perdure never changes the
+permissions of parent directories. Instead it gives the server one capability that lets it pass them:
+CAP_DAC_READ_SEARCH, or CAP_DAC_OVERRIDE if a container withholds the first. Such a server accepts connections only from
+the account that started it (see `postgres`). `programs` handles an account that cannot reach PostgreSQL's programs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Account:
 
 
 def borrowed(data: Path) -> Account | None:
-    """The account for the server of `data`, or `None` if the caller's own is suitable.
+    """The account to run the server of `data` as; `None` unless this process is root.
 
     Raises:
-        EmbeddedServerError: the caller is root, and the machine has no account to use.
+        EmbeddedServerError: this process is root, and the machine has no suitable account.
     """
     if os.geteuid() != 0:
         return None
@@ -64,12 +64,12 @@ def name_of(uid: int) -> str:
 
 
 def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
-    """The number of the Linux capability that lets `account` enter all directories on the way to `paths`.
+    """The number of the Linux capability that lets `account` enter `paths` and all of their parent directories.
 
-    `None` if it needs none.
+    `None` if `account` needs no capability.
 
     Raises:
-        EmbeddedServerError: `account` needs a capability, and this process has none to give.
+        EmbeddedServerError: `account` needs a capability that this process does not have.
     """
     blocked = next((found for path in paths if (found := obstacle(path, account)) is not None), None)
     if blocked is None:
@@ -86,7 +86,7 @@ def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
 
 
 def obstacle(path: Path, account: Account) -> Path | None:
-    """The first directory on the way to `path` that `account` may not search, by the mode bits."""
+    """The first directory, from the root to `path`, whose mode bits forbid `account` to search it."""
     return next((part for part in (*reversed(path.parents), path) if not _searchable(part, account)), None)
 
 

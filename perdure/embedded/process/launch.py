@@ -1,10 +1,10 @@
-"""Executes another program, under another account and with a parent-death signal if requested.
+"""Executes a program, optionally under another account and with a parent-death signal.
 
-`command` wraps an argument list so that this file runs first, as a script in an isolated interpreter (about 12 ms). It
-changes the process between fork and exec, and execs the program. `subprocess`'s `preexec_fn` could do the same, but is
-unsafe if the parent has threads.
+`command` wraps an argument list so that this file runs first, as a script in an isolated interpreter (about 12 ms). The
+script changes its own process and then execs the program. `preexec_fn` of `subprocess` could make the same changes, but
+is unsafe if the parent has threads.
 
-As a script it can import the standard library only.
+A script in an isolated interpreter can import only the standard library.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def command(
 
     Args:
         argv: The program and its arguments.
-        dies_with_parent: Send it SIGTERM when the thread that started it ends (Linux only).
-        death_signal: Send it this signal instead.
+        dies_with_parent: Make the kernel send SIGTERM when the thread that started the program ends (Linux only).
+        death_signal: Send this signal instead of SIGTERM; implies `dies_with_parent`.
         user: `(uid, gid)` to run as, without supplementary groups. Needs root.
-        capability: The number of the one capability that it keeps as that user (Linux only).
+        capability: The number of the only capability that the program keeps as `user` (Linux only).
     """
     if dies_with_parent and death_signal is None:
         death_signal = signal.SIGTERM
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     if parent != _NONE:
         _die_with(*map(int, parent.split(":")))  # must come last: a change of account clears the death signal
     try:
-        os.execvp(argv[0], argv)  # noqa: S606 - becoming another program is what this file is for
+        os.execvp(argv[0], argv)  # noqa: S606 - executing another program is the purpose of this file
     except OSError as error:
         sys.exit(f"{argv[0]} cannot be started: {error.strerror}")
 
@@ -87,7 +87,7 @@ def _keep_only(capability: int) -> None:
 
 def _die_with(parent: int, number: int = signal.SIGTERM) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it died before prctl took effect
+    if os.getppid() != parent:  # the parent died before prctl took effect
         sys.exit(f"the parent process {parent} has ended")
 
 

@@ -1,7 +1,8 @@
 """File locks that the kernel releases when their holder dies.
 
-`flock` belongs to the open file, not to the process: a child that inherits the descriptor holds the lock as well, and
-it is released when the last of them has ended. The embedded servers' liveness check depends on that.
+A `flock` belongs to the open file description, so a child that inherits the descriptor holds the lock as well. The
+kernel releases the lock when the last process that holds it has ended. The check whether an embedded server is alive
+depends on that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Self
 
 
 class FileLock:
-    """A lock on a file, created if necessary, readable by its owner only.
+    """A lock on the file at `path`. With `create`, a missing file is created, with mode 0600.
 
     Raises:
         OSError: the file cannot be opened.
@@ -26,7 +27,7 @@ class FileLock:
 
     @property
     def descriptor(self) -> int:
-        """The open file, for a child process to inherit."""
+        """The file descriptor, for a child process to inherit."""
         if self._descriptor is None:
             raise ValueError("the lock's file is closed")
         return self._descriptor
@@ -40,11 +41,11 @@ class FileLock:
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def try_exclusive(self) -> bool:
-        """Take the exclusive lock if no other process holds the lock; returns whether it was taken."""
+        """Acquire the exclusive lock unless another process holds the lock; returns whether it was acquired."""
         return self._try(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Take a shared lock if no process holds it exclusively; returns whether it was taken."""
+        """Acquire a shared lock unless another process holds it exclusively; returns whether it was acquired."""
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:

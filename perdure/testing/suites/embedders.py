@@ -1,4 +1,4 @@
-"""The behaviour that every embedder must show."""
+"""`EmbedderSuite`: behavioural tests that every embedder must pass."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def cosine(one: Vector, other: Vector) -> float:
 
 
 class EmbedderSuite:
-    """The tests. Subclass it and define a fixture `embedder`."""
+    """Tests of an embedder. Subclass it and define a fixture `embedder`."""
 
     def test_gives_each_text_a_vector_of_length_1(self, embedder: Embedder) -> None:
-        """Every message is embedded, whatever its text, and a vector of zeros has no direction."""
+        """A message may have any text, even an empty one, and a vector of zeros has no cosine."""
         vectors = embedder.embed(TEXTS)
         assert len(vectors) == len(TEXTS)
         assert {len(each) for each in vectors} == {embedder.dimensions}
         assert all(math.isclose(math.hypot(*each), 1.0, abs_tol=1e-5) for each in vectors)
 
-    def test_gives_the_same_text_the_same_vector_wherever_it_stands(self, embedder: Embedder) -> None:
-        """A query's vector, made alone, is compared with vectors made in batches."""
+    def test_a_text_has_the_same_vector_alone_and_in_any_batch(self, embedder: Embedder) -> None:
+        """A query is embedded alone and compared with messages that were embedded in batches."""
         many = embedder.embed([f"text {number}" for number in range(70)])
         assert embedder.embed(["text 66"]) == [many[66]]
         assert embedder.embed(["text 3", "text 3", "text 66"]) == [many[3], many[3], many[66]]
 
-    def test_no_texts_have_no_vectors(self, embedder: Embedder) -> None:
-        """A batch may turn out to be empty."""
+    def test_an_empty_batch_has_no_vectors(self, embedder: Embedder) -> None:
+        """A caller may have no texts to embed."""
         assert embedder.embed([]) == []
 
-    def test_does_not_begin_a_call_that_is_over(self, embedder: Embedder) -> None:
-        """An aborted or expired call must not cost a request."""
+    def test_does_not_begin_an_aborted_or_expired_call(self, embedder: Embedder) -> None:
+        """An aborted or expired call must not send a request to the provider."""
         call = new_call()
         call.abort()
         with pytest.raises(CallAborted):

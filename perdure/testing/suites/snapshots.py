@@ -1,7 +1,6 @@
-"""The behaviour that every snapshot store must show.
+"""`SnapshotSuite`: behavioural tests that every snapshot store must pass.
 
-A store under test comes with a `StoreHarness`, which opens it a second time, as another process would, and damages what
-it stored.
+Each store comes with a `StoreHarness`, which can open the store again, as another process would, and damage its data.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ VERSIONS = st.builds(
     Version, st.integers(0, 2**53 - 1) | st.integers(0, 3), st.integers(0, 2**53 - 1) | st.integers(0, 3)
 )
 
-# All examples share one store, each with its own session, and all subclasses share one database of failed examples.
+# The examples of a test share one store, each with its own session. All subclasses share hypothesis's database of
+# failed examples.
 over_one_store = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors], max_examples=20
 )
@@ -47,7 +47,7 @@ HISTORY = (
     Message(Role.TOOL, "42 lines", tool_call_id="call_1"),
     Message(Role.ASSISTANT, "It has 42 lines. 📄"),
 )
-"""The messages of every session under test."""
+"""The messages of each session under test."""
 
 _VARIABLES = {"current_file_path": "/tmp/report.txt", "retry_count": 0}  # noqa: S108 (a value, no file)
 _EVENTS = (Event("mcp", "task", {"id": 7}), Event("timer", "tick", None))
@@ -57,7 +57,7 @@ _SAVED_AT = 1_706_582_400_123
 def snapshot_of(
     agent_id: UUID, tick: int = 1, variables: Any = None, events: tuple[Event, ...] = _EVENTS
 ) -> AgentSnapshot:
-    """A snapshot of a session that holds `HISTORY`."""
+    """A snapshot of a session whose messages are `HISTORY`."""
     memory = Memory(HISTORY, _VARIABLES if variables is None else variables)
     return AgentSnapshot(agent_id, tick, _SAVED_AT, Status.WAITING_FOR_EVENT, memory, events)
 
@@ -66,11 +66,11 @@ class StoreHarness(Protocol):
     """A store under test, and access to its storage that bypasses the store."""
 
     def open(self) -> SnapshotStore:
-        """Open the store, as another process would; all that it opens share one storage."""
+        """Open the store as another process would. All stores that one harness opens share their storage."""
         ...
 
     def session(self) -> UUID:
-        """The id of a session that holds `HISTORY` and has no snapshot: `uuid4()` unless the store keeps sessions."""
+        """The id of a new session with `HISTORY` and no snapshot; `uuid4()` if the store needs no session's row."""
         ...
 
     def damage(self, agent_id: UUID) -> None:
@@ -78,12 +78,12 @@ class StoreHarness(Protocol):
         ...
 
     def set_aside(self, agent_id: UUID) -> bytes | None:
-        """The agent's snapshots that the store set aside for the operator."""
+        """The agent's snapshots that the store set aside for the operator; `None` if there are none."""
         ...
 
 
 class SnapshotSuite:
-    """The tests. Subclass it and define a fixture `harness`."""
+    """Tests of a snapshot store. Subclass it and define a fixture `harness` that returns a `StoreHarness`."""
 
     @pytest.fixture
     def store(self, harness: StoreHarness) -> Any:
@@ -99,10 +99,10 @@ class SnapshotSuite:
 
     @over_one_store
     @given(variables=VARIABLES, events=EVENTS, version=VERSIONS)
-    def test_what_is_saved_is_what_is_loaded(
+    def test_a_loaded_snapshot_equals_the_saved_one(
         self, harness: StoreHarness, store: SnapshotStore, variables: Any, events: Any, version: Version
     ) -> None:
-        """Compared as text: 1.0 that returns as 1 is equal in Python, but is another JSON value."""
+        """Snapshots are compared as text: 1.0 and 1 are equal in Python, but are different JSON values."""
         saved = snapshot_of(harness.session(), version.tick, variables, events)
         store.save(saved, version.token)
         loaded = store.load(saved.agent_id)
@@ -110,7 +110,7 @@ class SnapshotSuite:
         assert (dump(loaded.snapshot), loaded.token) == (dump(saved), version.token)
         assert loaded.snapshot == saved
 
-    def test_another_process_finds_it(self, harness: StoreHarness, store: SnapshotStore) -> None:
+    def test_another_process_loads_the_snapshot(self, harness: StoreHarness, store: SnapshotStore) -> None:
         """A snapshot outlives the process that saved it."""
         saved = snapshot_of(harness.session())
         store.save(saved, 1)
@@ -121,10 +121,10 @@ class SnapshotSuite:
 
     @over_one_store
     @given(versions=st.lists(VERSIONS, min_size=2, max_size=6))
-    def test_the_highest_version_wins_whatever_the_order(
+    def test_saves_in_any_order_leave_the_highest_version(
         self, harness: StoreHarness, store: SnapshotStore, versions: list[Version]
     ) -> None:
-        """A stale runner's snapshot is refused, and the error names both versions."""
+        """The snapshot of a stale runner is refused, and the error names both versions."""
         agent_id = harness.session()
         highest, latest = versions[0], snapshot_of(agent_id, versions[0].tick, {"number": 0})
         store.save(latest, highest.token)
@@ -141,8 +141,8 @@ class SnapshotSuite:
                 highest, latest = version, snapshot
             assert store.load(agent_id) == Stored(latest, highest.token)
 
-    def test_pending_messages_are_those_of_the_last_save(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """Pending messages are loaded in order with every field; the next save replaces them."""
+    def test_the_last_save_replaces_the_pending_messages(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """Pending messages are loaded in order, with all of their fields."""
         agent_id = harness.session()
         waiting = tuple(Event("http", MESSAGE, {**_PAYLOAD, "message_id": f"m{number}"}) for number in range(150))
         store.save(snapshot_of(agent_id, 1, {}, waiting), 1)
@@ -154,8 +154,8 @@ class SnapshotSuite:
         store.save(snapshot_of(agent_id, 2, {}, waiting[149:]), 1)
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 2, {}, waiting[149:]), 1)
 
-    def test_agents_do_not_meet(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """Sessions are independent."""
+    def test_sessions_are_independent(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """Saving or deleting one session's snapshot does not change another's."""
         one, other = harness.session(), harness.session()
         store.save(snapshot_of(one, 5), 9)
         store.save(snapshot_of(other, 1, {"mine": True}), 1)
@@ -163,8 +163,8 @@ class SnapshotSuite:
         assert store.load(one) is None
         assert store.load(other) == Stored(snapshot_of(other, 1, {"mine": True}), 1)
 
-    def test_what_is_deleted_is_gone_and_can_be_saved_anew(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """An ended session leaves nothing. A deletion may run twice after a crash, so the second one is no error."""
+    def test_delete_is_idempotent_and_allows_a_lower_version(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """An ended session leaves no snapshot. After a crash its deletion may run twice."""
         agent_id = harness.session()
         store.delete(agent_id)
         store.save(snapshot_of(agent_id, 7), 7)
@@ -184,20 +184,18 @@ class SnapshotSuite:
             ({"a": object()}, "not JSON serializable"),
         ],
     )
-    def test_what_cannot_be_stored_is_refused_and_changes_nothing(
+    def test_invalid_variables_are_refused(
         self, harness: StoreHarness, store: SnapshotStore, variables: Any, reason: str
     ) -> None:
-        """Every store refuses invalid variables, so that the tool gets an error; the stored snapshot is unchanged."""
+        """Every store refuses the same variables, so that the tool receives an error. The stored snapshot stays."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 1), 1)
         with pytest.raises(InvalidRequest, match=reason):
             store.save(snapshot_of(agent_id, 2, variables), 1)
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
 
-    def test_variables_have_room_up_to_their_limit_and_no_byte_more(
-        self, harness: StoreHarness, store: SnapshotStore
-    ) -> None:
-        """Variables are written at each change, so their size in bytes is bounded; the error states the limit."""
+    def test_variables_may_have_the_maximum_size_in_bytes(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """Each change writes all variables, so their size is bounded; the error states the limit."""
         agent_id = harness.session()
         frame = len(b'{"v":""}')
         full = {"v": "é" * ((MAX_VARIABLES_BYTES - frame) // 2)}
@@ -207,17 +205,17 @@ class SnapshotSuite:
             store.save(snapshot_of(agent_id, 2, {"v": full["v"] + "e"}), 1)
 
     @pytest.mark.parametrize("token", [-1, 2**53])
-    def test_a_token_that_no_reader_holds_exactly_is_refused(
+    def test_a_token_outside_of_0_to_2_53_is_refused(
         self, harness: StoreHarness, store: SnapshotStore, token: int
     ) -> None:
-        """Lua and JavaScript round larger integers, and rounded versions cannot be ordered."""
+        """Lua and JavaScript round integers from 2**53 on, and rounded versions cannot be ordered."""
         with pytest.raises(InvalidRequest, match="token"):
             store.save(snapshot_of(harness.session()), token)
 
     def test_a_damaged_snapshot_is_set_aside_and_reported(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A damaged snapshot must not block the session, and an operator must be able to read it."""
+        """A damaged snapshot must not block its session, and an operator must be able to inspect it."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
         harness.damage(agent_id)
@@ -230,8 +228,8 @@ class SnapshotSuite:
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
         assert harness.set_aside(agent_id)
 
-    def test_a_damaged_snapshot_can_be_replaced_unread(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """A runner that holds the state in memory saves without loading first."""
+    def test_a_save_replaces_a_damaged_snapshot(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A runner that has the state in memory saves without loading first."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
         harness.damage(agent_id)
@@ -239,10 +237,10 @@ class SnapshotSuite:
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 5), 4)
 
     @pytest.mark.parametrize("tick", [4, 5])
-    def test_a_good_snapshot_is_not_set_aside_for_the_damaged_one_it_replaced(
+    def test_a_snapshot_saved_during_the_load_of_a_damaged_one_is_not_set_aside(
         self, harness: StoreHarness, store: SnapshotStore, tick: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A runner may save between the read and the move: only the snapshot that was read is moved."""
+        """A runner may save after `load` has read the damaged snapshot and before `load` sets it aside."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
         harness.damage(agent_id)
@@ -266,10 +264,10 @@ class SnapshotSuite:
         assert saving.locked()
         runner.close()
 
-    def test_the_engine_sets_aside_what_is_not_of_the_committed_step(
+    def test_set_aside_moves_snapshots_up_to_the_given_version(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A database restored from a backup is older than its snapshots, whose versions would refuse every new one."""
+        """After a restore from a backup, the database is older than the snapshots, which would refuse every new one."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 9), 9)
         store.set_aside(agent_id, Version(9, 8), "older than what is stored")
@@ -289,14 +287,14 @@ class SnapshotSuite:
         store.delete(agent_id)
         assert harness.set_aside(agent_id) is None
 
-    def test_setting_aside_nothing_is_no_error(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """Another process may have set it aside already."""
+    def test_set_aside_without_a_snapshot_does_nothing(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """Another process may have set the snapshot aside already."""
         agent_id = harness.session()
         store.set_aside(agent_id, Version(9, 9), "gone")
         assert harness.set_aside(agent_id) is None
 
-    def test_two_runners_race_and_the_newer_one_prevails(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """A stale runner saves concurrently with its successor; the versions that a reader sees never decrease."""
+    def test_of_two_concurrent_runners_the_higher_token_wins(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A stale runner may save concurrently with its successor. The versions that a reader sees never decrease."""
         agent_id = harness.session()
         other = harness.open()
         begin, done = threading.Barrier(3, timeout=30), threading.Event()
@@ -339,7 +337,7 @@ class SnapshotSuite:
         assert 0 <= stale <= 30
 
     def test_many_threads_share_one_store(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """A worker runs many turns in one process, each with a session of its own."""
+        """A worker process runs many turns concurrently, each of a different session."""
         sessions = [harness.session() for _ in range(8)]
 
         def work(agent_id: Any) -> Stored | None:
@@ -351,7 +349,7 @@ class SnapshotSuite:
             found = list(pool.map(work, sessions))
         assert found == [Stored(snapshot_of(agent_id, 5), 1) for agent_id in sessions]
 
-    def test_a_store_that_was_closed_opens_again(self, harness: StoreHarness, store: SnapshotStore) -> None:
+    def test_a_closed_store_opens_again_on_use(self, harness: StoreHarness, store: SnapshotStore) -> None:
         """A turn may still save after its process has closed its stores."""
         saved = snapshot_of(harness.session())
         store.close()

@@ -1,5 +1,5 @@
-"""Tools whose result comes from outside the worker: a Celery task, or a moment.
+"""Tools whose calls wait for a Celery task or until a time.
 
-A turn that calls such a tool waits without a worker, a thread or a lease (`perdure.turns.calls`). The tools only
-declare the calls; `port` is the interface through which tasks are sent, asked about and revoked.
+A turn that calls such a tool waits without a worker, a thread or a lease (`perdure.turns.calls`). This package only
+declares the tools; `port` is the interface that sends tasks, reads their results and revokes them.
 """

@@ -11,10 +11,10 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A task to send: its id, its keyword arguments, and the seconds after which no worker may begin it.
+    """A task to send. `arguments` are keyword arguments; no worker may begin the task after `expires_s` seconds.
 
-    `queue` is `None` for the queue that the application's routes choose. `effect_id` is the call's, and the task's own
-    id unless the task is a `part` of it.
+    If `queue` is `None`, the application's routes choose the queue. `effect_id` is the id of the tool call. `task_id`
+    equals it, unless the call has several tasks; then `part` is the task's index.
     """
 
     task_id: UUID
@@ -27,18 +27,18 @@ class TaskCall:
 
 
 class Sent(Enum):
-    """Whether the broker has a task after an attempt to send it."""
+    """Whether the broker has the task, after an attempt to send it."""
 
     YES = auto()
     NO = auto()
-    """The broker cannot be reached, and does not have the task."""
+    """The broker does not have the task."""
     MAYBE = auto()
     """The broker may or may not have the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """The task returned `value`, or failed; then `value` is the message of its error."""
+    """The task's end. `value` is its return value, or the message of its error if it `failed`."""
 
     failed: bool
     value: Any
@@ -46,22 +46,22 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True)
 class TaskRuns:
-    """The task has begun. `progress` is what it last passed to `update_state`, `None` if nothing."""
+    """The task runs. `progress` is the value that it last passed to `update_state`, or `None`."""
 
     progress: Any = None
 
 
 class TaskCalls(Protocol):
-    """Sends tasks, asks the result backend about them, and revokes them. No method raises; each is bounded in time."""
+    """Sends tasks, reads their state from the result backend, and revokes them. No method raises or blocks for long."""
 
     def send(self, call: TaskCall) -> Sent:
         """Publish the task, with a link that returns its result to `perdure.turns.calls.awaited.finish`."""
         ...
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """The task's state in the result backend; `None` if the backend has none, or cannot be reached."""
+        """The task's state in the result backend; `None` if it is unknown there, or the backend cannot be reached."""
         ...
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
-        """Have the workers discard these tasks; False if the broker cannot be reached. One that runs continues."""
+        """Make the workers discard these tasks unless they have begun; False if the broker cannot be reached."""
         ...

@@ -2,7 +2,7 @@
 
     export = celery_tool("reports.export", effect="idempotent", timeout_s=3600, parameters=export_report)
 
-The task's id is the effect's id, so sending it again is safe for a task that is idempotent by its id.
+The task's id is the effect's id, so a task that is idempotent by its id may be sent again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from perdure.text.patterns import compiled
 from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Tool, ToolContext, must_be_approved, tool
 
 MAX_NAME = 200
-"""Characters of a task's name and of a queue's."""
+"""The most characters of a task's name, and of a queue's."""
 
 MAX_PARTS = 100
-"""Tasks of one call of a tool with `max_parallel`."""
+"""The most tasks of one call of a tool with `max_parallel`."""
 
 _LONGEST_S = 366 * 86_400
 _TASK = compiled(r"[A-Za-z_][A-Za-z0-9_.:-]*")
@@ -39,9 +39,9 @@ Parameters = Mapping[str, Any] | Callable[..., Any]
 class CeleryTool:
     """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
 
-    `queue` is `None` for the queue that the application's routes choose. `timeout_s` counts from the call; a task that
-    has not ended by then counts as lost. With `max_parallel`, a call has a list of arguments, each for a task of its
-    own.
+    If `queue` is `None`, the application's routes choose the queue. `timeout_s` counts from the call; a task that has
+    not ended within it counts as lost. With `max_parallel`, a call has a list of arguments, and each item is a separate
+    task.
     """
 
     breaker: ClassVar[None] = None
@@ -65,12 +65,12 @@ class CeleryTool:
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check the arguments that a model wrote: against the function, or the names in the JSON schema.
+        """Check the arguments that a model wrote against the function's signature or the names in the JSON schema.
 
         Returns JSON values by name, without the defaults of the function.
 
         Raises:
-            ToolError: the arguments are not a strict JSON object or do not fit; the message is for the model.
+            ToolError: the arguments are not a strict JSON object or do not match; the message is for the model.
         """
         try:
             given = untrusted.load_object(arguments)
@@ -104,7 +104,7 @@ class CeleryTool:
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
-        """Refuse: the turn sends the task and waits for it."""
+        """Raise `ToolError`: the engine sends the task and never calls this tool."""
         raise ToolError(f"{self.name} is a Celery task, which runs in a worker of its own.")
 
     def _refusal(self, reason: str) -> ToolError:
@@ -130,10 +130,10 @@ def celery_tool(
 ) -> CeleryTool:
     """Make a tool of the Celery task named `task`, which receives the arguments by keyword.
 
-    `parameters` describe the arguments: a JSON schema, or a function (such as the task's own) with type hints and a
-    docstring. Without them, any JSON object is accepted. With `max_parallel` the model passes a list of arguments: each
-    is a task of its own, and at most that many are queued or running at a time. The tool's name is the task's with `_`
-    for other characters.
+    `parameters` describes the arguments: a JSON schema, or a function (such as the task's own) with type hints and a
+    docstring. If it is `None`, any JSON object is accepted. With `max_parallel` the model passes a list of arguments.
+    Each item is a separate task, and at most `max_parallel` tasks are queued or running at a time. `name` defaults to
+    the task's name with `_` for each `.` and `:`.
 
     Raises:
         SettingsError: a value is invalid; the message names it.
@@ -178,7 +178,7 @@ def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_res
 
 
 def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
-    # References to a schema's definitions start at its root.
+    # `$ref`s name definitions from the schema's root, so `$defs` moves to the new root.
     definitions = {"$defs": each["$defs"]} if "$defs" in each else {}
     items = {name: value for name, value in each.items() if name != "$defs"}
     calls = {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_PARTS}
@@ -191,7 +191,7 @@ def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
 def _signature(name: str, parameters: Parameters | None) -> Tool | None:
     if parameters is None or isinstance(parameters, Mapping):
         return None
-    # A Celery task is not a function; its `run` is the function that it was made from.
+    # A Celery task is not a function; its attribute `run` is the decorated function.
     function = parameters if inspect.isroutine(parameters) else getattr(parameters, "run", parameters)
     return tool(name=name)(function)
 

@@ -15,7 +15,7 @@ from perdure.text import untrusted
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect, ToolContext
 
 LONGEST = timedelta(days=30)
-"""The default of the longest wait."""
+"""The longest wait by default."""
 
 _MOST_CHARS = 64
 
@@ -34,7 +34,7 @@ _PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SleepUntil:
-    """A tool that makes a turn wait until a time, at most `longest` ahead; see `sources.RunnableTool`."""
+    """A tool that makes a turn wait until a time, `longest` at most; see `sources.RunnableTool`."""
 
     breaker: ClassVar[None] = None
     probe: ClassVar[None] = None
@@ -77,7 +77,7 @@ class SleepUntil:
         return given
 
     def wait_s(self, arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> float:
-        """Seconds until the `moment` in `arguments`, which is in `zone` if it has no offset.
+        """Seconds from `now` until the `moment` in `arguments`. A moment without an offset is in the time zone `zone`.
 
         Raises:
             ToolError: `moment` is not a date and time, is past, or is too far ahead; the message is for the model.
@@ -99,7 +99,7 @@ class SleepUntil:
         return seconds
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
-        """No: waiting has no effect."""
+        """Return False: waiting has no side effect."""
         return False
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)

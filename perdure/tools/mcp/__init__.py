@@ -7,8 +7,8 @@
     stdio.py              transport to a child process
     http.py               transport to a URL
     filtering.py          drops unsolicited messages of a server
-    results.py            a server's answer as text for a model
-    faults.py             the ways in which a call fails
+    results.py            renders a server's answer as text for a model
+    faults.py             the errors of a call
 
 A server is untrusted. It may be unavailable or unresponsive, exit during a call, list invalid tools or send endless
 data. All of these affect its own tools only.

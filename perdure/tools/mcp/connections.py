@@ -1,7 +1,7 @@
 """The MCP connections of one process: one thread with one event loop for all of them.
 
-The process creates it at its start (after any fork) and closes it at its end. The SDK is imported when the first server
-is opened.
+A process creates its `Connections` at its start, after any fork, and closes it at its end. The MCP SDK is imported when
+the first server is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""Seconds after which the remaining processes of servers are killed; longer than `stdio.END_S`."""
+"""Seconds after which `close` kills the remaining server processes; longer than `stdio.END_S`."""
 
 _STOP_S = 1.0
 
@@ -57,7 +57,7 @@ class Connections:
         """Start connecting to `servers` that are not open yet, without waiting.
 
         Raises:
-            SettingsError: the settings do not allow one of them.
+            SettingsError: the settings do not allow one of the servers.
         """
         wanted = list(servers)
         check(wanted, self._settings.mcp)
@@ -67,13 +67,13 @@ class Connections:
                     self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """The tools of `servers`; the first call waits for each, up to its connect timeout."""
+        """The tools of `servers`. The first call waits for each server to connect, at most its `connect_timeout_s`."""
         self.open(servers)
         connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
         return tuple(tool for connection in connections for tool in connection.tools())
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Close all connections and end all server processes; takes at most `within_s` and a second."""
+        """Close all connections and end all server processes, within `within_s` seconds and one second more."""
         with self._lock:
             self._closed = True
             thread, loop = self._thread, self._loop
@@ -122,6 +122,6 @@ class Connections:
 
 
 def _log_failure(task: Future[None]) -> None:
-    """Log the error of a connection's task, which is a bug: it ends only when it is closed."""
+    """Log the error of a connection's task. An error is a bug: the task ends only when the connection is closed."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the task of an MCP connection failed", exc_info=error)

@@ -1,7 +1,7 @@
-"""The ways in which a call of an MCP server fails.
+"""The errors of calls to an MCP server.
 
-The transports report failures as JSON-RPC errors, since the SDK assigns only these to a single call. A server that
-sends the same codes affects its own calls only.
+The transports report failures as JSON-RPC errors with the codes below: the SDK assigns no other kind of error to a
+single call. A server that sends these codes itself affects only its own calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, PARSE_ERROR, REQUEST_TIMEOUT
 
 MAX_MESSAGE_BYTES = 4_000_000
-"""The limit for one message from a server, and for the memory that a longer one takes."""
+"""The most bytes of one message from a server that are read into memory."""
 
 NOT_SENT = -32_010
 """The request was not sent: the server cannot be reached."""

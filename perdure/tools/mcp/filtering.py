@@ -1,8 +1,8 @@
 """Filters the messages of a server before they reach the SDK.
 
-The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers, and notifications
-that the tools changed. It answers a server's requests itself, one at a time: a server that sends many, or does not read
-the answers, delays only its own connection.
+The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers and the few
+notifications that perdure uses. It answers a server's requests itself, one at a time: a server that sends many
+requests, or does not read the answers, delays only its own connection.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 
 _WANTED = frozenset({TOOLS_CHANGED, "notifications/subscriptions/acknowledged", "notifications/cancelled"})
 _ANSWER_S = 5
-"""Seconds after which sending the answer to a server's request is abandoned."""
+"""The most seconds for sending the answer to a server's request."""
 
 Item = SessionMessage | Exception
 Streams = TransportStreams
 
 
 class FilteredTransport:
-    """A transport with this filter. `ended` is set when the server sends no further messages."""
+    """Adds the filter to a transport. Sets `ended` when the connection has ended."""
 
     def __init__(self, transport: AbstractAsyncContextManager[Streams], ended: anyio.Event) -> None:
         self._transport = transport
@@ -62,7 +62,7 @@ class _FilteredStream:
         self._ended = ended
 
     async def receive(self) -> Item:
-        """The next message that passes.
+        """The next message that passes the filter.
 
         Raises:
             EndOfStream: the server closed the connection.

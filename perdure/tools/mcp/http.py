@@ -1,7 +1,8 @@
 """The transport to an MCP server at a URL: the SDK's, over an HTTP client with limits.
 
-The SDK reads a JSON answer of any length, and one broken connection ends all calls of its server. The HTTP transport
-below it rejects an answer that is too long, and turns a broken connection into the error of one request.
+The SDK reads JSON answers of any length, and if one connection breaks, it fails all calls of the server. The HTTP
+transport below the SDK rejects an answer that is too long, and turns a broken connection into an error response to one
+request.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
 
 
 class _SafeTransport(httpx2.AsyncBaseTransport):
-    """Turns every failure into an error response, and bounds every response."""
+    """Turns each failure into an error response, and limits the length of each response."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, ended: anyio.Event) -> None:
         self._inner = inner
@@ -84,7 +85,7 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """A body that raises only errors that the SDK attributes to this one response."""
+    """A response's body, limited to `limit` bytes. It raises only errors that the SDK attributes to this response."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, limit: int | None) -> None:
         self._inner = inner
@@ -106,6 +107,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _error_response(code: int, message: str) -> httpx2.Response:
-    """A JSON-RPC error response: the SDK then fails this one request, not all calls of the server."""
+    """A JSON-RPC error response, upon which the SDK fails only this request."""
     error = {"code": code, "message": first_line(message)}
     return httpx2.Response(HTTPStatus.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})

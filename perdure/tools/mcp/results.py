@@ -20,7 +20,7 @@ from perdure.text.untrusted import cut, dump, first_line, storable
 
 
 def render(result: CallToolResult, limit: int) -> str:
-    """A result as text of at most `limit` characters; other content is named with its type and size."""
+    """A result as text of at most `limit` characters. Images and other binary content appear as their type and size."""
     text = "\n\n".join(_block(each) for each in result.content)
     if not result.content and result.structured_content is not None:
         return dump(result.structured_content, limit)

@@ -1,4 +1,4 @@
-"""The declaration of an MCP server by an agent's author. A declaration does not connect."""
+"""`McpServer`: an agent's author declares an MCP server with it. Declaring a server opens no connection."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """A server whose tools an agent has, each named `server:tool`.
+    """An MCP server whose tools an agent may call, each by the name `server:tool`.
 
         McpServer("weather", command=["uvx", "weather-server"], effect="pure")
         McpServer("shop", url="https://shop.example/mcp", effects={"price": "pure"})
 
-    `PERDURE_MCP__COMMANDS` must allow a `command`. It runs as a child of each process that runs turns, with `env`,
-    PATH, HOME and the like, and without perdure's own variables. `effect` is the effect of the server's tools,
-    `effects` that of single tools by the server's name for them. With `trust_hints`, the server's own hints
-    (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` applies to all of its
-    tools, or maps single tools to their own.
+    `PERDURE_MCP__COMMANDS` must allow the program of `command`, which runs as a child of each process that runs turns.
+    Its environment is `env` with PATH, HOME and a few others, without perdure's own variables. `effect` is the effect
+    of all tools; `effects` overrides it for single tools. With `trust_hints`, the server's hints (`readOnlyHint`,
+    `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one value for all tools, or maps
+    single tools to their values. Mappings name a tool as the server does, without the prefix `server:`.
     """
 
     name: str
@@ -68,11 +68,11 @@ class McpServer:
 
     @property
     def configured_tools(self) -> frozenset[str]:
-        """The tools that the declaration names, by the server's names for them."""
+        """The tools that `effects`, `probes` and `requires_approval` name, as the server names them."""
         return frozenset({*self.effects, *self.probes, *self._approvals})
 
     def effect_of(self, tool: str, hinted: Effect | None) -> Effect:
-        """The effect of the server's `tool`; `hinted` is the server's own hint."""
+        """The effect of the server's `tool`; `hinted` is the effect that the server's hints give, if any."""
         if tool in self.effects:
             return Effect(self.effects[tool])
         return hinted if self.trust_hints and hinted is not None else Effect(self.effect)

@@ -1,8 +1,8 @@
 """The connection of one process to one MCP server: connects, lists tools, calls them, and reconnects.
 
-`keep` runs on the event loop as long as the process; threads of turns use `tools` and `call_tool`. The last list of
-tools stays valid while the server is unavailable, so that the tools of turns do not change with it; calls then fail
-with a message for the model.
+`keep` runs on the event loop until the process ends; threads of turns use `tools` and `call_tool`. While the server is
+unavailable, its last list of tools stays valid, so that the prompts of turns do not change, and calls fail with a
+message for the model.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ EFFECT_ID = "perdure/effect_id"
 """The key in MCP's `_meta` that carries a call's idempotency key."""
 
 RECONNECTS = RetrySettings(base_s=0.5, multiplier=2, cap_s=60, jitter=0.25)
-"""The backoff before reconnecting. `max_attempts` is not used: attempts do not end."""
+"""The back-off before reconnecting. `max_attempts` is not used: the number of attempts is unlimited."""
 
 RETURN_S = 10.0
 """Seconds after the loss of a connection for which calls wait for the next one."""
 
-_STEADY_S = 60.0  # after a connection of this length, the backoff restarts
+_STEADY_S = 60.0  # after a connection of this length, the back-off starts again
 _MAX_PAGES = 20
 _MAX_TOOLS = 200
 _RELIST_PAUSE_S = 1.0  # the pause between two listings
@@ -75,7 +75,7 @@ _LOOK_UP_S = 0.1
 
 
 class ServerConnection:
-    """A server, its present connection and its tools."""
+    """A server, its current connection and its tools."""
 
     def __init__(
         self,
@@ -87,7 +87,10 @@ class ServerConnection:
         timeout_s: float,
         process_groups: set[int],
     ) -> None:
-        """`jitter` returns a number from [0, 1), for the backoff; `timeout_s`: for calls, unless the server has one."""
+        """`jitter` returns a number from [0, 1) for the back-off. `timeout_s` is the time limit of a call.
+
+        The declaration of the server may override `timeout_s`.
+        """
         self._server = server
         self._breaker = breaker
         self._clock = clock
@@ -120,7 +123,7 @@ class ServerConnection:
         Raises:
             CircuitBreakerOpen: the server failed too often recently, in any process.
             NotConnected: the server is not connected; the call was not sent.
-            NoAnswer, TimeoutError, Abandoned, CancelledError: the call was sent, and there is no answer.
+            NoAnswer, TimeoutError, Abandoned, CancelledError: the call was sent, and no answer arrived.
             MalformedAnswer: the answer is malformed.
             MCPError: the server rejects the call.
         """
@@ -130,8 +133,8 @@ class ServerConnection:
         return answer
 
     def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
-        """The result, or a rejection, which the breaker does not count as a failure."""
-        # A little less than the turn's time-out, or the turn would count this thread as leaked.
+        """The result, or the server's rejection. A rejection is returned, so the breaker counts it as a success."""
+        # Slightly shorter than the turn's time-out. Otherwise the turn would count this thread as leaked.
         until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         patient_until = until - self._timeout_s / 2
         meta = {EFFECT_ID: str(context.effect_id)}
@@ -146,7 +149,7 @@ class ServerConnection:
                     raise
 
     def _connected(self, patient_until: float, context: ToolContext) -> tuple[ClientSession, asyncio.AbstractEventLoop]:
-        """The session and its loop. Waits until `patient_until` for a connection that was lost recently.
+        """The session and its event loop. If the connection was lost recently, waits for it until `patient_until`.
 
         Raises:
             NotConnected: the server is not connected.
@@ -182,7 +185,7 @@ class ServerConnection:
             raise MalformedAnswer("it is not the result of a tool") from error
 
     def _await(self, future: Future[CallToolResult], context: ToolContext, until: float) -> CallToolResult:
-        """Wait for an answer; cancels a call without one, and the SDK notifies the server."""
+        """Wait for the answer. If none arrives in time, cancel the call; the SDK then notifies the server."""
         try:
             while not future.done():
                 left_s = until - self._clock.monotonic()
@@ -197,7 +200,7 @@ class ServerConnection:
             future.cancel()
 
     def _request_listing(self) -> None:
-        """List the server's tools again; if it does not answer, the connection is replaced."""
+        """Request a new list of the server's tools. If the server does not answer that, its connection is replaced."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._listing_due.set)
 
@@ -214,7 +217,8 @@ class ServerConnection:
     def end(self) -> None:
         """Make `keep` disconnect and return; called on its loop.
 
-        Does not cancel the task: asyncio's cancellation would also interrupt the ending of the server's process.
+        Cancels `keep`'s scope instead of its task: asyncio's cancellation would also interrupt `stdio` while it ends
+        the server's process.
         """
         self._closing = True
         if self._scope is not None:
@@ -233,7 +237,7 @@ class ServerConnection:
             await self._pause(pause_s)
 
     async def _connect_until_lost(self) -> str:
-        """Connect, and wait until the connection ends; returns why."""
+        """Connect, and wait until the connection ends; returns the reason for its end."""
         try:
             await self._connect()
         except Exception as error:
@@ -247,7 +251,7 @@ class ServerConnection:
             self._session = None
 
     async def _connect(self) -> None:
-        """Connect, and return or raise when the connection is over."""
+        """Connect; return or raise when the connection has ended."""
         self._ended = ended = anyio.Event()
         self._listing_due = anyio.Event()
         with anyio.fail_after(self._server.connect_timeout_s) as limit:
@@ -299,7 +303,7 @@ class ServerConnection:
             await anyio.sleep(_RELIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools; servers of older protocols notify without a subscription."""
+        """Subscribe to changes of the tools. Servers with an older protocol send notifications without this."""
         offered = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or offered is None or not offered.list_changed:
             return
@@ -311,7 +315,7 @@ class ServerConnection:
             except (MCPError, SubscriptionLost) as error:
                 log.debug("MCP server %s ended the subscription to changes: %s", self._server.name, _describe(error))
             await anyio.sleep(_LISTEN_S)
-            self._listing_due.set()  # changes without a subscription were not reported
+            self._listing_due.set()  # the server may have changed its tools while there was no subscription
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):

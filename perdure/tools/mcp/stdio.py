@@ -1,8 +1,8 @@
 """The transport to an MCP server that is a child process: one JSON message per line on stdin and stdout.
 
-It replaces the SDK's own transport, which reads lines of any length. Here lines are bounded, a server that writes
-faster than it is read blocks on its pipe, and only the end of its stderr is kept, for the log. The server runs in its
-own process group; disconnecting ends the whole group within `END_S`.
+It replaces the SDK's own transport, which reads lines of any length. Here the length of a line is limited, a server
+that writes faster than perdure reads blocks on its pipe, and only the end of its stderr is kept, for the log. The
+server runs in its own process group; disconnecting ends the whole group within `END_S`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from perdure.tools.mcp.server import McpServer
 log = logging.getLogger(__name__)
 
 END_S = 3.0
-"""The most seconds for ending a server: a third each for closing stdin, SIGTERM and SIGKILL."""
+"""The most seconds that ending a server takes: a third each after closing stdin, SIGTERM and SIGKILL."""
 
 _POLL_S = 0.02
 _CHUNK = 65_536
 _SHOWN = 500
-_EDGE = 200  # bytes at both ends of a line in which the id of an answer is searched
+_EDGE = 200  # bytes at each end of a line that are searched for the id of the answer
 # Quotes inside a string are escaped, so a match at the edge of a line belongs to the message itself.
 _ID = compiled(
     r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
@@ -91,7 +91,7 @@ async def stdio(
 
 @dataclass(slots=True)
 class _StderrTail:
-    """The end of a server's stderr. Not logged after a call of a tool, since it may quote the arguments."""
+    """The end of a server's stderr. It is not logged once a tool was called, since it may quote the arguments."""
 
     data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
@@ -109,7 +109,7 @@ def kill(group: int) -> None:
 
 
 async def _read(name: str, process: Process, incoming: MemoryObjectSendStream[Item]) -> None:
-    """Pass the server's messages on, one at a time."""
+    """Send the server's messages to `incoming`, one at a time."""
     stdout = process.stdout
     assert stdout is not None  # noqa: S101 (started with a pipe)
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError), incoming:
@@ -133,7 +133,7 @@ async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | Non
 
 
 async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Read a line to its end without storing it; returns its first and its last bytes."""
+    """Read a line to its end without storing it; returns its first and last `_EDGE` bytes."""
     head = tail = b""
     while True:
         try:
@@ -149,7 +149,7 @@ async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
-    """An error for the call whose answer was too long; None if its id is not found."""
+    """An error response for the call whose answer was too long; None if the answer's id is not found."""
     log.warning("the MCP server %s sent a message of more than %d bytes, which was not read", name, MAX_MESSAGE_BYTES)
     found = next((match for edge in edges if (match := _ID.search(edge.decode("latin-1")))), None)
     if found is None:
@@ -171,7 +171,7 @@ async def _write(
 
 
 async def _keep_stderr_tail(process: Process, data: bytearray) -> None:
-    """Read the server's stderr, and keep its end."""
+    """Read the server's stderr, and keep its last `_CHUNK` bytes in `data`."""
     stderr = process.stderr
     assert stderr is not None  # noqa: S101 (started with a pipe)
     while chunk := await stderr.read(_CHUNK):
@@ -180,7 +180,7 @@ async def _keep_stderr_tail(process: Process, data: bytearray) -> None:
 
 
 async def _discard(process: Process) -> None:
-    """Read and drop stdout, so that a server that still writes can end."""
+    """Read and discard stdout, so that a server which still writes does not block on its pipe."""
     stdout = process.stdout
     assert stdout is not None  # noqa: S101 (started with a pipe)
     while await stdout.read(_CHUNK):
@@ -214,7 +214,7 @@ async def _end(name: str, process: Process, stderr_tail: _StderrTail) -> None:
 
 
 async def _exits(process: Process) -> bool:
-    """Whether the process ends within a third of `END_S`.
+    """Wait a third of `END_S` for the process; returns whether it has ended.
 
     `Process.wait` is not used: it also waits for processes that inherited the pipes.
     """

@@ -1,4 +1,4 @@
-"""One tool of an MCP server as a `RunnableTool`, and the choice of those that can be offered to a model."""
+"""A tool of an MCP server as a `RunnableTool`, and the check whether a listed tool can be offered to a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perdure.tools.registry import Approval, Effect, Probe, ToolContext, must_be
 log = logging.getLogger(__name__)
 
 CallTool = Callable[[str, Mapping[str, Any], ToolContext], CallToolResult]
-"""Sends a call, by the server's name for the tool, and waits for its answer; see `ServerConnection.call_tool`."""
+"""Calls a tool, named as the server names it, and waits for its answer; see `ServerConnection.call_tool`."""
 
 _NAME = compiled(r"[a-zA-Z0-9_./-]+")
 _MAX_DESCRIPTION = 4_000
@@ -37,7 +37,7 @@ _MAX_SCHEMA = 32_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTool:
-    """A tool of a server; see `sources.RunnableTool`. `ServerConnection` has the breaker."""
+    """A tool of an MCP server; see `sources.RunnableTool`. Its `ServerConnection` uses the server's breaker."""
 
     breaker: ClassVar[None] = None
 
@@ -60,8 +60,8 @@ class RemoteTool:
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check that the arguments are a strict JSON object.
 
-        The server checks them against the schema: the schema is untrusted, and may contain regular expressions that
-        take days to match.
+        Only the server checks them against the tool's schema. The schema is untrusted: matching its regular expressions
+        may take days.
 
         Raises:
             ToolError: the arguments are anything else; the message is for the model.
@@ -80,7 +80,7 @@ class RemoteTool:
 
         Raises:
             ToolError: the call failed, or was not sent; the message is for the model.
-            OutcomeUnknown: the call was sent, and there is no answer.
+            OutcomeUnknown: the call was sent, and no answer arrived.
         """
         try:
             result = self._call_tool(self._remote, arguments, context)
@@ -103,7 +103,7 @@ class RemoteTool:
 
 
 def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallTool) -> tuple[RemoteTool, ...]:
-    """The listed tools that can be offered to a model; logs the others."""
+    """The tools in `listed` that can be offered to a model; logs why each of the others cannot."""
     made: dict[str, RemoteTool] = {}
     for each in listed:
         why = "another tool has the same name" if each.name in made else _unfit(server, each)
@@ -117,10 +117,10 @@ def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallToo
 
 
 def _remote_tool(server: McpServer, listed: Listed, call_tool: CallTool) -> RemoteTool:
-    said = listed.description or listed.title or listed.name
+    description = listed.description or listed.title or listed.name
     return RemoteTool(
         name=f"{server.name}:{listed.name}",
-        description=untrusted.cut(untrusted.storable(said), _MAX_DESCRIPTION),
+        description=untrusted.cut(untrusted.storable(description), _MAX_DESCRIPTION),
         parameters=listed.input_schema,
         effect=server.effect_of(listed.name, _effect_hint(listed.annotations)),
         timeout_s=server.timeout_s,
@@ -155,12 +155,12 @@ def _problems(server: McpServer, listed: Listed) -> Iterator[str]:
             yield f"its schema is longer than {_MAX_SCHEMA:,} characters"
 
 
-def _effect_hint(said: ToolAnnotations | None) -> Effect | None:
-    if said is None:
+def _effect_hint(annotations: ToolAnnotations | None) -> Effect | None:
+    if annotations is None:
         return None
-    if said.read_only_hint:
+    if annotations.read_only_hint:
         return Effect.PURE
-    return Effect.IDEMPOTENT if said.idempotent_hint else None
+    return Effect.IDEMPOTENT if annotations.idempotent_hint else None
 
 
 def _in(error: CircuitBreakerOpen) -> str:
