@@ -47,7 +47,7 @@ def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
 
 
 def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
-    """A sender that lost the answer gets it by sending again, even if the rate is used up."""
+    """A sender that repeats a message gets the first response again even if the rate is used up."""
     first = limited.send(message_id="m1")
     limited.send()
     again = limited.send(message_id="m1")
