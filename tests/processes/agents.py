@@ -120,7 +120,7 @@ def hanging(note: str, context: ToolContext) -> str:
 def slow(note: str, context: ToolContext) -> str:
     """Takes effect at once, and returns when the test allows it."""
     result = _act("slow", note, context)
-    _faults.wait_let_go()
+    _faults.wait_released()
     return result
 
 

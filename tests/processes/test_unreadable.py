@@ -58,7 +58,7 @@ def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
     (turn,) = installation.settled(sent.turn_id)
 
     assert (turn["status"], turn["reply"]["text"], turn["attempts"]) == ("done", answer_to("hello"), 1)
-    assert len(installation.model_server.asked["hello"]) == 1
+    assert len(installation.model_server.called_at["hello"]) == 1
     assert _passed(installation, "turns.settle") > 1
     installation.check()
 
