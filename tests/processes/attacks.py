@@ -80,13 +80,13 @@ class Target:
         turn: dict[str, Any] | None = response.json() if response.is_success else None
         return turn
 
-    def go_on(self) -> Iterator[int]:
+    def rounds(self) -> Iterator[int]:
         """Count up until the attack is over."""
         return itertools.takewhile(lambda _: not self.over.is_set(), itertools.count())
 
     def spread(self, count: int) -> Iterator[int]:
         """Count up to `count`, at even intervals over the attack's time."""
-        for number in itertools.islice(self.go_on(), count):
+        for number in itertools.islice(self.rounds(), count):
             yield number
             self.over.wait(self.seconds / count)
 
@@ -94,7 +94,7 @@ class Target:
 def calculate(target: Target) -> None:
     """Ask for calculations that no machine can finish."""
     with target.client() as client:
-        for number in target.go_on():
+        for number in target.rounds():
             text = CALCULATIONS[number % len(CALCULATIONS)]
             target.send(client, text, user_id=f"calculator {number}")
             target.over.wait(_REPEAT_S)
@@ -104,7 +104,7 @@ def write_hostile_texts(target: Target) -> None:
     """Send texts that slow down regular expressions and loops, and praise the replies, so that they become cases."""
     texts = list(hostile.STORABLE.values())
     with target.client() as client:
-        for number in target.go_on():
+        for number in target.rounds():
             text = texts[number % len(texts)](hostile.LONG - 100)
             turn = target.send(client, text, user_id=f"writer {number % 5}", channel=f"channel-{number}")
             if turn is not None:
@@ -141,7 +141,7 @@ def name_queues(target: Target) -> None:
         {"url": url} for url in ("http://169.254.169.254/latest", "http://0x7f000001/", "http://[::ffff:7f00:1]/")
     ]
     with target.client() as client:
-        for number in target.go_on():
+        for number in target.rounds():
             turn = target.send(client, "hello", user_id="namer", reply_to=targets[number % len(targets)])
             assert turn is None, "refused at accept"
             target.over.wait(_REPEAT_S)
@@ -150,7 +150,7 @@ def name_queues(target: Target) -> None:
 def guess_keys(target: Target) -> None:
     """Send requests with invalid API keys."""
     with target.client("a key that is no key at all") as client:
-        for number in target.go_on():
+        for number in target.rounds():
             response = client.get("/v1/sessions", params={"user_id": f"{number}"})
             assert response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS)
             target.over.wait(_GUESS_S)

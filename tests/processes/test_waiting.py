@@ -12,7 +12,7 @@ from tests.processes.installation import Installation
 TURNS = 300
 MIB = 2**20
 OTHER_THREADS = 60
-"""Bound on a worker's threads besides those that wait: Celery's, the keeper's, the sweeper's, some of the SDK."""
+"""Bound on a worker's threads that do not wait for a model: Celery's, the keeper's, the sweeper's, some of the SDK."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
 
 @pytest.mark.long
 def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """Turns mostly wait, so each may cost no more than a thread and a MiB of memory."""
+    """A waiting turn costs no more than a thread and a MiB of memory."""
     (worker,) = installation.workers
     process = psutil.Process(worker.pid)
     before = process.memory_info().rss
