@@ -110,7 +110,7 @@ class Faults:
         return [_note(line) for line in _lines(self._journal)[since:]]
 
     def effects(self, note: str | None = None) -> list[Effect]:
-        """The tools' effects, in order; with `note`, only its own."""
+        """The tools' effects, in order; with `note`, only those recorded with this note."""
         effects = [Effect(**json.loads(line)) for line in _lines(self._effects)]
         return [effect for effect in effects if note is None or effect.note == note]
 

@@ -193,7 +193,7 @@ def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
 def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """A connecting worker restores the killed worker's tasks at these levels, too."""
+    """Another worker restores the killed worker's tasks at levels that the application reads."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -207,7 +207,7 @@ def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_applic
 
 
 def publish_by_topic(app: Celery, queue: str) -> None:
-    """Publish the application's task to a topic exchange of its own, which `queue` is bound to."""
+    """Publish the application's task to a topic exchange to which `queue` is bound."""
     bound = Queue(queue, Exchange("events", type="topic"), routing_key="quick.*")
     with app.connection_for_write() as connection:
         producer = connection.Producer(channel=connection.channel())
@@ -215,7 +215,7 @@ def publish_by_topic(app: Celery, queue: str) -> None:
 
 
 def returns(url: str, queue: str, count: int) -> list[float]:
-    """When each of the next `count` messages is pushed to `queue`, by Redis's clock, in seconds."""
+    """The times at which the next `count` messages are pushed to `queue`, in seconds by Redis's clock."""
     times: list[float] = []
     with redis_py.Redis.from_url(client_url(url), socket_timeout=20) as client, client.monitor() as monitor:
         for command in monitor.listen():
@@ -229,7 +229,7 @@ def returns(url: str, queue: str, count: int) -> list[float]:
 def test_a_worker_that_stops_returns_unknown_tasks_first(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """The worker returns them before it waits for its running turns, which may take long."""
+    """The worker returns unknown tasks before it waits for its running turns, which may take long."""
     gate = installation.model_server.gate("slow")
     worker = installation.worker(PERDURE_SHUTDOWN__DRAIN_S="60", PERDURE_SHUTDOWN__HARD_EXIT_S="90")
     worker.container.ready()
@@ -249,7 +249,7 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
 def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Kombu would lose it by publishing it to its exchange, whose bindings perdure's workers do not know."""
+    """Kombu would publish the message to its exchange, whose bindings perdure does not know, and so lose it."""
     worker = installation.worker()
     worker.container.ready()
     publish_by_topic(neighbour.app, "deliveries")

@@ -159,7 +159,7 @@ def test_cut_streams_resume_while_processes_are_killed(
 
 @pytest.mark.chaos
 def test_a_hundred_cuts(celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess) -> None:
-    """The same with more streams: at least a hundred cuts."""
+    """Twenty streams are cut at least a hundred times."""
     assert cut_and_kill(installation, gateway, turns=20, cuts=8, kills=15) >= 100
     installation.check()
 

@@ -113,7 +113,7 @@ def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness)
 
 
 def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harness, end: End) -> None:
-    """Nor do forks recall the source's summary; the user's other sessions recall all of it."""
+    """Forks do not recall the source's summary either; the user's other sessions recall all of it."""
     seen: list[str] = []
 
     @tool
@@ -225,7 +225,7 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:
-        """Keep it."""
+        """Append the text to the variable `noted`."""
         ctx.working_variables["noted"] = [*ctx.working_variables.get("noted", []), text]
         return "noted"
 
@@ -254,7 +254,7 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
 
 
 def test_an_unfinished_turn_is_not_copied(harness: Harness) -> None:
-    """The copy of its open calls would never get results."""
+    """Copied open calls would never get results."""
     source = _talked(harness)
     forks: list[UUID] = []
 

@@ -82,7 +82,7 @@ def pay(number: int) -> int:
 
 @dataclass(frozen=True)
 class Environment:
-    """The harness, an available and an unavailable Redis, and a maker of lost turns."""
+    """The harness, an available and an unavailable Redis, and a function that makes lost turns."""
 
     harness: Harness
     redis_memory: RedisMemory
@@ -357,7 +357,7 @@ def test_random_sequences_keep_to_the_table(environment: Environment) -> None:
 
 
 def test_the_machine_can_make_every_transition(environment: Environment) -> None:
-    """Random runs can reach every transition, since the machine's rules together do."""
+    """The machine's rules can make every transition of the table, so random runs can find each of them."""
     machine = SessionMachine(environment)
     for asks in ("double", "pay", "both"):
         machine.say()

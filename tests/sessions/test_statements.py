@@ -43,7 +43,7 @@ def _sources() -> dict[str, Path]:
 
 
 def _statements() -> dict[str, Statement]:
-    """The statements of those modules."""
+    """The statements of the modules of `_sources`, by name."""
     found: dict[str, Statement] = {}
     for name in _sources():
         module = importlib.import_module(name)

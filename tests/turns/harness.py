@@ -206,7 +206,7 @@ class Harness:
 
     @contextmanager
     def crashing(self, moment: Moment, name: str, nth: int = 1) -> Iterator[None]:
-        """Crash the block at the `nth` commit called `name`, suppress the crash; fail if no crash occurs."""
+        """Crash the block at the `nth` commit called `name` and suppress the crash; fail if it does not occur."""
         seen = itertools.count(1)
 
         def observe(at: Moment, statement: str) -> None:

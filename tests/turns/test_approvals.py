@@ -37,7 +37,7 @@ def lend(amount: int) -> str:
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     _ran.append(("look", None))
     return "seen"
 

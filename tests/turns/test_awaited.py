@@ -34,7 +34,7 @@ refund = celery_tool("shop.refund", timeout_s=TIMEOUT_S, name="refund", requires
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     return "seen"
 
 

@@ -44,7 +44,7 @@ TWICE = [Call("echo", '{"text": "first"}', "same"), Call("echo", '{"text": "seco
 
 @tool(effect="pure")
 def echo(text: str, context: ToolContext) -> str:
-    """Say it again."""
+    """Return the text."""
     assert not context.cancelled.is_set()
     return text
 

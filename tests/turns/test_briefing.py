@@ -1,4 +1,4 @@
-"""What the prompt quotes of a user's past: only this user's, relevant to the message, quoted and bounded."""
+"""Memories, summaries and events in a prompt: only of this user, relevant to the message, quoted and bounded."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_cancelled_between_steps(harness: Harness) -> None:
 
 
 def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
-    """A cancellation between the intents' commit and the calls begins none of them and closes all."""
+    """After a cancellation between the intents' commit and the calls, no call begins and all are closed."""
     ran: list[int] = []
 
     @tool

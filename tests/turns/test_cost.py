@@ -22,7 +22,7 @@ def double(number: int) -> int:
 
 @contextmanager
 def counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two lists to which the block's statements and the names of its commits are added as they are sent."""
+    """Yield two lists that collect the block's statements and the names of its commits."""
     statements: list[str] = []
     commits: list[str] = []
 
@@ -62,7 +62,7 @@ def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness)
 
     @tool(effect="pure")
     def count(context: ToolContext, *, further: bool) -> int:
-        """Count."""
+        """Return the variable `n`, raised by one if `further`."""
         with context.working_variables as variables:
             if further:
                 variables["n"] = variables.get("n", 0) + 1

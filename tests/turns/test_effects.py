@@ -28,7 +28,7 @@ class Bench:
         self.ran: list[UUID] = []
 
     def tool(self, effect: str, probe: Probe | None = None) -> Tool:
-        """A tool of the given class."""
+        """A tool with the effect class `effect`."""
 
         @tool(effect=effect, name="act", probe=probe)
         def act(context: ToolContext) -> str:
@@ -170,7 +170,7 @@ def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None
 
     @tool(name="act", timeout_s=0.2, probe=hang)
     def act() -> str:
-        """Act."""
+        """Return at once."""
         return "acted"
 
     harness.equip(act)

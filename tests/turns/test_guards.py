@@ -15,7 +15,7 @@ from tests.turns.harness import Harness, side_by_side
 
 @pytest.fixture
 def limited(harness: Harness) -> Harness:
-    """Two messages a minute, three an hour."""
+    """A harness that accepts two messages a minute and three an hour of a user."""
     return _limited(harness, per_minute=2, per_hour=3)
 
 

@@ -74,7 +74,7 @@ def test_a_call_whose_outcome_is_unknown(
 
     @tool(effect=effect, probe=None if answer is None else lambda _context: answer)
     def call(context: ToolContext) -> str:
-        """Call something far away."""
+        """Call a remote service."""
         ran.append(context.effect_id)
         if len(ran) == 1:
             raise OutcomeUnknown("The line broke.")
@@ -96,7 +96,7 @@ def test_a_call_that_fails_after_an_unknown_outcome(harness: Harness, effect: st
 
     @tool(effect=effect)
     def call() -> str:
-        """Call something far away."""
+        """Call a remote service."""
         raise next(outcomes)
 
     harness.equip(call)
@@ -122,7 +122,7 @@ def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(har
 
     @tool(effect="unsafe", timeout_s=0.05, probe=probe)
     def act(context: ToolContext) -> str:
-        """Act late."""
+        """Act only after the probe has checked."""
         looked.wait(PATIENCE_S)
         ran.append(context.effect_id)
         acted.set()

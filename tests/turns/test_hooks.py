@@ -23,7 +23,7 @@ _ran: list[int] = []
 
 @tool
 def act(number: int) -> str:
-    """Act."""
+    """Record the number."""
     _ran.append(number)
     return f"acted {number}"
 

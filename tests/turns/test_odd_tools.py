@@ -58,7 +58,7 @@ def test_the_turn_continues(harness: Harness, work: Callable[[], object], expect
 
     @tool(effect="pure")
     def look() -> str:
-        """Look."""
+        """Return `seen`."""
         return "seen"
 
     harness.equip(act, look)
@@ -77,7 +77,7 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
 
     @tool(effect="pure")
     def read() -> str:
-        """Read it."""
+        """Return a hundred million characters."""
         return "x" * 100_000_000
 
     harness.equip(read)
@@ -94,7 +94,7 @@ def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: 
 
     @tool(effect="pure")
     def read() -> str:
-        """Read it."""
+        """Fail with a message of a hundred million characters."""
         raise ValueError("the response was: " + "x" * 100_000_000)
 
     harness.equip(read)

@@ -172,7 +172,7 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
 
 
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """A worker from before migration 0030 may route a message that a newer one refused; its turn must still settle."""
+    """A worker from before migration 0030 may route a message that a newer worker refused; its turn must settle."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.sql(
         """

@@ -35,7 +35,7 @@ COOLDOWN_S = 60
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     return "seen"
 
 

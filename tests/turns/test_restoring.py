@@ -216,7 +216,7 @@ def test_messages_are_imported_into_a_session_that_has_continued(harness: Harnes
 
 
 def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
-    """The snapshot's first pending message with some fields replaced, as a whole queue."""
+    """A queue of one event: the snapshot's first pending message with the given fields replaced."""
     event = snapshot.event_queue_backup[0]
     return (replace(event, payload={**event.payload, **changed}),)
 

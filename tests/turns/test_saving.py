@@ -349,7 +349,7 @@ def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytes
 
 
 def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
-    """The store's snapshot, of the previous turn, is current, so it is not set aside."""
+    """The store has the previous turn's snapshot, which is still current, so it is not set aside."""
     session_id = UUID(_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
@@ -450,7 +450,7 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness,
 def test_a_full_or_read_only_disk_holds_the_turn(
     harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
-    """With the real stores: no reply is visible before it is saved, the sweeper retries, one model call."""
+    """With the real stores, the reply is visible only after a save; retries of the save call no model."""
     store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
     harness.equip(keep)
     assert _kept(harness, "little")["status"] == "done"

@@ -129,7 +129,7 @@ def test_a_rolled_back_savepoint_discards_its_messages(harness: Harness, applica
 
 
 def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: Engine, woken: list[str]) -> None:
-    """The same SQLAlchemy session can be used again after either."""
+    """The same SQLAlchemy session can be used again after a rollback or a commit."""
     make = scoped_session(sessionmaker(application))
     send(make, user_id="ana", text="hello")
     make.rollback()

@@ -27,7 +27,7 @@ def double(number: int) -> int:
 
 @tool(effect="pure")
 def repeat(given: Any) -> Any:
-    """Say it again."""
+    """Return the argument."""
     return given
 
 
@@ -45,7 +45,7 @@ def refusing() -> str:
 
 @tool(effect="pure")
 def endless() -> str:
-    """Return a great deal."""
+    """Return ten million characters."""
     return "x" * 10_000_000
 
 
@@ -441,7 +441,7 @@ def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
 
     @tool(effect="pure")
     def look(context: ToolContext) -> str:
-        """Look."""
+        """Return `seen`."""
         seen.append(context)
         return "seen"
 

@@ -48,7 +48,7 @@ CALL = {"id": "call_0", "name": "count", "arguments": "{}"}
 
 @tool(effect="pure")
 def count(context: ToolContext) -> str:
-    """Count."""
+    """Set the variable `n` to 1."""
     context.working_variables["n"] = 1
     return "counted"
 
@@ -126,7 +126,7 @@ def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Pat
 
 @tool(effect="pure")
 def count_again() -> str:
-    """Count again."""
+    """Return `again`."""
     return "again"
 
 

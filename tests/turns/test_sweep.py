@@ -54,7 +54,7 @@ def test_it_repeats_a_lost_wake_up(harness: Harness) -> None:
 
 
 def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
-    """Neither has work for another worker."""
+    """Running and settled turns need no other worker."""
     held = harness.send(user_id="held").session_id
     done = harness.send(user_id="done").session_id
     harness.run(done)

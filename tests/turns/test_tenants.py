@@ -65,7 +65,7 @@ def whose(context: ToolContext) -> str:
 
 
 def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> None:
-    """Neither sees the stored user key."""
+    """Tools and hooks never see the stored user key."""
     seen: list[Any] = []
     harness.equip(whose, before_turn=[seen.append], before_tool=[seen.append])
     for user, expected in ((ACMES, "acme: ana"), (PLAIN, "None: ana")):

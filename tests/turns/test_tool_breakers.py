@@ -101,7 +101,7 @@ def test_failures_open_the_breaker_and_one_call_closes_it(
 
 @pytest.mark.parametrize("cause", [None, ToolError("Nor half of that.")])
 def test_a_tools_own_refusal_is_no_failure_of_the_service(bank: Bank, cause: Exception | None) -> None:
-    """A `ToolError` without a failed connection as its cause means that the model's call was invalid."""
+    """A `ToolError` that no other error caused means that the model's call was invalid."""
     bank.fails(ToolError("At most 100 may be paid at once."), cause)
     for _ in range(3):
         assert bank.results("pay") == ["Error: At most 100 may be paid at once."]

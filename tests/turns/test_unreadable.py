@@ -26,7 +26,7 @@ _TOO_MANY_ARGUMENTS = Statement("tests.too_many", f"SELECT concat({', '.join(['1
 
 @tool(effect="pure")
 def count(context: ToolContext) -> str:
-    """Count."""
+    """Add one to the variable `n`."""
     with context.working_variables as variables:
         variables["n"] = variables.get("n", 0) + 1
     return "counted"
@@ -34,7 +34,7 @@ def count(context: ToolContext) -> str:
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     return "seen"
 
 
