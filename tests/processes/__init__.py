@@ -1,1 +1,1 @@
-"""Tests of real worker processes: crashes, signals, servers that fail."""
+"""Tests with real worker processes: crashes, signals and server failures."""

@@ -1,8 +1,8 @@
-"""The PERDURE_AGENTS of the workers in these tests: tools of every class, and faults.
+"""The PERDURE_AGENTS module of the workers in these tests: tools of every effect class, with injected faults.
 
-Importing it hooks the test's fault directory into the process: each commit boundary is recorded there and can trigger
-the armed fault. Waits without a setting are shortened: two of the outbox, one of awaited calls, and, if the environment
-says so, the watchdog's limit.
+Importing it makes the process record each commit boundary in the test's fault directory, and execute an armed fault
+there. It also shortens waits that have no setting: two of the outbox, one of awaited calls, and, if `SILENCE_S` is in
+the environment, the watchdog's limit.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def unsafe(note: str, context: ToolContext) -> str:
     return _act("unsafe", note, context)
 
 
-def _ask_the_world(context: ToolContext) -> ProbeOutcome:
+def _probe(context: ToolContext) -> ProbeOutcome:
     for effect in _faults.effects():
         if effect.effect_id == str(context.effect_id):
             return Happened(done(effect.tool, effect.note))
     return DidNotHappen()
 
 
-@tool(effect="unsafe", probe=_ask_the_world)
+@tool(effect="unsafe", probe=_probe)
 def probed(note: str, context: ToolContext) -> str:
     """Must not be repeated, but a probe can tell whether it happened."""
     return _act("probed", note, context)
@@ -120,7 +120,7 @@ def hanging(note: str, context: ToolContext) -> str:
 def slow(note: str, context: ToolContext) -> str:
     """Takes effect at once, and returns when the test allows it."""
     result = _act("slow", note, context)
-    _faults.wait_let_go()
+    _faults.wait_released()
     return result
 
 

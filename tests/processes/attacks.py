@@ -1,9 +1,9 @@
 """Attacks on an installation over HTTP and its broker; each attack is one function of a `Target`.
 
-An attack repeats, at its original size, what once stopped the fleet, spread over the given time. It does not wait for
-the fleet, and continues after a refusal. `Attackers` runs all attacks concurrently. As a program of its own,
-`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, the attacks do not hold the interpreter lock
-of the measuring process.
+Each attack repeats an input that once stopped the fleet, at its original size, spread over the given time. It does not
+wait for the fleet, and continues after a refusal. `Attackers` runs all attacks concurrently. In a separate process,
+`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, they do not hold the interpreter lock of the
+measuring process.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ HALF_SENT = 1_100
 RUBBISH = (b"", b"\x80\x04N.", b"{", b"[]", b'{"body": 1}', b'{"body": "e30=", "headers": {}, "properties": {}}')
 BROKEN_QUEUES = ("unacked_index", "unacked", "ingress", "turns", "_kombu.binding.turns", "perdure:stream:ana")
 _DESCRIPTORS = 8_192
-"""The attackers may hold more connections than the gateway's own limit."""
+"""Limit of open files: the attackers hold more connections than the gateway allows."""
 
 _GUESS_S = 0.05
 """Seconds between two guessed keys."""
 
 _REPEAT_S = 0.5
-"""Seconds between two messages of an attack in which each message does harm."""
+"""Seconds between two messages of an attack in which every single message is harmful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An installation as attackers see it. Setting `over` ends the attack; `answers` counts answers by status."""
+    """The attacked installation. Setting `over` ends the attack; `answers` counts responses by status."""
 
     url: str
     key: str
@@ -68,7 +68,7 @@ class Target:
     answers: Counter[str]
 
     def client(self, key: str | None = None) -> httpx2.Client:
-        """A client with a key, the right one unless another is given."""
+        """An HTTP client with the API key `key`, by default the valid one."""
         headers = {"Authorization": f"Bearer {key or self.key}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=60)
 
@@ -80,13 +80,13 @@ class Target:
         turn: dict[str, Any] | None = response.json() if response.is_success else None
         return turn
 
-    def go_on(self) -> Iterator[int]:
+    def rounds(self) -> Iterator[int]:
         """Count up until the attack is over."""
         return itertools.takewhile(lambda _: not self.over.is_set(), itertools.count())
 
     def spread(self, count: int) -> Iterator[int]:
-        """Count up to `count`, evenly over the attack's time."""
-        for number in itertools.islice(self.go_on(), count):
+        """Count up to `count`, at even intervals over the attack's time."""
+        for number in itertools.islice(self.rounds(), count):
             yield number
             self.over.wait(self.seconds / count)
 
@@ -94,17 +94,17 @@ class Target:
 def calculate(target: Target) -> None:
     """Ask for calculations that no machine can finish."""
     with target.client() as client:
-        for number in target.go_on():
+        for number in target.rounds():
             text = CALCULATIONS[number % len(CALCULATIONS)]
             target.send(client, text, user_id=f"calculator {number}")
             target.over.wait(_REPEAT_S)
 
 
 def write_hostile_texts(target: Target) -> None:
-    """Send texts that slow down patterns and loops, and praise the answers, so that they become cases."""
+    """Send texts that slow down regular expressions and loops, and praise the replies, so that they become cases."""
     texts = list(hostile.STORABLE.values())
     with target.client() as client:
-        for number in target.go_on():
+        for number in target.rounds():
             text = texts[number % len(texts)](hostile.LONG - 100)
             turn = target.send(client, text, user_id=f"writer {number % 5}", channel=f"channel-{number}")
             if turn is not None:
@@ -121,36 +121,36 @@ def flood(target: Target) -> None:
 
 
 def merge(target: Target) -> None:
-    """One user has hundreds of long messages merged."""
+    """One user sends hundreds of long messages that ask to be merged."""
     with target.client() as client:
         for number in target.spread(MERGED):
             target.send(client, f"{number} " + "a" * 9_900, user_id="merger", on_busy="merge")
 
 
-def owe_to_silence(target: Target) -> None:
-    """Have replies sent to a receiver that never answers."""
+def reply_to_silence(target: Target) -> None:
+    """Request replies to a receiver that never answers."""
     with target.client() as client:
         for number in target.spread(SILENT):
             target.send(client, "hello", user_id=f"silent {number}", reply_to={"url": target.silent_url})
 
 
 def name_queues(target: Target) -> None:
-    """Have replies sent to the broker's own keys, and to addresses that a sender may not use."""
+    """Request replies to the broker's own keys, and to addresses that a sender may not use."""
     targets: list[dict[str, str]] = [{"task": "replies.take", "queue": name} for name in BROKEN_QUEUES]
     targets += [
         {"url": url} for url in ("http://169.254.169.254/latest", "http://0x7f000001/", "http://[::ffff:7f00:1]/")
     ]
     with target.client() as client:
-        for number in target.go_on():
+        for number in target.rounds():
             turn = target.send(client, "hello", user_id="namer", reply_to=targets[number % len(targets)])
             assert turn is None, "refused at accept"
             target.over.wait(_REPEAT_S)
 
 
 def guess_keys(target: Target) -> None:
-    """Guess keys."""
+    """Send requests with invalid API keys."""
     with target.client("a key that is no key at all") as client:
-        for number in target.go_on():
+        for number in target.rounds():
             response = client.get("/v1/sessions", params={"user_id": f"{number}"})
             assert response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS)
             target.over.wait(_GUESS_S)
@@ -182,7 +182,7 @@ ATTACKS: Sequence[Callable[[Target], None]] = (
     write_hostile_texts,
     flood,
     merge,
-    owe_to_silence,
+    reply_to_silence,
     name_queues,
     guess_keys,
     send_halves,
@@ -191,7 +191,7 @@ ATTACKS: Sequence[Callable[[Target], None]] = (
 
 
 class Attackers:
-    """All attacks at the same time, within the block; `errors` has the exceptions that ended one."""
+    """Runs all attacks concurrently within the block; `errors` lists the exceptions that ended an attack."""
 
     def __init__(self, target: Target, attacks: Sequence[Callable[[Target], None]] = ATTACKS) -> None:
         self.errors: list[str] = []
@@ -211,7 +211,7 @@ class Attackers:
     def _run(self, attack: Callable[[Target], None]) -> None:
         try:
             attack(self._target)
-        except Exception as error:  # noqa: BLE001 (shown by the test, which fails for it)
+        except Exception as error:  # noqa: BLE001 (reported by the test, which then fails)
             self.errors.append(f"{attack.__name__}: {error!r}")
 
 

@@ -1,9 +1,9 @@
 """Every place at which a turn's worker can be killed, and how the turn then ends.
 
-A turn is followed from `turns.submit` to its delivery. `places` enumerates where its process can
-die; a test compares them with what an undisturbed turn really passes, so that a boundary added
-to the engine cannot be forgotten here. `CaseRunner.run` plays one case: arm, submit, die, resubmit
-if the sender had no answer, accept a second message, settle, deliver.
+The turn is followed from `turns.submit` to its delivery. `places` enumerates the places at which its process can die.
+A test compares them with the places that an undisturbed turn passes, so it fails if a new boundary of the engine is
+missing here. `CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
+there was no response, accepts a second message, and waits until both turns are settled and the reply is delivered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
 REPEATABLE = ("turns.claim", "deliveries.take")
 """Wake-ups may be repeated; only a turn's first commit with one of these names has an effect."""
 
-BESIDE = (
+PERIODIC = (
     "turns.renew",
     "sweep.take",
     "sweep.wake_due",
@@ -60,14 +60,14 @@ _ELSEWHERE = (
     "casebank.",
     "retention.",
 )
-"""Prefixes of commits that belong to no turn and no session's end, and have kill tests of their own."""
+"""Prefixes of commits that belong to no turn and no session's end, and have their own kill tests."""
 
 MODEL_CALLS = 2
 
 
-def is_beside(name: str) -> bool:
-    """Whether a commit belongs to no turn and no session's end."""
-    return name in BESIDE or name.startswith(_ELSEWHERE)
+def is_unrelated(name: str) -> bool:
+    """Whether the commit `name` belongs to no turn and no session's end."""
+    return name in PERIODIC or name.startswith(_ELSEWHERE)
 
 
 def commits(kind: str) -> list[str]:
@@ -78,16 +78,16 @@ def commits(kind: str) -> list[str]:
 
 
 def passed(kind: str) -> list[tuple[str, str]]:
-    """Each passing of a place in one undisturbed turn, sorted."""
+    """The places that one undisturbed turn passes, as `(moment, name)`, sorted; some occur repeatedly."""
     boundaries = [(moment, name) for name in commits(kind) for moment in ("before", "after")]
     points = [("within", f"{tool}.{point}") for tool in PLANS[kind] for point in ("entered", "acted")]
     return sorted(boundaries + points)
 
 
 def places(kind: str) -> list[Place]:
-    """Where a turn's process can be killed: each passing, and each model call while it is under way."""
+    """The places at which a turn's process can be killed: those of `passed`, and within each model call."""
     if kind == KINDS[0]:
-        return [*_ways(kind), *(Place(moment, name) for name in BESIDE for moment in ("before", "after"))]
+        return [*_ways(kind), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
     return _ways(kind)
 
 
@@ -150,7 +150,7 @@ class CaseRunner:
         self._stack.close()
 
     def undisturbed(self, kind: str) -> list[tuple[str, str]]:
-        """The places that an undisturbed turn passes, sorted; repeated wake-ups count once."""
+        """Run an undisturbed turn; returns the places that it passes, sorted, with repeated wake-ups once."""
         faults = self.installation.faults
         for worker in self.installation.workers:
             worker.container.ready()
@@ -162,7 +162,7 @@ class CaseRunner:
         seen: list[tuple[str, str]] = []
         for note in faults.notes(since):
             place = (note.moment, note.name)
-            if not is_beside(note.name) and not (note.name in REPEATABLE and place in seen):
+            if not is_unrelated(note.name) and not (note.name in REPEATABLE and place in seen):
                 seen.append(place)
         return sorted(seen)
 
@@ -190,18 +190,18 @@ class CaseRunner:
 
     @contextmanager
     def _killing(self, case: Case, text: str) -> Iterator[Callable[[], Fired]]:
-        """Prepare the kill; yields a function that waits for it and returns when it struck which process."""
+        """Prepare the kill; yields a function that waits for it and returns its time and process."""
         faults = self.installation.faults
         if case.place.name == "model":
-            asked = self.model_server.gate(text, case.place.nth)
-            yield lambda: self._kill_in_model_call(asked, text)
-            asked.opened.set()
+            model_gate = self.model_server.gate(text, case.place.nth)
+            yield lambda: self._kill_in_model_call(model_gate, text)
+            model_gate.opened.set()
             return
         faults.arm(case.place)
         gate = (
             self.model_server.gate(text) if case.place.name == "turns.renew" else None
         )  # a call that outlasts a heartbeat
-        yield lambda: self._buried(wait_until(faults.fired, f"the fault at {case.place} fires"))
+        yield lambda: self._restart_killed(wait_until(faults.fired, f"the fault at {case.place} fires"))
         if gate is not None:
             gate.opened.set()
 
@@ -212,10 +212,10 @@ class CaseRunner:
         )
         struck = Fired(time.monotonic(), self.installation.lease_owner(rows[0].session_id))
         os.kill(struck.pid, signal.SIGKILL)
-        return self._buried(struck)
+        return self._restart_killed(struck)
 
-    def _buried(self, struck: Fired) -> Fired:
-        """Wait until the worker is dead, and start it again."""
+    def _restart_killed(self, struck: Fired) -> Fired:
+        """Wait until the struck worker has ended, and start it again."""
         worker = next(each for each in self.installation.workers if each.pid == struck.pid)
         worker.container.wait()
         worker.container.start()
@@ -226,12 +226,12 @@ class CaseRunner:
         return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
     def _submit(self, text: str, task_id: str) -> dict[str, Any]:
-        """Send a message and wait for its acceptance, as a sender without an answer does."""
+        """Send a message under `task_id`, and wait until it is accepted; a repetition is a duplicate."""
         accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
         return accepted
 
     def _delivered(self, turn_id: str, since: int) -> None:
-        """Wait until the reply is delivered, and its sender has passed that commit's last boundary or was killed."""
+        """Wait until the reply is delivered, and each delivering process has passed that commit or was killed."""
 
         def done() -> bool:
             rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)

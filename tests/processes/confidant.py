@@ -1,4 +1,4 @@
-"""The PERDURE_AGENTS of the workers in `test_erasing`: tools and hooks whose failures quote the user.
+"""The PERDURE_AGENTS module of the workers in `test_erasing`: tools and hooks whose failures quote the user.
 
 The tools have the names that the model of these tests (`model_server`) calls.
 """
@@ -43,8 +43,8 @@ def deadly(note: str) -> str:
     return note
 
 
-def _fail(over: TurnEnding) -> None:
-    raise ValueError(over.turn.text)
+def _fail(ending: TurnEnding) -> None:
+    raise ValueError(ending.turn.text)
 
 
 tester = Agent("tester", "You keep what you are told.", tools=[pure, unsafe, idempotent, deadly], after_turn=[_fail])

@@ -1,9 +1,9 @@
 """pytest-celery's fixtures over embedded servers and worker processes.
 
-`celery_setup` and the clusters are pytest-celery's own names; here the broker and the backend
-are one embedded Redis of the test's own, and a worker is a process (see `nodes`). A test sets the
-number of workers with `@pytest.mark.parametrize("worker_count", [1])`. A failing test shows its
-workers' logs, and no worker outlives the session.
+`celery_setup` and the clusters are pytest-celery's names. Here one embedded Redis per test is both the broker and the
+backend, and a worker is a process (see `nodes`). A test sets the number of workers with
+`@pytest.mark.parametrize("worker_count", [1])`. The report of a failed test contains its workers' logs, and no worker
+outlives the pytest session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _installations = pytest.StashKey[list[Installation]]()
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Fails if a process of these tests is left at the end."""
+    """Fail if a process of these tests still runs at the end."""
     yield
     assert nodes.left_over() == []
 
@@ -45,7 +45,7 @@ def model_server() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A service that gets replies by HTTP."""
+    """An HTTP service that receives replies."""
     made = Receiver()
     yield made
     made.close()
@@ -91,13 +91,13 @@ def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]
 
 @pytest.fixture
 def perdure(installation: Installation) -> Perdure:
-    """Runs commands, as the operator of this installation."""
+    """Runs `perdure` commands on this installation."""
     return Perdure(installation.environment, installation.directory)
 
 
 @pytest.fixture
 def worker_count() -> int:
-    """How many workers a test begins with."""
+    """The number of workers that are started for the test."""
     return 2
 
 
@@ -121,7 +121,7 @@ def celery_backend_cluster(redis_server: RedisContainer) -> Iterator[CeleryBacke
 def celery_worker_cluster(
     installation: Installation, worker_count: int, celery_broker_cluster: CeleryBrokerCluster
 ) -> Iterator[CeleryWorkerCluster]:
-    """Worker processes that take work."""
+    """The test's worker processes, which are ready to consume."""
     cluster = CeleryWorkerCluster(*[installation.worker() for _ in range(worker_count)])
     assert cluster.ready()
     yield cluster
@@ -130,7 +130,7 @@ def celery_worker_cluster(
 
 @pytest.fixture
 def celery_setup_cls() -> type[CeleryTestSetup]:
-    """The setup whose application is closed with the test."""
+    """The class of the setup, which closes its application after the test."""
     return Setup
 
 

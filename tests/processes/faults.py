@@ -1,9 +1,9 @@
-"""Shared by a test and its workers: faults at exact places, and a journal that survives a crash.
+"""Fault injection, shared by a test and its workers: faults at exact places, and a journal that survives a crash.
 
 A place is a commit boundary of the engine (`Database.observe`: before the commit is sent, after
-it is known) or a point within a tool. The test arms a fault at a place's n-th passing. The first
-process that gets there takes the fault by renaming a file, and sends itself the signal. Notes and
-effects are whole lines appended to files, outside of any transaction, so that a SIGKILL loses none.
+it is known) or a point within a tool. The test arms a fault for the n-th time that a process passes a
+place. The first such process claims the fault by renaming a file, and sends itself the signal. Notes
+and effects are whole lines appended to files, outside of any transaction, so that a SIGKILL loses none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SCENE = "PERDURE_TEST_FAULTS"
-"""The environment variable that names the directory of faults to a worker."""
+"""The environment variable with a worker's directory of faults."""
 
 SILENCE_S = "PERDURE_TEST_SILENCE_S"
 """The environment variable with the watchdog's least limit in a worker; two leases remain a lower bound."""
@@ -74,7 +74,7 @@ class Fired:
 
 
 class Faults:
-    """A directory with the armed fault, the journal of places and the effects."""
+    """A directory with the armed fault, the journal of passed places and the tools' effects."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -82,7 +82,7 @@ class Faults:
         self._fired = directory / "fired"
         self._journal = directory / "journal"
         self._effects = directory / "effects"
-        self._let_go = directory / "let-go"
+        self._released = directory / "released"
         self._lock = threading.Lock()
         self._passed: Counter[str] = Counter()
 
@@ -95,7 +95,7 @@ class Faults:
         _write(self._armed, fault)
 
     def disarm(self) -> None:
-        """Forget a fault that has not fired."""
+        """Remove a fault that has not fired."""
         self._armed.unlink(missing_ok=True)
 
     def fired(self) -> Fired | None:
@@ -110,19 +110,19 @@ class Faults:
         return [_note(line) for line in _lines(self._journal)[since:]]
 
     def effects(self, note: str | None = None) -> list[Effect]:
-        """What the tools did (for `note`), in order."""
+        """The tools' effects, in order; with `note`, only those recorded with this note."""
         effects = [Effect(**json.loads(line)) for line in _lines(self._effects)]
         return [effect for effect in effects if note is None or effect.note == note]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let slow tools return."""
-        self._let_go.touch()
+        self._released.touch()
 
     # --- a worker's side -----------------------------------------------------------------
 
-    def wait_let_go(self) -> None:
+    def wait_released(self) -> None:
         """Wait until the test lets slow tools return."""
-        wait_until(self._let_go.exists, "slow tools may end", _SLOWEST_S)
+        wait_until(self._released.exists, "slow tools may end", _SLOWEST_S)
 
     def act(self, effect: Effect) -> None:
         """Record a tool's side effect."""
@@ -147,7 +147,7 @@ class Faults:
         try:
             self._armed.rename(self._armed.with_suffix(".taken"))
         except FileNotFoundError:
-            return  # another process took it
+            return  # another process claimed it
         _write(self._fired, asdict(Fired(time.monotonic(), os.getpid())))
         # To this thread: a signal to the process may stop this thread one commit too late.
         signal.pthread_kill(threading.get_ident(), fault["signal"])
@@ -159,7 +159,7 @@ def done(tool: str, note: str) -> str:
 
 
 def wait_until(condition: Callable[[], T | None], what: str, within_s: float = 20.0) -> T:
-    """The first true value of `condition`; fails the test if there is none within `within_s` seconds."""
+    """Poll `condition` and return its first true value; fails the test after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A gateway of an installation under test: `perdure gateway` in a process of its own, on a free port of loopback."""
+"""A gateway of an installation under test: a process `perdure gateway` on a free loopback port."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class GatewayProcess:
         self._process: BaseProcess | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the gateway, and wait until it answers."""
         self._process = self._perdure.start("gateway", "--port", str(self._port))
-        wait_until(lambda: _lives(self.url), "the gateway lives", _PATIENCE_S)
+        wait_until(lambda: _lives(self.url), "the gateway answers", _PATIENCE_S)
 
     def stop(self) -> None:
-        """Stop it as an operator would."""
+        """Stop the gateway with SIGTERM; it must exit with 0."""
         assert self._process is not None
         self._process.terminate()
         self._process.join(_PATIENCE_S)
         assert self._process.exitcode == 0
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """End the gateway with SIGKILL, if it was started."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -47,7 +47,7 @@ class GatewayProcess:
 
 @contextmanager
 def serving(perdure: Perdure) -> Iterator[str]:
-    """The gateway's URL, within the block; then it is stopped as an operator would stop it."""
+    """Run a gateway within the block; yields its URL, and ends it with SIGTERM."""
     gateway = GatewayProcess(perdure)
     try:
         gateway.start()

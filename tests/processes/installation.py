@@ -1,4 +1,4 @@
-"""One installation under test: its database, its Redis, its model, and a process that accepts messages (this one).
+"""One installation under test: its database, its Redis, its model, and this process, which accepts messages.
 
 Times are short, so that recovery takes seconds. Tests read outcomes through the engine's own
 reading functions; `check` asserts the invariants.
@@ -110,7 +110,7 @@ class Installation:
 
     @property
     def waker(self) -> CeleryWaker:
-        """Publishes the accepting side's wake-ups."""
+        """The waker of this process."""
         return self._waker
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
@@ -130,7 +130,7 @@ class Installation:
         return [read_turn(self.database, turn_id) for turn_id in ids]
 
     def query(self, sql: str, **parameters: Any) -> Sequence[Any]:
-        """The rows of a test's statement."""
+        """Run a statement; returns its rows."""
         with self.database.engine.connect() as connection:
             return connection.exec_driver_sql(sql, parameters).fetchall()
 
@@ -139,7 +139,7 @@ class Installation:
         return list(self.query("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id))
 
     def lease_owner(self, session_id: UUID) -> int:
-        """The process that holds the session."""
+        """The id of the process that holds the session's lease."""
         rows = self.query("SELECT lease_owner FROM sessions WHERE session_id = %(id)s", id=session_id)
         return int(rows[0].lease_owner.split()[0].rpartition(":")[2])
 
@@ -171,8 +171,8 @@ class Installation:
         )
         begun = [row for row in inbox if row.status != "cancelled"]
         shown = [message for message in messages if message.turn_id in {row.turn_id for row in begun}]
-        asked = [(message.turn_id, message.content) for message in shown if message.role == "user"]
-        assert asked == [(row.turn_id, row.text) for row in begun], "each message once, in the order accepted"
+        texts = [(message.turn_id, message.content) for message in shown if message.role == "user"]
+        assert texts == [(row.turn_id, row.text) for row in begun], "each message once, in the order accepted"
         replies = Counter(
             message.turn_id for message in shown if message.role == "assistant" and not message.tool_calls
         )
@@ -195,7 +195,7 @@ class Installation:
             "SELECT column_name FROM information_schema.columns WHERE table_name = %(table)s", table=table
         )
         kept = ", ".join(sorted(row.column_name for row in columns if row.column_name not in but))
-        return sorted(map(str, self.query(f"SELECT {kept} FROM {table}")))  # noqa: S608 (names of this file's own)
+        return sorted(map(str, self.query(f"SELECT {kept} FROM {table}")))  # noqa: S608 (names of this file)
 
 
 def _settings(environment: dict[str, str]) -> Settings:
@@ -209,11 +209,11 @@ def _settings(environment: dict[str, str]) -> Settings:
 
 
 def _no_model(name: str) -> Model:
-    raise AssertionError(f"the accepting side asked for the model {name}")
+    raise AssertionError(f"the accepting side requested the model {name}")
 
 
 def _wire(rows: Iterable[Any]) -> Any:
-    """The transcript as the next call would send it."""
+    """The transcript's messages as the next model call would send them."""
     messages = [
         Message(
             Role(row.role),

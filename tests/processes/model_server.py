@@ -1,11 +1,11 @@
 """The model of these tests: a server for the real SDK, whose answers depend on the transcript only.
 
-For the message `pure: 3` it calls the tool `pure` with the whole text as its note, for `all: 3`
-three tools concurrently; other messages it answers at once. A call that is repeated after a crash
+For the message `pure: 3` the model calls the tool `pure` with the whole text as its note, for `all: 3`
+three tools concurrently; it answers other messages at once. A call that is repeated after a crash
 gets the same answer. A gate holds back the answer to one text, so that a test can act while a
 worker is inside the call.
 
-Asked for the memories of a conversation, it returns one, of the conversation's first line.
+A request for a conversation's memories gets one memory, of the conversation's first line.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nob
 PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
 
 PARTS = 5
-"""Tasks of a call of the tool `reports`."""
+"""The number of tasks that a call of the tool `reports` sends."""
 
 _LONGEST_S = 60.0
 
 
 class Gate:
-    """Holds back the `nth` call about one text. `asked` is set when the call has arrived."""
+    """Holds back the `nth` call about one text. `arrived` is set when the call has arrived."""
 
     def __init__(self, nth: int) -> None:
         self.nth = nth
-        self.asked = threading.Event()
+        self.arrived = threading.Event()
         self.opened = threading.Event()
 
     def wait(self) -> None:
         """Return when a worker is inside the call."""
-        if not self.asked.wait(_LONGEST_S):
-            raise AssertionError("the model was not asked")
+        if not self.arrived.wait(_LONGEST_S):
+            raise AssertionError("no model call arrived")
 
 
 class ModelServer:
-    """A model's server. With `down` set, it answers 503.
+    """A model's server. While `down` is set, it answers 503.
 
-    `latency_s` is the latency of each answer, `latencies` those for some texts, `answers` whole answers to
-    some texts. `asked`: when it was asked about each text, by the machine's monotonic clock.
+    `latency_s` is the default latency of answers; `latencies` and `answers` override the latency or the
+    whole answer for some texts. `called_at` has the monotonic times of the calls about each text.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ModelServer:
         self.down = False
         self.latencies: dict[str, float] = {}
         self.answers: dict[str, Answer] = {}
-        self.asked: defaultdict[str, list[float]] = defaultdict(list)
+        self.called_at: defaultdict[str, list[float]] = defaultdict(list)
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
         self._lock = threading.Lock()
@@ -82,14 +82,14 @@ class ModelServer:
         return _answer(body["messages"], text, self.latencies.get(text, self.latency_s))
 
     def pass_gate(self, body: Wire) -> None:
-        """Return when the answer may be given."""
+        """Record the call, and wait for its gate, if any."""
         text = _newest(body)
         with self._lock:
-            self.asked[text].append(time.monotonic())
+            self.called_at[text].append(time.monotonic())
             gate = self._gates.get(text)
-            held = gate is not None and gate.nth == len(self.asked[text])
+            held = gate is not None and gate.nth == len(self.called_at[text])
         if gate is not None and held:
-            gate.asked.set()
+            gate.arrived.set()
             gate.opened.wait(_LONGEST_S)
 
 
@@ -99,7 +99,7 @@ class _Server(OpenAIServer):
         self._model_server = model_server
 
     def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
-        """Wait at the gate before the server's lock is taken: other calls must pass."""
+        """Wait at the gate without the server's lock, so that other calls proceed."""
         self._model_server.pass_gate(body)
         return super().take(path, body, headers)
 

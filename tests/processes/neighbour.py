@@ -1,7 +1,7 @@
 """An ordinary Celery application that shares perdure's Redis database: `celery -A tests.processes.neighbour worker`.
 
-It has Celery's defaults, and tasks that a broker holds for long: acknowledged late, or postponed. Each execution
-appends a line to a file in the test's directory.
+It uses Celery's defaults, and has tasks whose messages stay unacknowledged for long: late acknowledgement, or a
+countdown. Each execution appends a line to a file in the test's directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ app.conf.update(
 
 @app.task(name="neighbour.late", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def late() -> None:
-    """Run until the test opens the gate, acknowledged at the end only."""
+    """Run until the test opens the gate; acknowledged only at the end."""
     _note("late")
     wait_until((_DIRECTORY / "gate").exists, "the gate is open", 60)
 
@@ -40,7 +40,7 @@ def quick() -> None:
 
 @app.task(name="neighbour.timed", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def timed(name: str, seconds: float) -> None:
-    """Run for `seconds`, acknowledged at the end only."""
+    """Run for `seconds`; acknowledged only at the end."""
     _note(name)
     threading.Event().wait(seconds)
 

@@ -1,4 +1,4 @@
-"""The neighbour of an installation, as a test drives it: an ordinary Celery application on the same Redis database."""
+"""Control of an installation's neighbour: an ordinary Celery application on the same Redis database."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""pytest-celery's nodes without Docker: its containers are processes here.
+"""pytest-celery's nodes without Docker: each container is a process.
 
-A worker is `celery -A perdure worker` in a process of its own, in its own session and process
-group (see `forked`). A Redis is the embedded one, in a directory of its own.
+A worker is a process `celery -A perdure worker` with its own session and process group (see
+`forked`). A Redis is the embedded one, in its own directory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ groups: set[int] = set()
 
 
 def left_over() -> list[psutil.Process]:
-    """Processes that were started here and still run."""
+    """The processes that were started here and still run."""
     return [process for process in psutil.process_iter() if _group(process.pid) in groups and not _is_zombie(process)]
 
 
 class ProcessContainer:
-    """The part of a pytest-docker-tools container that pytest-celery's nodes use, over processes."""
+    """The part of a pytest-docker-tools container that pytest-celery's nodes use, implemented with processes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class ProcessContainer:
 
     @property
     def pid(self) -> int:
-        """The main process."""
+        """The id of the main process."""
         raise NotImplementedError
 
     @property
@@ -51,11 +51,11 @@ class ProcessContainer:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start it (again)."""
+        """Start the process, also after it has ended."""
         raise NotImplementedError
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait for the main process to end; returns its exit status, if known."""
+        """Wait until the main process has ended; returns its exit status, if known."""
         raise NotImplementedError
 
     def signal(self, number: signals.Signals) -> None:
@@ -70,7 +70,7 @@ class ProcessContainer:
             self.wait()
 
     def restart(self, timeout: float = 20.0) -> None:
-        """Start it again, ending it first if it runs."""
+        """Kill the process if it runs, and start it again."""
         if self.status == "running":
             self.kill("SIGKILL")
         self.start()
@@ -102,7 +102,7 @@ class WorkerContainer(ProcessContainer):
 
     @property
     def pid(self) -> int:
-        """The worker's process, and its group."""
+        """The id of the worker's process and of its process group."""
         if self._process is None or self._process.pid is None:
             raise RuntimeError(f"{self.name} was never started")
         return self._process.pid
@@ -113,13 +113,13 @@ class WorkerContainer(ProcessContainer):
         return "running" if self._process is not None and self._process.is_alive() else "exited"
 
     def start(self) -> None:
-        """Start the worker; it may take a second until it takes work."""
+        """Start the worker; it may take a second until it consumes."""
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._process = forked.start(self._program)
         groups.add(self.pid)
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait for its end; returns its exit status, negative for a signal."""
+        """Wait until the worker has ended; returns its exit status, negative for a signal."""
         if self._process is None:
             return None
         self._process.join(timeout_s)
@@ -128,16 +128,16 @@ class WorkerContainer(ProcessContainer):
         return self._process.exitcode
 
     def logs(self) -> str:
-        """The log of all its runs."""
+        """The log of all runs of the worker."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def ready(self) -> bool:
-        """Wait until it takes work; fails if it does not."""
+        """Wait until the worker consumes; fails the test if it does not."""
         wait_until(lambda: " ready." in self.logs()[self._log_start :], f"{self.name} is ready")
         return True
 
     def teardown(self) -> None:
-        """End it and everything that it started."""
+        """Kill the worker and all processes that it started."""
         if self._process is None:
             return
         self._process.kill()  # it may not be its group's leader yet
@@ -148,7 +148,7 @@ class WorkerContainer(ProcessContainer):
 
 
 class RedisContainer(ProcessContainer):
-    """The embedded Redis in a directory of its own."""
+    """An embedded Redis in its own directory."""
 
     def __init__(self, name: str, directory: Path) -> None:
         super().__init__(name)
@@ -168,7 +168,7 @@ class RedisContainer(ProcessContainer):
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The id of the server's process."""
         return self._runs[-1].pid
 
     @property
@@ -177,11 +177,11 @@ class RedisContainer(ProcessContainer):
         return "running" if _lives(self.pid) else "exited"
 
     def start(self) -> None:
-        """Start it with the data of its append-only file."""
+        """Start the server with the data of its append-only file."""
         self._runs.append(redis.start(self._directory))
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait for the process to end."""
+        """Wait until the server has ended."""
         wait_until(lambda: self.status == "exited", f"{self.name} ends", timeout_s)
         return None
 
@@ -196,11 +196,11 @@ class RedisContainer(ProcessContainer):
         return (self._directory / "server.log").read_text(errors="replace")
 
     def ready(self) -> bool:
-        """True: `start` returns when the server answers."""
+        """Return True: `start` has waited until the server answers."""
         return True
 
     def teardown(self) -> None:
-        """Stop it."""
+        """Stop the server, also if a test has paused it."""
         if self.status == "running":
             os.kill(self.pid, signals.SIGCONT)
         while self._runs:
@@ -208,7 +208,7 @@ class RedisContainer(ProcessContainer):
 
 
 class PostgresServer:
-    """A PostgreSQL with perdure's tables, in a directory of its own, that a test may restart."""
+    """A PostgreSQL server with perdure's tables, which a test may restart."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -228,14 +228,14 @@ class PostgresServer:
     def end(self, number: signals.Signals) -> None:
         """End the server by a signal."""
         os.kill(self._runs[-1].pid, number)
-        wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL is away", 60)
+        wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL has ended", 60)
 
     def start(self) -> None:
         """Start the server again on its committed data."""
         self._runs.append(postgres.start(self._directory))
 
     def stop(self) -> None:
-        """Stop it for good."""
+        """Stop the server at the end of the tests."""
         while self._runs:
             self._runs.pop().stop()
 
@@ -244,7 +244,7 @@ class RedisBroker(CeleryTestBroker):  # type: ignore[misc]
     """Redis as the broker."""
 
     def teardown(self) -> None:
-        """Do nothing: the backend stops the server, which is the same."""
+        """Do nothing: the backend stops the shared server."""
 
 
 class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
@@ -252,13 +252,13 @@ class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
 
 
 class Worker(CeleryTestWorker):  # type: ignore[misc]
-    """A worker node, with a container that has more methods than pytest-celery's."""
+    """A worker node whose container has more methods than pytest-celery's."""
 
     container: WorkerContainer
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of the worker's process."""
         return self.container.pid
 
 

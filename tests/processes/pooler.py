@@ -1,7 +1,7 @@
-"""A PgBouncer of the tests' own, in transaction mode, on loopback.
+"""A PgBouncer for the tests, in transaction mode, on loopback.
 
-The program comes from the system (Debian: `pgbouncer`). Without it the tests that need it are skipped, in continuous
-integration (`CI=true`) they fail.
+The program comes from the system (Debian: `pgbouncer`). If it is not installed, the tests that need it are skipped; in
+continuous integration (`CI=true`) they fail.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ pidfile =
 
 @contextmanager
 def running(database_url: str, access: Path) -> Iterator[str]:
-    """The URL of the database behind a pooler, which runs until the block ends.
+    """Run a pooler within the block; yields the URL of the database behind it.
 
-    `access` has the server's `pg_ident.conf`, which then lets the pooler's account in.
+    `access`: the directory with the server's `pg_ident.conf`, to which the pooler's account is added.
     """
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
@@ -54,7 +54,7 @@ def running(database_url: str, access: Path) -> Iterator[str]:
             pytest.fail("pgbouncer is not installed")
         pytest.skip("pgbouncer is not installed")
     direct = make_url(database_url)
-    _let_in(direct, access)
+    _allow_account(direct, access)
     port = _free_port()
     directory = Path(tempfile.mkdtemp(prefix="perdure-"))
     file = directory / "pgbouncer.ini"
@@ -82,7 +82,7 @@ def running(database_url: str, access: Path) -> Iterator[str]:
         shutil.rmtree(directory)
 
 
-def _let_in(direct: URL, access: Path) -> None:
+def _allow_account(direct: URL, access: Path) -> None:
     ident, account = access / "pg_ident.conf", pwd.getpwuid(Path(str(direct.query["host"])).stat().st_uid).pw_name
     line = f'{direct.username} "{account}" {direct.username}\n'
     if line not in ident.read_text():

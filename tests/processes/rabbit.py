@@ -1,7 +1,7 @@
-"""A RabbitMQ of the tests' own: a node with its own name, ports and directories, on loopback.
+"""A RabbitMQ for the tests: a node with its own name, ports and directories, on loopback.
 
-The program comes from the system (Debian: `rabbitmq-server`). Without it the tests that need it are skipped, in
-continuous integration (`CI=true`) they fail.
+The program comes from the system (Debian: `rabbitmq-server`). If it is not installed, the tests that need it are
+skipped; in continuous integration (`CI=true`) they fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_S = 100.0
 
 @contextmanager
 def running(directory: Path) -> Iterator[str]:
-    """The URL of a broker that runs until the block ends."""
+    """Run a broker within the block; yields its URL."""
     if not _PROGRAM.exists():
         if os.environ.get("CI") == "true":
             pytest.fail("rabbitmq-server is not installed")
@@ -50,7 +50,7 @@ def running(directory: Path) -> Iterator[str]:
 
 
 def empty_queues(app: Celery, url: str) -> None:
-    """Purge the queues of `app`, so that the next test finds nothing of this one."""
+    """Purge the queues of `app`, so that the next test finds no message of this one."""
     with app.connection_for_write(url) as connection:
         for name in app.amqp.queues:
             with suppress(*connection.channel_errors), connection.channel() as channel:

@@ -1,4 +1,4 @@
-"""Services that get replies by HTTP, on free ports of loopback: one that answers, one that never does."""
+"""HTTP services that receive replies, on free loopback ports: one that answers, one that never does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Delivery:
 
 
 class Receiver:
-    """Answers with the next of `statuses`, else with 204, and records the requests in `came`."""
+    """Answers with the next of `statuses`, then with 204; appends each request to `came`."""
 
     def __init__(self) -> None:
         self.statuses: deque[int] = deque()

@@ -1,6 +1,6 @@
 """An application whose tasks are tools of an agent: `celery -A tests.processes.reports worker`.
 
-It has Celery's defaults and shares perdure's broker. Its tasks record their effects in `tests.processes.faults`.
+It uses Celery's defaults and perdure's broker. Its tasks record their effects in `tests.processes.faults`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ app.conf.update(worker_concurrency=2, broker_connection_retry_on_startup=True)
 
 @app.task(name="reports.make", bind=True, acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def make(self: Any, note: str) -> str:
-    """Make a report, once for each id of the task."""
+    """Make a report, once per task id."""
     if not any(each.effect_id == self.request.id for each in _faults.effects(note)):
         _faults.act(Effect("report", self.request.id, note, os.getpid()))
     return done("report", note)
@@ -39,7 +39,7 @@ def make(self: Any, note: str) -> str:
 
 @app.task(name="reports.charge", bind=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def charge(self: Any, note: str) -> str:
-    """Charge at each execution."""
+    """Charge, again at each execution."""
     _faults.act(Effect("charge", self.request.id, note, os.getpid()))
     return done("charge", note)
 
@@ -49,7 +49,7 @@ def slow(self: Any, note: str) -> str:
     """Report progress, and return when the test allows it."""
     self.update_state(state="PROGRESS", meta={"done": 1, "of": 2})
     _faults.act(Effect("slow report", self.request.id, note, os.getpid()))
-    _faults.wait_let_go()
+    _faults.wait_released()
     return done("slow report", note)
 
 

@@ -1,7 +1,7 @@
-"""An application that has perdure in its own Celery application: `celery -A tests.processes.shop worker`.
+"""An application that installs perdure in its own Celery application: `celery -A tests.processes.shop worker`.
 
 It is configured after `install`, with every setting that could harm perdure's tasks: late acknowledgement, pickle, a
-route and a rate limit for every task, a prefetch multiplier, and a beat schedule of its own.
+route and a rate limit for every task, a prefetch multiplier, and its own beat schedule.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ app.config_from_object(
 
 @app.task(name="shop.slow", shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def slow() -> None:
-    """Run until the test opens the gate, acknowledged at the end."""
+    """Run until the test opens the gate; acknowledged only at the end."""
     _note("slow")
     wait_until((_DIRECTORY / "gate").exists, "the gate is open", 60)
     _note("slow-ended")
@@ -54,7 +54,7 @@ def quick() -> None:
 
 @app.task(name="sessions.expired_carts", shared=False)  # type: ignore[untyped-decorator]  # as above
 def expired_carts() -> None:
-    """A task whose name begins like some of perdure's."""
+    """A task whose name has the prefix of some of perdure's tasks."""
     _note("expired-carts")
 
 

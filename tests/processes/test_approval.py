@@ -61,12 +61,10 @@ def test_an_approval_waits_across_a_restart_of_everything(
     worker.container.ready()
     with serving(perdure) as gateway:
         after = _turn(gateway + turn_url)
-        assert after == before, "nothing of it has changed, the moment at which it expires included"
+        assert after == before, "nothing has changed, including its expiry"
         [call] = after["pending_approvals"]
         assert (call["tool"], call["arguments"]) == ("guarded", {"note": text})
-        assert installation.faults.effects() == installation.faults.effects("pure: meanwhile"), (
-            "nothing of it has begun"
-        )
+        assert installation.faults.effects() == installation.faults.effects("pure: meanwhile"), "the call has not begun"
         decision = {"call_id": call["call_id"], "decision": "approve", "arguments": {"note": edited}}
         assert httpx2.post(f"{gateway}{turn_url}/approval", json=decision).status_code == 202
         turn = _turn(gateway + turn_url, wait=PATIENCE_S)
@@ -76,8 +74,8 @@ def test_an_approval_waits_across_a_restart_of_everything(
     assert (again.status_code, again.json()["code"]) == (409, "CONFLICT")
     [effect] = [each for each in installation.faults.effects() if each.tool == "guarded"]
     assert effect.note == edited
-    told = f'A person changed the arguments of this call to {{"note":"{edited}"}}\n{done("guarded", edited)}'
-    assert turn["reply"]["text"] == answer_to(text, told)
+    result = f'A person changed the arguments of this call to {{"note":"{edited}"}}\n{done("guarded", edited)}'
+    assert turn["reply"]["text"] == answer_to(text, result)
     installation.check()
 
 

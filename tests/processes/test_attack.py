@@ -1,8 +1,8 @@
 """A fleet under attack: ordinary users wait little longer, nothing is lost, and no process needs a restart.
 
 `make chaos` spreads the attacks over a minute. `make check` packs them into ten seconds, without a bound on the delay.
-The attackers' process has a low priority, since real attackers use machines of their own, and not the two cores that
-the fleet, PostgreSQL, Redis and the ordinary users share here.
+The attackers' process has a low priority, since real attackers would not use the two cores that the fleet, PostgreSQL,
+Redis and the ordinary users share here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.processes.receiver import SilentReceiver
 KEY = "the key of the tests' own service"
 USERS = 20
 MOST = 3.0
-"""Bound on the ratio of 99th percentiles, under attack to without. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
+"""Bound on the 99th percentile under attack, divided by that without. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
 
 NICENESS = "10"
 
 THINK_S = 1.0
-"""Seconds between an ordinary user's reading of an answer and the next question."""
+"""Seconds between an answer to an ordinary user and the user's next question."""
 
 ORDINARY = {
     "PERDURE_MODEL": "offline",
@@ -48,7 +48,7 @@ ORDINARY = {
     "PERDURE_TURN__SWEEP_S": "5",
     "PERDURE_TURN__TOOL_TIMEOUT_S": "30",
 }
-"""The default settings, instead of the short times of other tests."""
+"""The default settings, with the default times instead of the short ones of other tests."""
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ class Ordinary:
                     return
                 try:
                     self._ask(client, user, number)
-                except Exception as error:  # noqa: BLE001 (shown by the test, which fails for it)
+                except Exception as error:  # noqa: BLE001 (reported by the test, which then fails)
                     self.wrong.append(repr(error))
                 self._over.wait(THINK_S)
 
@@ -111,7 +111,7 @@ class Ordinary:
 
 @contextmanager
 def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Attack within the block, from another process; after it the dictionary has the attackers' report."""
+    """Attack within the block, from another process; after the block the yielded dictionary has the report."""
     arguments = [url, KEY, broker_url, silent_url, str(seconds)]
     command = ["nice", "-n", NICENESS, sys.executable, "-m", "tests.processes.attacks", *arguments]
     report: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iter
 def test_ordinary_users_hardly_notice_an_attack(
     installation: Installation, silence: SilentReceiver, seconds: int, most: float | None
 ) -> None:
-    """Under all attacks at once, ordinary users are answered, with at most `most` times the usual delay."""
+    """Under all attacks at once, ordinary users are answered, within `most` times the usual delay."""
     environment = {**installation.environment, **ORDINARY, "PERDURE_REPLY_URLS": f"{silence.url}*"}
     workers = [installation.worker(**environment) for _ in range(2)]
     for worker in workers:
@@ -147,12 +147,12 @@ def test_ordinary_users_hardly_notice_an_attack(
         with attacked(url, installation.redis.url, silence.url, seconds) as report, ordinary:
             threading.Event().wait(seconds)
         print(  # noqa: T201 (the run's figures)
-            f"p99 of {len(calm.answered_s)} turns in quiet {calm.p99_s():.3f} s, of {len(ordinary.answered_s)} under"
+            f"p99 of {len(calm.answered_s)} turns in calm {calm.p99_s():.3f} s, of {len(ordinary.answered_s)} under"
             f" attack {ordinary.p99_s():.3f} s; attackers were answered {report['answers']}; load {os.getloadavg()}"
         )
         assert report["errors"] == []
         assert ordinary.wrong == []
-        wait_until(lambda: not _unsettled(installation), "all is settled", 120)
+        wait_until(lambda: not _unsettled(installation), "all turns are settled", 120)
     statuses = _statuses(installation, [*calm.turn_ids, *ordinary.turn_ids])
     assert statuses == {"done": len(calm.turn_ids) + len(ordinary.turn_ids)}
     assert [worker.pid for worker in workers] == pids

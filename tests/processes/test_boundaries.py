@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)  # the first test waits until all cases ha
 
 @pytest.fixture(scope="module")
 def wanted(request: pytest.FixtureRequest) -> list[Case]:
-    """The cases that this run of pytest asks for."""
+    """The cases that this run of pytest has selected."""
     parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     return [each["case"] for each in parameters if isinstance(each.get("case"), Case)]
 
@@ -46,7 +46,7 @@ def wanted(request: pytest.FixtureRequest) -> list[Case]:
 def case_runners(
     wanted: list[Case], databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[CaseRunner]]:
-    """Installations to play on."""
+    """The installations on which the cases are played."""
     with ExitStack() as stack:
         made = []
         for number in range(LANES if len(wanted) > len(ONE_OF_EACH_KIND) else 1):
@@ -67,7 +67,7 @@ def undisturbed(case_runners: list[CaseRunner]) -> dict[str, list[tuple[str, str
 def played(
     wanted: list[Case], case_runners: list[CaseRunner], undisturbed: object
 ) -> Iterator[dict[Case, Future[Outcome]]]:
-    """The wanted cases, being played."""
+    """The outcomes of the wanted cases, as futures."""
     free: queue.SimpleQueue[CaseRunner] = queue.SimpleQueue()
     for case_runner in case_runners:
         free.put(case_runner)
@@ -101,17 +101,17 @@ def test_one_case_of_each_kind_is_always_played() -> None:
     [case if str(case) in ONE_OF_EACH_KIND else pytest.param(case, marks=pytest.mark.long) for case in CASES],
     ids=str,
 )
-def test_killed_there_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
+def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
     """Wherever a process dies, the transcript is that of an undisturbed turn, and effects obey their tools' classes."""
     outcome = played[case].result()
     tools = PLANS[case.kind]
     _check_effects(case, outcome)
     assert [turn["status"] for turn in (outcome.first, outcome.second)] == ["done", "done"]
     assert [turn["seq"] for turn in (outcome.first, outcome.second)] == [1, 2]
-    asked, replied = outcome.messages[:2], outcome.messages[2 + len(tools) :]
+    calling, replied = outcome.messages[:2], outcome.messages[2 + len(tools) :]
     results = [row.content for row in outcome.messages[2 : 2 + len(tools)]]
-    assert [(row.role, row.content) for row in asked] == [(Role.USER, outcome.text), (Role.ASSISTANT, "")]
-    assert [call["name"] for call in asked[1].tool_calls] == list(tools)
+    assert [(row.role, row.content) for row in calling] == [(Role.USER, outcome.text), (Role.ASSISTANT, "")]
+    assert [call["name"] for call in calling[1].tool_calls] == list(tools)
     assert [(row.role, row.content) for row in replied] == [
         (Role.ASSISTANT, answer_to(outcome.text, *results)),
         (Role.USER, outcome.second_text),
@@ -124,8 +124,8 @@ def test_killed_there_a_message_is_answered_once(played: dict[Case, Future[Outco
 def _check_effects(case: Case, outcome: Outcome) -> None:
     for position, tool in enumerate(PLANS[case.kind]):
         ids = [effect.effect_id for effect in outcome.effects if effect.tool == tool]
-        told = outcome.messages[2 + position].content
-        known = told == done(tool, outcome.text)
+        content = outcome.messages[2 + position].content
+        known = content == done(tool, outcome.text)
         assert len(set(ids)) <= 1, "a repeated call keeps its id"
         match tool:
             case "pure" | "idempotent":
@@ -136,12 +136,12 @@ def _check_effects(case: Case, outcome: Outcome) -> None:
                 assert len(ids) == 1
             case "unsafe":
                 assert len(ids) <= 1
-                assert known or told == UNKNOWN_OUTCOME
+                assert known or content == UNKNOWN_OUTCOME
                 assert not known or ids
                 assert known == (outcome.statuses[tool] == "done")
                 assert case.kind != tool or known is not _in_doubt(case)
             case _:
-                pytest.fail(f"nothing is said of {tool}")
+                pytest.fail(f"no check of the tool {tool}")
 
 
 def _in_doubt(case: Case) -> bool:
@@ -154,7 +154,7 @@ def _in_doubt(case: Case) -> bool:
 def test_the_invariants_hold_for_all_sessions(
     case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]
 ) -> None:
-    """Each case checks its own session only; here all sessions are checked."""
+    """This checks all sessions, while each case checks only its own."""
     for future in played.values():
         future.exception()
     for case_runner in case_runners:

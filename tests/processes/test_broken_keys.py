@@ -1,4 +1,4 @@
-"""A key of the broker with a value that kombu cannot use stops no worker; another program's key is not changed."""
+"""A broker key whose value kombu cannot use stops no worker; another program's key is not changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS: dict[str, str] = {
 }
 """Keys that a worker needs and no other program uses, with a type that breaks them."""
 
-TAKEN: dict[str, str] = {"sessions": "hash", "memory": "string", "maintenance\x06\x163": "set"}
+FOREIGN: dict[str, str] = {"sessions": "hash", "memory": "string", "maintenance\x06\x163": "set"}
 """Keys of another program that have the names of perdure's queues, or of one level of a queue."""
 
 
@@ -41,14 +41,14 @@ def _break(client: Any, *keys: str) -> None:
     for key in keys:
         client.delete(key)
         write = {"string": client.set, "list": client.lpush, "set": client.sadd}
-        if (kind := (KEYS | TAKEN | {"turns": "string"})[key]) == "hash":
+        if (kind := (KEYS | FOREIGN | {"turns": "string"})[key]) == "hash":
             client.hset(key, "x", "x")
         else:
             write[kind](key, "x")
 
 
 def _aside(client: Any) -> dict[str, str]:
-    """The keys that were set aside, by their former names without the prefix; their types."""
+    """The types of the keys that were set aside, by the keys' former names without the prefix."""
     found = client.keys("*.broken-*")
     return {key.removeprefix("perdure:").rpartition(".broken-")[0]: client.type(key) for key in found}
 
@@ -72,7 +72,7 @@ def test_a_worker_starts_over_broken_keys(installation: Installation, client: An
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["perdure:unacked", "perdure:unacked_index"])
 def test_a_worker_continues_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
-    """A submission that kombu has just removed from its queue is accepted, too."""
+    """A submission is accepted even if kombu has just removed it from its queue."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -101,23 +101,23 @@ def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, cli
 @pytest.mark.long
 def test_keys_of_another_program_stay_as_they_are(installation: Installation, client: Any) -> None:
     """If another program uses a queue's name as a key, the other queues work, and the log tells the operator."""
-    _break(client, *TAKEN)
+    _break(client, *FOREIGN)
     client.expire("memory", 1_000)
     worker = installation.worker()
     worker.ready()
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
-    assert {key: client.type(key) for key in TAKEN} == TAKEN
+    assert {key: client.type(key) for key in FOREIGN} == FOREIGN
     assert (client.ttl("sessions"), client.ttl("memory") > 0) == (-1, True)
     assert _aside(client) == {}
-    for key, kind in TAKEN.items():
+    for key, kind in FOREIGN.items():
         assert worker.logs().count(f"the key {key!r} at the broker holds a {kind} where perdure's queue") == 1
     assert "Give perdure a Redis database of its own, or remove the key" in worker.logs()
     assert "Traceback" not in worker.logs()
 
 
 @pytest.mark.long
-def test_a_queue_is_taken_from_again_when_its_key_is_free(installation: Installation, client: Any) -> None:
+def test_a_queue_is_consumed_again_when_its_key_is_free(installation: Installation, client: Any) -> None:
     """After another program's key is removed, the running worker consumes the queue again without a restart."""
     worker = installation.worker()
     worker.ready()

@@ -1,4 +1,4 @@
-"""Redis may be flushed, restarted, stopped or unresponsive: that costs time, never a message."""
+"""Redis may be flushed, restarted, stopped or unresponsive: messages are delayed, and none is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGES = 200
 SESSIONS = 40
 SENDERS = 8
 ANSWERS_WITHIN_S = 6.0
-"""Several times the longest wait for the broker, for a busy machine."""
+"""Several times the longest wait for the broker, since the machine may be busy."""
 TIMED_OUT = 5
 
 
@@ -62,15 +62,15 @@ def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
 def test_messages_are_accepted_while_redis_is_unavailable(
     celery_setup: CeleryTestSetup, installation: Installation, silence: str
 ) -> None:
-    """A sender must wait neither for a broker that refuses nor for an unresponsive one."""
+    """A sender must wait neither for a broker that refuses connections nor for an unresponsive one."""
     pids = [worker.pid for worker in installation.workers]
     before = installation.accept("before")
     installation.redis.kill(silence)
     accepted, longest_s = [before], 0.0
     for number in range(12):
-        asked_at = time.monotonic()
+        began = time.monotonic()
         accepted.append(installation.accept(f"message {number}", user=f"user {number % 3}"))
-        longest_s = max(longest_s, time.monotonic() - asked_at)
+        longest_s = max(longest_s, time.monotonic() - began)
     assert longest_s < ANSWERS_WITHIN_S
     if silence == "SIGSTOP":
         installation.redis.kill("SIGCONT")
@@ -82,13 +82,13 @@ def test_messages_are_accepted_while_redis_is_unavailable(
 
 @pytest.mark.long
 def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A worker must detect an unresponsive connection, although it was not closed."""
+    """A worker must detect an unresponsive connection that was not closed."""
     installation.settled(installation.accept("before").turn_id)
     installation.redis.kill("SIGSTOP")
     accepted = installation.accept("meanwhile")
     wait_until(
         lambda: sum(worker.logs().count("the broker did not accept") for worker in installation.workers) >= TIMED_OUT,
-        "the workers' waits have run out, several times",
+        "the workers' waits have timed out several times",
     )
     installation.redis.kill("SIGCONT")
     _all_are_answered(installation, [accepted, installation.accept("after")])

@@ -26,8 +26,8 @@ PATIENCE_S = 60.0
 pytestmark = pytest.mark.timeout(240)
 
 BOUNDARIES = [
-    Place("after", "turns.step"),  # the intent is committed, nothing is sent
-    Place("before", "turns.note_sent"),  # sent, and not noted
+    Place("after", "turns.step"),  # the intent is committed, the task is not sent
+    Place("before", "turns.note_sent"),  # the task is sent, and that is not recorded
     Place("after", "turns.note_sent"),
     Place("before", "turns.wait_calls"),
     Place("after", "turns.wait_calls"),
@@ -71,7 +71,7 @@ def _answer(installation: Installation, text: str) -> str:
 
 
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
-    """A result, an error, a result that is not JSON or not stored, an unknown task, and progress."""
+    """The task returns, fails, returns no JSON, stores no result, is unknown, or reports progress."""
     installation.worker().ready()
     text = "report: a"
     assert _answer(installation, text) == answer_to(text, done("report", text))
@@ -92,7 +92,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
         return None if waiting is None else waiting["progress"]
 
     assert wait_until(progress, "its progress is shown", PATIENCE_S) == '{"done": 1, "of": 2}'
-    installation.faults.let_go()
+    installation.faults.release()
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
     assert turn["reply"]["text"] == answer_to(text, done("slow report", text))
     installation.check()
@@ -119,7 +119,7 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
     turn_id = installation.accept(text).turn_id
     wait_until(installation.faults.fired, "the turn waits", PATIENCE_S)
     worker.container.wait()
-    installation.faults.let_go()
+    installation.faults.release()
     redis = Redis.from_url(client_url(installation.redis.url))
     wait_until(lambda: redis.exists("ingress"), "the task has ended", PATIENCE_S)
     redis.delete("ingress")
@@ -151,7 +151,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
     wait_until(lambda: installation.query(revoked, id=unwanted), "a sweep revokes its task", PATIENCE_S)
     wanted = installation.accept("report: wanted", user="dee").turn_id
     wait_until(lambda: _status(installation, wanted) == "parked", "it waits", PATIENCE_S)
-    installation.faults.let_go()
+    installation.faults.release()
     installation.settled(busy, wanted, within_s=PATIENCE_S)
     assert len(installation.faults.effects("report: wanted")) == 1
     assert installation.faults.effects("report: unwanted") == []
@@ -190,7 +190,7 @@ def _status(installation: Installation, turn_id: UUID) -> str:
     ],
     ids=str,
 )
-def test_killed_there_the_task_is_done_once(
+def test_after_a_kill_the_task_is_done_once(
     installation: Installation, application: Worker, kind: str, place: Place
 ) -> None:
     """Wherever a worker dies, the result arrives once; an unsafe task that may have been sent is not sent again."""

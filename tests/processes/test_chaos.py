@@ -1,4 +1,4 @@
-"""Minutes of random faults over a fleet; the invariants are checked at the end.
+"""Minutes of random faults in a fleet; the invariants are checked at the end.
 
 Next to the fleet there are receivers of replies that accept a connection and never answer, turns with a row that
 no release can read, and, after the first third of the time, another Celery application on the same Redis database.
@@ -80,7 +80,7 @@ def database_url(server: PostgresServer) -> str:
 
 @pytest.fixture
 def worker_count() -> int:
-    """Enough workers that some always run."""
+    """Three workers, so that others run while one restarts."""
     return 3
 
 
@@ -93,7 +93,7 @@ def silence() -> Iterator[SilentReceiver]:
 
 
 class Chaos:
-    """The faults of an installation. Each has ended when its method returns."""
+    """The faults of an installation. Each fault is over when its method returns."""
 
     def __init__(self, installation: Installation, server: PostgresServer, drawn: random.Random) -> None:
         self._installation = installation
@@ -106,47 +106,47 @@ class Chaos:
         self.all = [*self.harmless, self.flush, self.restart]
 
     def kill(self) -> None:
-        """A worker dies."""
+        """Kill a worker, and start it again."""
         worker = self._drawn.choice(self._fleet)
         worker.kill()
         worker.container.start()
 
     def stop(self) -> None:
-        """A worker freezes, perhaps past its lease."""
+        """Pause a worker, possibly for longer than its lease."""
         worker = self._drawn.choice(self._fleet)
         os.kill(worker.pid, signal.SIGSTOP)
         self._pause.wait(self._drawn.uniform(0, LEASE_S * 2))
         os.kill(worker.pid, signal.SIGCONT)
 
     def leave(self) -> None:
-        """A worker is stopped and started, as by a deploy."""
+        """Stop a worker with SIGTERM and start it again, as a deploy does."""
         worker = self._drawn.choice(self._fleet)
         worker.kill(signal.SIGTERM)
         worker.container.start()
 
     def flush(self) -> None:
-        """Redis loses all its data."""
+        """Delete all data of Redis."""
         self._installation.redis.flush()
 
     def forget(self) -> None:
-        """Redis loses only perdure's queues and keys."""
+        """Delete only perdure's queues and keys in Redis."""
         with Redis.from_url(client_url(self._installation.redis.url), socket_timeout=10) as client:
             own = [key for glob in OWN_KEYS for key in client.scan_iter(match=glob, count=1_000)]
             if own:
                 client.delete(*own)
 
     def restart(self) -> None:
-        """Redis is killed and started again."""
+        """Kill Redis, and start it again."""
         self._installation.redis.restart()
 
     def silence(self) -> None:
-        """Redis is unresponsive for up to three seconds."""
+        """Pause Redis for up to three seconds."""
         self._installation.redis.kill("SIGSTOP")
         self._pause.wait(self._drawn.uniform(0, 3))
         self._installation.redis.kill("SIGCONT")
 
     def outage(self) -> None:
-        """PostgreSQL restarts, in a random way."""
+        """Restart PostgreSQL with a fast or immediate shutdown or a SIGKILL."""
         self._server.restart(self._drawn.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
 
 
@@ -158,7 +158,7 @@ def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures,
     receiver: Receiver,
     silence: SilentReceiver,
 ) -> None:
-    """Faults in combinations: no message lost or repeated, no effect against its class, no neighbour harmed."""
+    """No message is lost or repeated, no effect class is violated, and each task of the neighbour runs once."""
     drawn = random.Random(SEED)  # noqa: S311 (draws of a test)
     print(f"PERDURE_CHAOS_SEED={SEED}")  # noqa: T201 (shown with a failure)
     sender = Sender(installation, random.Random(SEED + 1), [receiver.url, silence.url])  # noqa: S311 (as above)
@@ -166,17 +166,17 @@ def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures,
     done: Counter[str] = Counter()
     with sender:
         doomed = _spoil(installation)
-        _harm(chaos.all, drawn, MINUTES * 20, done)
+        _inject(chaos.all, drawn, MINUTES * 20, done)
         neighbour.worker()
         sent = neighbour.send_timed(NEIGHBOURS_TASKS, LONG_S, COUNTDOWN_S)
-        _harm(chaos.harmless, drawn, MINUTES * 40, done)
+        _inject(chaos.harmless, drawn, MINUTES * 40, done)
 
     turns = installation.settled(*(each.turn_id for each in sender.accepted), within_s=BACKLOG_S)
     given_up = _given_up(installation, doomed)
     wait_until(lambda: set(neighbour.runs()) >= set(sent), "the neighbour's tasks have run", COUNTDOWN_S + 60)
-    wait_until(lambda: not installation.query("SELECT 1 FROM sessions WHERE unsettled > 0"), "nothing is left to do")
+    wait_until(lambda: not installation.query("SELECT 1 FROM sessions WHERE unsettled > 0"), "no turn is left")
     print(  # noqa: T201 (the run's figures)
-        f"{len(turns)} turns, {len(given_up)} given up over an unreadable row, {len(sent)} tasks of the neighbour,"
+        f"{len(turns)} turns, {len(given_up)} failed with an unreadable row, {len(sent)} tasks of the neighbour,"
         f" {silence.connections} connections to a receiver that never answers, {dict(done)}"
     )
     assert Counter(turn["status"] for turn in turns) == {"done": len(turns)}
@@ -187,7 +187,7 @@ def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures,
     _check_deliveries(installation, receiver)
 
 
-def _harm(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds: float, done: Counter[str]) -> None:
+def _inject(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds: float, done: Counter[str]) -> None:
     pause, until = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < until:
         fault = drawn.choice(faults)
@@ -197,7 +197,7 @@ def _harm(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds: f
 
 
 class Sender:
-    """Sends messages of many users from a thread, within the block; `accepted` are those that were accepted."""
+    """Sends messages of many users from a thread, within the block; `accepted` lists those that were accepted."""
 
     def __init__(self, installation: Installation, drawn: random.Random, receivers: Sequence[str]) -> None:
         self.accepted: list[Accepted] = []
@@ -236,7 +236,7 @@ def _spoil(installation: Installation) -> list[Accepted]:
     """Let a few turns wait for approval, make a row of each unreadable, and approve them."""
     doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
     for each in doomed:
-        wait_until(partial(_waits, installation, each.turn_id), "the turn waits for a person", 60)
+        wait_until(partial(_waits, installation, each.turn_id), "the turn waits for approval", 60)
     with installation.database.engine.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE messages DROP CONSTRAINT messages_role_check")
         connection.exec_driver_sql(
@@ -261,7 +261,7 @@ def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[di
         for number, each in enumerate(doomed)
     ]
     assert {turn["status"] for turn in installation.settled(*(each.turn_id for each in behind))} == {"done"}
-    with installation.database.engine.connect() as connection:  # for the checks that follow, which read every row
+    with installation.database.engine.connect() as connection:  # the checks that follow read every row
         connection.exec_driver_sql("UPDATE messages SET role = 'assistant' WHERE role = 'oracle'")
     return turns
 
@@ -273,7 +273,7 @@ def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
     for row in (row for row in owed if row.url == receiver.url):
         wait_until(partial(receiver.of, str(row.turn_id)), "the reply is delivered", 60)
     silent = [row for row in owed if row.url != receiver.url]
-    assert {row.status for row in silent} <= {"pending", "failed"}, "no receiver took these"
+    assert {row.status for row in silent} <= {"pending", "failed"}, "no receiver accepted these"
 
 
 def _check_effects(installation: Installation) -> None:
@@ -288,9 +288,7 @@ def _check_effects(installation: Installation) -> None:
         if row.tool == "unsafe":
             assert times <= 1, "an unsafe call is never repeated"
         if row.tool == "probed":
-            assert times - stopped[key] <= 1, (
-                "one with a probe is repeated only after a probe that came before the effect"
-            )
+            assert times - stopped[key] <= 1, "a call with a probe is repeated only if the probe ran before the effect"
         if row.status == "done":
-            assert times >= 1, "what is told as done was done"
+            assert times >= 1, "a call that is reported as done was done"
     assert not happened, "each effect has an intent"

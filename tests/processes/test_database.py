@@ -76,7 +76,7 @@ def test_accepted_messages_survive_a_restart(
 
 
 def _until_accepted(installation: Installation, text: str) -> Accepted:
-    """Send as a careful client does: under one id, repeatedly until there is an answer."""
+    """Send a message under one id, repeatedly until it is accepted."""
     user = f"user {text.partition('-')[2]}-{text.partition(' ')[0]}"
     give_up = time.monotonic() + GIVE_UP_S
     while True:

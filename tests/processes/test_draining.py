@@ -49,7 +49,7 @@ class Draining:
 
 @pytest.mark.long
 def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
-    """A drain aborts the model call, awaits the tool and begins no turn; after --resume the turns run, sessions end."""
+    """A drain aborts the model call, awaits the tool and begins no turn; after --resume turns run and sessions end."""
     gate = installation.model_server.gate("hello")
     first, second = (installation.worker("--concurrency=1", **SLOW_TOOL) for _ in range(2))
     for worker in (first, second):
@@ -64,12 +64,12 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     assert sorted(owners) == sorted((first.pid, second.pid))
 
     draining = Draining(perdure)
-    wait_until(lambda: _status(installation, asking.turn_id) == "parked", "the model call is given up")
+    wait_until(lambda: _status(installation, asking.turn_id) == "parked", "the model call is aborted")
     assert (draining.waits(), _status(installation, acting.turn_id)) == (True, "running")
     for worker in (first, second):
         wait_until(lambda worker=worker: PARKS in worker.logs(), "each worker has noticed the drain")  # type: ignore[misc]
     late = installation.accept("late", user="late")
-    installation.faults.let_go()
+    installation.faults.release()
     report = draining.report()
 
     counts = {name: report[name] for name in report if name.startswith(("turns", "workers"))}
@@ -84,11 +84,11 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     turns = installation.settled(asking.turn_id, acting.turn_id, late.turn_id)
     replies = [answer_to("hello"), answer_to("slow: tool", done("slow", "slow: tool")), answer_to("late")]
     assert [turn["reply"]["text"] for turn in turns] == replies
-    assert len(installation.faults.effects("slow: tool")) == 1, "what has a side effect is not done again"
+    assert len(installation.faults.effects("slow: tool")) == 1, "the side effect is not repeated"
     for each in (asking, acting, late):
         wait_until(
             lambda each=each: read_session(installation.database, each.session_id)["state"] == "ended",  # type: ignore[misc]
-            "the session ends, as it was asked to",
+            "the session ends, as requested",
             60,
         )
     assert {worker.container.status for worker in (first, second)} == {"running"}

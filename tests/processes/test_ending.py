@@ -1,6 +1,6 @@
-"""kill -9 of the worker at every commit boundary of a session's end; handing an end on; messages during it.
+"""Sessions' ends: kill -9 of the worker at every commit boundary, a shutdown, and messages during the summary.
 
-All tests share two workers, of which one at a time is killed and started again.
+All tests share two workers; one at a time is killed and started again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from perdure.sessions.ending import request_end
 from tests.databases import Databases
-from tests.processes.boundaries import CaseRunner, is_beside
+from tests.processes.boundaries import CaseRunner, is_unrelated
 from tests.processes.faults import Fired, Place, wait_until
 from tests.processes.installation import Installation
 from tests.processes.model_server import Gate, answer_to, memory_of
@@ -52,7 +52,7 @@ class Fleet:
             return result.fetchall() if result.returns_rows else ()
 
     def talk(self, text: str, turns: int = 1) -> UUID:
-        """A session in which the user `text` sent `text` `turns` times, and was answered."""
+        """Let the user `text` send `text` `turns` times, and wait for the replies; returns the session's id."""
         accepted = [self.installation.accept(text, user=text) for _ in range(turns)]
         self.installation.settled(*(each.turn_id for each in accepted))
         return accepted[0].session_id
@@ -68,7 +68,7 @@ class Fleet:
         return found
 
     def wait_ended(self, session_id: UUID) -> None:
-        """Wait for the session's end."""
+        """Wait until the session has ended."""
         wait_until(lambda: self.state(session_id) == "ended", f"session {session_id} ends", 60)
 
     def wait_consolidated(self, session_id: UUID) -> list[str]:
@@ -78,15 +78,15 @@ class Fleet:
         known = "SELECT m.content FROM memories AS m JOIN sessions AS s USING (user_id) WHERE s.session_id = %(id)s"
         return [row.content for row in self.sql(known, id=session_id)]
 
-    def buried(self, pid: int) -> int | None:
-        """Wait until the worker is dead, and start it again; returns its exit status."""
+    def restart_killed(self, pid: int) -> int | None:
+        """Wait until the worker has ended, and start it again; returns its exit status."""
         worker: Worker = next(each for each in self.installation.workers if each.pid == pid)
         status: int | None = worker.container.wait()
         worker.container.start()
         return status
 
     def holder(self, session_id: UUID) -> int:
-        """The process that is ending the session."""
+        """The id of the process that is ending the session."""
         since = self.installation.faults.notes()
         assert self.state(session_id) == "summarizing"
         return next(note.pid for note in reversed(since) if (note.moment, note.name) == ("after", COMMITS[0]))
@@ -104,7 +104,7 @@ def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def summarised_as(text: str, turns: int = 1) -> str:
-    """The text that the model gets to summarise a session in which `text` was sent `turns` times."""
+    """The text from which the model summarises a session in which `text` was sent `turns` times."""
     return "\n".join([f"user: {text}\nassistant: {answer_to(text)}"] * turns)
 
 
@@ -122,8 +122,8 @@ def test_the_enumeration_is_complete(fleet: Fleet) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
-    """Wherever the ending process dies, another one continues, and memories are drawn once."""
+def test_after_a_kill_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
+    """Wherever the ending process dies, another one continues, and the session is consolidated once."""
     text = f"killed {place}"
     session_id = fleet.talk(text, TURNS)
     if place == SUMMARIZING:
@@ -134,7 +134,7 @@ def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place
         fleet.installation.faults.arm(place)
         fleet.request_end(session_id)
         struck = wait_until(fleet.installation.faults.fired, f"the fault at {place} fires")
-    fleet.buried(struck.pid)
+    fleet.restart_killed(struck.pid)
     fleet.wait_ended(session_id)
     fleet.session_log.check_ended(session_id)
     fleet.session_log.check_arrows()
@@ -145,8 +145,8 @@ def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place
 
 
 @pytest.mark.long
-def test_a_worker_that_shuts_down_hands_the_summary_on(fleet: Fleet) -> None:
-    """The worker waits for the model at most for its drain time and exits with 0; another worker asks again."""
+def test_after_a_shutdown_another_worker_summarises(fleet: Fleet) -> None:
+    """The worker waits for the model at most for its drain time and exits with 0; another worker repeats the call."""
     text = "handed on"
     session_id = fleet.talk(text, TURNS)
     gate = fleet.installation.model_server.gate(summarised_as(text, TURNS))
@@ -154,8 +154,8 @@ def test_a_worker_that_shuts_down_hands_the_summary_on(fleet: Fleet) -> None:
     gate.wait()
     leaving = fleet.holder(session_id)
     os.kill(leaving, signal.SIGTERM)
-    fleet.wait_ended(session_id)  # the gate is still closed: only the first call waits for it
-    assert fleet.buried(leaving) == 0
+    fleet.wait_ended(session_id)  # the gate is still closed, but holds back only the first call
+    assert fleet.restart_killed(leaving) == 0
     gate.opened.set()
     fleet.session_log.check_ended(session_id)
     row = fleet.sql("SELECT summary_extractive, end_attempts FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
@@ -184,9 +184,9 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
-    """The places that an end passes, each once: a repeated wake-up claims in vain."""
+    """The places that an end passes, each once, since a repeated wake-up may attempt another claim."""
     notes = fleet.installation.faults.notes(since)
-    places = [(note.moment, note.name) for note in notes if not is_beside(note.name)]
+    places = [(note.moment, note.name) for note in notes if not is_unrelated(note.name)]
     return list(dict.fromkeys(places))
 
 

@@ -1,7 +1,7 @@
-"""After an erasure, no file, key, table or log contains anything that the user wrote in any way.
+"""After an erasure, no file, Redis key, table or log contains a text of the user.
 
-The servers are the embedded ones, as `perdure up` runs them. docs/operating.md ("What erasing reaches") documents the
-files excluded below, and how long a text stays there.
+The servers are the embedded ones of `perdure up`. docs/operating.md ("What erasing reaches") documents the files that
+are excluded below, and how long a text remains in them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.processes.model_server import ModelServer
 from tests.processes.nodes import PostgresServer, RedisContainer
 
 SECRET = "zyxomma"
-"""Part of every text of the erased user, their id included."""
+"""A word that every text of the erased user contains, including the user id."""
 
 USER = f"user-{SECRET}"
 OTHER, KEPT = "user-other", "quokka"
@@ -63,7 +63,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installation(data: Path, tmp_path: Path) -> Iterator[Installation]:
-    """An installation with embedded servers of its own and one worker; all logs are under the data directory."""
+    """An installation with its own embedded servers and one worker; all logs are under the data directory."""
     data.mkdir()
     postgres, broker, model_server = (
         PostgresServer(data / "postgres"),
@@ -89,7 +89,7 @@ def perdure(installation: Installation, tmp_path: Path) -> Perdure:
 
 
 class UserData:
-    """A user who writes in every way; each text contains `word`."""
+    """Sends texts of one user through every entry point; each text contains `word`."""
 
     def __init__(self, client: httpx2.Client, installation: Installation, user: str, word: str) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class UserData:
 
 
 def live(user_data: UserData, installation: Installation, perdure: Perdure, directory: Path) -> list[str]:
-    """Write in every way; returns the errors of refused submissions."""
+    """Send texts through every entry point; returns the errors of refused submissions."""
     word = user_data.word
     for text in (f"I am {word}", f"pure: {word}", f"unsafe: {word}", f"idempotent: {word}"):
         assert user_data.by_http(text)["status"] == "done"
@@ -162,12 +162,12 @@ def live(user_data: UserData, installation: Installation, perdure: Perdure, dire
 def _import(user_data: UserData, perdure: Perdure, directory: Path) -> None:
     file = directory / "import.jsonl"
     line = {"user_id": user_data.user, "session": "old", "occurred_at": "2026-01-01T00:00:00Z"}
-    said = [
+    lines = [
         {**line, "message_id": f"old {role}", "role": role, "content": f"long ago {user_data.word}"}
         for role in ("user", "assistant")
     ]
-    file.write_text("\n".join(json.dumps(each) for each in [*said, {**line, "content": user_data.word}]))
-    assert perdure("messages", "import", str(file)).returncode == 1, "the last line is bad"
+    file.write_text("\n".join(json.dumps(each) for each in [*lines, {**line, "content": user_data.word}]))
+    assert perdure("messages", "import", str(file)).returncode == 1, "the last line is malformed"
     for left in directory.glob("*-*"):
         if left.name.startswith(("in-", "out-", "err-")):
             left.unlink()  # output files of this test's commands
@@ -178,13 +178,13 @@ def _remember(user_data: UserData, installation: Installation, turn_id: str) -> 
     """End the session of a turn, and wait for its memories."""
     session_id = user_data._client.get(f"/v1/turns/{turn_id}").json()["session_id"]
     user_data._client.post(f"/v1/sessions/{session_id}/end", json={"reason": user_data.word}).raise_for_status()
-    asked = {"user": user_data.user}
+    parameters = {"user": user_data.user}
     counted = "SELECT 1 FROM memories WHERE user_id = %(user)s"
-    wait_until(lambda: installation.query(counted, **asked), "memories are drawn")
+    wait_until(lambda: installation.query(counted, **parameters), "memories are stored")
 
 
 def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None:
-    """Let a statement that contains a text fail by a lock timeout."""
+    """Let a statement with a text of the user fail with a lock timeout."""
     url = installation.database.url
     with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
         connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
@@ -196,7 +196,7 @@ def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None
 
 
 def poison(user_data: UserData, installation: Installation) -> None:
-    """Send a turn that kills its worker and fails at the next one."""
+    """Send a message whose turn kills its worker, and fails when the worker runs again."""
     (worker,) = installation.workers
     text = f"deadly: {user_data.word}"
     accepted = user_data._client.post("/v1/messages", json={"user_id": user_data.user, "text": text}).json()
@@ -250,10 +250,10 @@ def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
+def test_an_erasure_leaves_no_text_of_the_user(
     installation: Installation, perdure: Perdure, data: Path, tmp_path: Path
 ) -> None:
-    """Texts sent by HTTP, Celery, CLI and import, stored by tools, memories and cases, refused, failed or killed."""
+    """The user writes by HTTP, Celery, CLI and import; some messages are refused, fail, or kill the worker."""
     with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
         for user_data in (UserData(client, installation, OTHER, KEPT), UserData(client, installation, USER, SECRET)):
             errors = live(user_data, installation, perdure, tmp_path)
@@ -265,7 +265,7 @@ def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
         before = in_tables(installation, SECRET)
         assert {"perdure.messages", "perdure.cases", "perdure.memories", "pg_catalog.pg_statistic"} <= before.keys()
         assert in_redis(installation.redis.url, SECRET)
-        assert in_files(data, SECRET), "it is in the file of Redis"
+        assert in_files(data, SECRET), "the word is in Redis's file"
 
         erased = client.delete(f"/v1/users/{USER}").raise_for_status().json()
         assert erased["everywhere"]
@@ -281,7 +281,7 @@ def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
 
 
 def _erased_for_good(installation: Installation, data: Path) -> None:
-    """The steps that docs/operating.md gives to operators also empty the table files."""
+    """The steps in docs/operating.md for operators remove the texts from the table files, too."""
     with installation.database.engine.connect() as connection:
         connection.exec_driver_sql("VACUUM FULL")
         connection.exec_driver_sql("CHECKPOINT")

@@ -1,4 +1,4 @@
-"""Flower shows a fleet's tasks, with ids and times but no texts, to those who have the password."""
+"""Flower shows a fleet's tasks, with ids and times but no texts, to clients with the password."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
         found = {id_: tasks[id_]["state"] for id_ in ids & tasks.keys()}
         return found if {"SUCCESS", "FAILURE", "PENDING"} <= set(found.values()) else {}
 
-    return wait_until(known, "Flower has heard of submissions")
+    return wait_until(known, "Flower lists the submissions")
 
 
 @pytest.mark.long
-def test_flower_asks_for_its_password_and_answers_to_its_own_name_only(
+def test_flower_requires_its_password_and_its_own_host_name(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
     """A web page whose host name resolves to this machine reaches no page of Flower, `/metrics` included."""

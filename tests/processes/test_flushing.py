@@ -1,4 +1,4 @@
-"""At its shutdown a worker writes to PostgreSQL what only Redis has of its sessions."""
+"""At shutdown a worker writes those turns of its sessions to PostgreSQL that only Redis has."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("worker_count", [1])
-def test_a_worker_that_shuts_down_writes_what_postgresql_lacks(
+def test_a_shutdown_writes_turns_that_postgresql_lacks(
     installation: Installation, celery_setup: CeleryTestSetup
 ) -> None:
-    """Entries are written once, and only under a current token: another worker flushes sessions that it has claimed."""
+    """Entries are written once, and only under a current token: a newer holder flushes its session itself."""
     worker = installation.workers[0]
     redis = RedisMemory.at(installation.redis.url, MemorySettings(), SystemClock())
     known = installation.accept("hello", user="ana")
     stale = installation.accept("hello", user="ben")
     installation.settled(known.turn_id, stale.turn_id)
-    before = {each.session_id: _said(installation, each.session_id) for each in (known, stale)}
+    before = {each.session_id: _lines(installation, each.session_id) for each in (known, stale)}
     lost = {}
     for session_id in (known.session_id, stale.session_id):
         lost[session_id] = _lost(_token(installation, session_id))
         assert redis.working.remember_turn(session_id, lost[session_id])
-    _query = "UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token"
+    raise_token = "UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token"
     with installation.database.engine.begin() as connection:
-        connection.exec_driver_sql(_query, {"id": stale.session_id})
+        connection.exec_driver_sql(raise_token, {"id": stale.session_id})
 
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait() == 0
     assert "flushed 1 of 2 sessions, 1 entries, 1 left to others" in worker.logs()
-    assert _said(installation, stale.session_id) == before[stale.session_id]
+    assert _lines(installation, stale.session_id) == before[stale.session_id]
     written = [*before[known.session_id], ("user", "what was lost"), ("assistant", "is back")]
-    assert _said(installation, known.session_id) == written
+    assert _lines(installation, known.session_id) == written
     assert _turns(installation, known.session_id) == [known.turn_id, lost[known.session_id].turn_id]
 
-    # After another run, Redis holds nothing that PostgreSQL lacks.
+    # After another run of the worker, PostgreSQL lacks no entry of Redis.
     worker.container.start()
     again = installation.accept("again", user="ana")
     assert again.session_id == known.session_id
@@ -56,13 +56,13 @@ def test_a_worker_that_shuts_down_writes_what_postgresql_lacks(
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait() == 0
     assert "flushed 1 of 1 sessions, 0 entries" in worker.logs()
-    assert _said(installation, known.session_id) == [*written, ("user", "again"), ("assistant", answer_to("again"))]
+    assert _lines(installation, known.session_id) == [*written, ("user", "again"), ("assistant", answer_to("again"))]
     installation.check()
     redis.close()
 
 
 def _lost(token: int) -> RememberedTurn:
-    """A turn as Redis has it, whose commit was lost in a failover."""
+    """The Redis entry of a turn whose commit was lost in a failover."""
     now = datetime.now(UTC)
     return RememberedTurn(
         turn_id=new_id(SystemClock()),
@@ -86,7 +86,7 @@ def _token(installation: Installation, session_id: UUID) -> int:
     return token
 
 
-def _said(installation: Installation, session_id: UUID) -> list[tuple[str, str]]:
+def _lines(installation: Installation, session_id: UUID) -> list[tuple[str, str]]:
     return [(row.role, row.content) for row in installation.transcript(session_id)]
 
 

@@ -1,4 +1,4 @@
-"""perdure installed in another Celery application: the application's real workers, killed and shut down."""
+"""perdure installed in another Celery application, whose real workers are killed and shut down."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installation, shop: Shop) -> None:
-    """No setting of the application reaches perdure's tasks, and its own tasks run as before."""
+    """No setting of the application affects perdure's tasks, and the application's tasks run as before."""
     shop.perdures()
     shop.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"})
     for name in ("shop.quick", "sessions.expired_carts"):
@@ -92,7 +92,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
 
 
 def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
-    """The task is routed like the application's others; its callback brings the result without a result backend."""
+    """The task is routed like the application's others; its callback carries the result, without a result backend."""
     shop.perdures()
     text = "report: a"
     (turn,) = installation.settled(installation.accept(text).turn_id, within_s=AT_ONCE_S)
@@ -102,8 +102,8 @@ def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation,
 
 
 @pytest.mark.long
-def test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks(installation: Installation, shop: Shop) -> None:
-    """Another worker continues the turn at once; the application's task may take its time, as in Celery."""
+def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation: Installation, shop: Shop) -> None:
+    """Another worker continues the turn at once; the application's task runs to its end, as in Celery."""
     leaving = shop.perdures()
     gate = installation.model_server.gate("hello")
     shop.app.send_task("shop.slow")
@@ -126,7 +126,7 @@ def test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks(installation: I
 
 @pytest.mark.long
 def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Installation, shop: Shop) -> None:
-    """The limit applies to perdure's work only: a late-acknowledged task that it killed would run twice."""
+    """The limit applies to perdure's work only: a late-acknowledged task that is killed would run twice."""
     installation.environment["PERDURE_SHUTDOWN__HARD_EXIT_S"] = "1.5"
     leaving = shop.perdures()
     shop.app.send_task("shop.slow")
@@ -139,8 +139,8 @@ def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Inst
 
 
 @pytest.mark.long
-def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation, shop: Shop) -> None:
-    """Another worker of the application continues the turn after a lease and a sweep."""
+def test_another_worker_continues_a_killed_workers_turn(installation: Installation, shop: Shop) -> None:
+    """The turn continues after the lease has expired and a sweep has woken it."""
     victim = shop.perdures()
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
@@ -154,8 +154,8 @@ def test_a_turn_of_a_killed_worker_goes_on_elsewhere(installation: Installation,
 
 
 @pytest.mark.long
-def test_a_prefork_worker_of_the_applications_queues_is_left_alone(installation: Installation, shop: Shop) -> None:
-    """Such a worker has none of perdure's threads and connections, and consumes none of its queues."""
+def test_a_prefork_worker_of_the_applications_queues_is_unaffected(installation: Installation, shop: Shop) -> None:
+    """Such a worker has no threads or connections of perdure, and consumes none of its queues."""
     before = installation.query(CONNECTIONS)
     worker = shop.worker("-c", "1")
     worker.container.ready()
@@ -179,7 +179,7 @@ THEIRS = ("users", "sessions", "messages", "alembic_version")
         pytest.param(10.0, 110.0, 150.0, marks=[pytest.mark.chaos, pytest.mark.timeout(0)]),
     ],
 )
-def test_an_application_that_is_not_adapted_shares_the_servers(  # noqa: PLR0917 (fixtures, given by name)
+def test_an_unrelated_application_shares_the_servers(  # noqa: PLR0917 (fixtures, given by name)
     installation: Installation,
     shop: Shop,
     neighbour: Neighbour,

@@ -1,4 +1,4 @@
-"""perdure in an application whose broker is RabbitMQ: tests that also run over Redis."""
+"""Tests of perdure in another application, repeated with RabbitMQ as the broker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.test_installed import (  # noqa: F401 (collected)
     opened_shop,
-    test_a_turn_of_a_killed_worker_goes_on_elsewhere,
-    test_a_worker_that_leaves_parks_turns_and_ends_its_own_tasks,
+    test_a_shutdown_parks_turns_and_finishes_the_applications_tasks,
     test_an_applications_worker_runs_its_tasks_and_turns,
+    test_another_worker_continues_a_killed_workers_turn,
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]

@@ -39,7 +39,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.long
-def test_the_time_limit_ends_the_turn_for_good(installation: Installation) -> None:
+def test_the_time_limit_fails_the_turn(installation: Installation) -> None:
     """A turn that has used up its time limit must not be attempted again."""
     worker, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
 
@@ -72,7 +72,7 @@ def test_a_cancellation_ends_the_process(installation: Installation) -> None:
 def test_a_requested_end_waits_for_the_time_limit(installation: Installation) -> None:
     """A requested end does not kill the process: accepted turns run first, until their time limit."""
     _, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
-    request_end(installation.database, accepted.session_id, "asked")
+    request_end(installation.database, accepted.session_id, "requested")
 
     (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
 
@@ -84,7 +84,7 @@ def test_a_requested_end_waits_for_the_time_limit(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
-    """The process holds the user's texts in memory, and its result is not needed any more."""
+    """The process holds the user's texts in memory, and its result is no longer needed."""
     worker, _, child = held(installation)
     installation.runtime.eraser.erase("ana")
 
@@ -95,7 +95,7 @@ def test_the_erasure_of_its_user_ends_the_process(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_process_dies_with_its_worker(installation: Installation) -> None:
-    """If the worker is killed, no other process would end the turn's process."""
+    """After the worker's death no other process would end the turn's process."""
     worker, _, child = held(installation)
     worker.container.signal(signal.SIGKILL)
 

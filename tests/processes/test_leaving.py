@@ -1,4 +1,4 @@
-"""Gateway, beat and a waiting `perdure send` under SIGTERM and SIGINT; workers are in test_shutdown."""
+"""Gateway, beat and a waiting `perdure send` under SIGTERM and SIGINT; `test_shutdown` tests workers."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ class Running:
         self._paths = {stream: directory / f"{arguments[0]}.{stream}" for stream in ("stdout", "stderr")}
         self.process: BaseProcess = perdure.start(*arguments, env=environment, **self._paths)
 
-    def says(self, text: str) -> None:
-        """Wait until it has written `text`."""
-        wait_until(lambda: text in self.said(), f"{text!r} is said", _PATIENCE_S)
+    def wait_for(self, text: str) -> None:
+        """Wait until the command has written `text` to stderr."""
+        wait_until(lambda: text in self.output(), f"{text!r} is written", _PATIENCE_S)
 
-    def said(self, stream: str = "stderr") -> str:
+    def output(self, stream: str = "stderr") -> str:
         """The command's output so far."""
         path = self._paths[stream]
         return path.read_text() if path.exists() else ""
 
     def phases(self) -> list[str]:
-        """The shutdown phases in its log, without the seconds."""
-        return [_SECONDS.sub("# s", text) for _, text in sorted(_PHASE.findall(self.said()))]
+        """The shutdown phases in the command's log, with `#` for the seconds."""
+        return [_SECONDS.sub("# s", text) for _, text in sorted(_PHASE.findall(self.output()))]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the command."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
@@ -84,7 +84,7 @@ def running(installation: Installation, perdure: Perdure, *arguments: str, **set
 
 @contextmanager
 def serving(installation: Installation, perdure: Perdure, **settings: str) -> Iterator[tuple[Running, int]]:
-    """Run a gateway within the block; yields it and its port."""
+    """Run a gateway within the block; yields the command and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with running(installation, perdure, "gateway", "--port", str(port), **settings) as gateway:
@@ -104,14 +104,14 @@ class Waiting:
             f"GET /v1/turns/{self.turn_id}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
             "Content-Length: 1\r\nExpect: 100-continue\r\n\r\n".encode()
         )
-        assert self._socket.recv(65_536).startswith(b"HTTP/1.1 100"), "the turn is waited for"
+        assert self._socket.recv(65_536).startswith(b"HTTP/1.1 100"), "the gateway waits for the turn"
 
     def refused(self) -> Any:
-        """The answer to one more message."""
+        """Send one more message; returns the response."""
         return httpx2.post(f"{self._url}/messages", json=HELLO)
 
     def status(self) -> str:
-        """The status of the turn in the answer that was waited for."""
+        """The turn's status in the response to the waiting request."""
         with self._socket, self._socket.makefile("rb") as answer:
             head, _, body = answer.read().partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
@@ -133,7 +133,7 @@ def test_a_gateway_logs_each_phase_of_its_shutdown(
     with serving(installation, perdure, **PATIENT) as (gateway, port):
         waiting = Waiting(port)
         gateway.signal(signal.SIGINT if hastened else signal.SIGTERM)
-        gateway.says("1 of 4")
+        gateway.wait_for("1 of 4")
         refused = waiting.refused()
         if hastened:
             gateway.signal(signal.SIGTERM)
@@ -145,19 +145,19 @@ def test_a_gateway_logs_each_phase_of_its_shutdown(
 
     assert (refused.status_code, refused.json()["code"]) == (503, "UNAVAILABLE")
     assert int(refused.headers["Retry-After"]) >= 1
-    told = gateway.phases()
-    over = (0, 1) if hastened else (1, 0)
-    assert told[:2] == [
+    phases = gateway.phases()
+    settled, unsettled = (0, 1) if hastened else (1, 0)
+    assert phases[:2] == [
         "refuses new messages; 1 requests wait for a turn, for at most # s",
-        f"drained; {over[0]} waits ended, {over[1]} are answered with their turn's current status (# s)",
+        f"drained; {settled} waits ended, {unsettled} are answered with their turn's current status (# s)",
     ]
-    assert re.fullmatch(r"closed \d+ connections, cut off 0 of them \(# s\)", told[2])
-    assert told[3:] == ["closed (# s; # s in all)"]
+    assert re.fullmatch(r"closed \d+ connections, cut off 0 of them \(# s\)", phases[2])
+    assert phases[3:] == ["closed (# s; # s in all)"]
 
 
 @pytest.mark.parametrize("hard_exit_s", [2, 60])
-def test_a_response_that_hangs_costs_the_status(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
-    """The response is cut off and the status is 1, also if the hard limit ends the gateway first."""
+def test_a_hanging_response_makes_the_status_1(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
+    """The gateway cuts the response off, or exits first because of the hard limit."""
     settings = {"PERDURE_SHUTDOWN__DRAIN_S": "1", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(hard_exit_s)}
     with serving(installation, perdure, **settings) as (gateway, port), socket.socket() as mute:
         mute.connect(("127.0.0.1", port))
@@ -167,7 +167,7 @@ def test_a_response_that_hangs_costs_the_status(installation: Installation, perd
         assert gateway.ends() == 1
 
     if hard_exit_s == 2:
-        assert "the hard limit is reached" in gateway.said()
+        assert "the hard limit is reached" in gateway.output()
         assert len(gateway.phases()) == 2
     else:
         assert re.fullmatch(r"closed \d+ connections, cut off 1 of them \(# s\)", gateway.phases()[2])
@@ -175,15 +175,15 @@ def test_a_response_that_hangs_costs_the_status(installation: Installation, perd
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_beat_says_that_it_stops(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
+def test_beat_logs_its_shutdown(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
     """Beat exits with 0 and one log line, also after two signals."""
     with running(installation, perdure, "beat") as beat:
-        beat.says("beat runs until")
+        beat.wait_for("beat runs until")
         beat.signal(number)
         beat.signal(number)
         assert beat.ends() == 0
 
-    (line,) = [line for line in beat.said().splitlines() if "shutdown: " in line]
+    (line,) = [line for line in beat.output().splitlines() if "shutdown: " in line]
     assert re.search(r"fires no more; fired \d+ slots since the start, closed \([\d.]+ s\)", line)
 
 
@@ -198,7 +198,7 @@ def test_an_interrupted_send_prints_the_turns_id(
         assert sending.ends() == 1
 
     turn_id = str(installation.query("SELECT turn_id FROM turns")[0].turn_id)
-    assert sending.said().endswith(
+    assert sending.output().endswith(
         f"perdure: Interrupted: turn {turn_id} is accepted. Look again with `perdure turns show {turn_id}`.\n"
     )
-    assert json.loads(sending.said("stdout"))["turn_id"] == turn_id
+    assert json.loads(sending.output("stdout"))["turn_id"] == turn_id

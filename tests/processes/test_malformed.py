@@ -22,7 +22,7 @@ TEXT = "the PIN of my card is 4711"
 
 
 LINES = 10
-"""The least number of different faults among the items; the first item of each fault is logged at once."""
+"""A lower bound on the kinds of faults among the items; the first item of each kind is logged at once."""
 
 
 class Absent:
@@ -95,8 +95,8 @@ ITEMS: dict[str, bytes] = {
     "no identifier": envelope(headers={"task": "turns.run"}),
     "an identifier that is a list": envelope(headers=headers(id=[TEXT])),
     "a time limit that is text": envelope(headers=headers(timelimit=TEXT)),
-    "a time that is none": envelope(headers=headers(eta=TEXT)),
-    "an expiry that is none": envelope(headers=headers(expires=TEXT)),
+    "an ETA that is text": envelope(headers=headers(eta=TEXT)),
+    "an expiry that is text": envelope(headers=headers(expires=TEXT)),
     "a task whose name is a list": envelope(headers=headers(task=[TEXT])),
     "a compression that does not exist": envelope(headers=headers(compression=TEXT)),
     "text as its content type": envelope(**{"content-type": "text/plain"}),
@@ -105,7 +105,7 @@ ITEMS: dict[str, bytes] = {
     "pickles": envelope(
         **{"content-type": "application/x-python-serialize", "content-encoding": "binary", "body": PICKLED}
     ),
-    "pickles that say they are JSON": envelope(body=PICKLED),
+    "pickles declared as JSON": envelope(body=PICKLED),
     "YAML": envelope(**{"content-type": "application/x-yaml"}),
 }
 
@@ -129,7 +129,7 @@ def client(installation: Installation) -> Iterator[Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
-def test_a_malformed_item_is_dropped_and_the_message_behind_it_runs(
+def test_a_malformed_item_is_dropped_and_the_next_message_runs(
     celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
 ) -> None:
     """A malformed item must neither stop a worker nor be copied into its log."""
@@ -141,7 +141,7 @@ def test_a_malformed_item_is_dropped_and_the_message_behind_it_runs(
         (turn,) = installation.settled(behind.turn_id)
         assert (name, turn["status"]) == (name, "done")
         assert (name, worker.container.status, worker.pid) == (name, "running", pid), worker.logs()
-        wait_until(lambda: not client.exists("turns", "perdure:unacked"), f"{name}: nothing is left of it")
+        wait_until(lambda: not client.exists("turns", "perdure:unacked"), f"{name}: the item is gone")
 
     assert TEXT not in worker.logs()
     assert encoded(TEXT.encode()) not in worker.logs()
@@ -151,7 +151,7 @@ def test_a_malformed_item_is_dropped_and_the_message_behind_it_runs(
 
 
 def test_a_malformed_control_command_is_dropped(installation: Installation, client: Any) -> None:
-    """A published item reaches every worker at once, so it must not stop any."""
+    """A published item reaches every worker, so it must stop none of them."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -159,7 +159,7 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
     wait_until(lambda: client.publish(channel, b"{") == 1, "the worker listens for commands")
     for name, item in PUBLISHED.items():
         assert client.publish(channel, item) == 1, name
-    wait_until(lambda: worker.logs().count("celery.pidbox: dropped") >= 4, "they are reported")
+    wait_until(lambda: worker.logs().count("celery.pidbox: dropped") >= 4, "the dropped items are logged")
     (turn,) = installation.settled(installation.accept("hello").turn_id, within_s=10)
     assert turn["status"] == "done"
     assert (worker.pid, worker.container.status) == (pid, "running"), worker.logs()
@@ -172,7 +172,7 @@ def test_dropped_items_of_one_kind_are_counted(installation: Installation, clien
     client.lpush("turns", *[TEXT.encode()] * 500)
     worker = installation.worker()
     worker.ready()
-    wait_until(lambda: not client.exists("turns"), "the worker has taken them all")
+    wait_until(lambda: not client.exists("turns"), "the worker has consumed all items")
     worker.kill("SIGTERM")
     assert worker.container.wait() == 0
     assert "queue turns: dropped 1 items" in worker.logs()

@@ -53,7 +53,7 @@ def age(client: Any, index: str) -> None:
 
 
 def own_keys(operator: Celery) -> dict[str, str]:
-    """The keys of the messages that perdure's workers have not acknowledged."""
+    """The transport options that name the keys of perdure's unacknowledged messages."""
     options = operator.conf.broker_transport_options
     return {name: key for name, key in options.items() if name.startswith("unacked_") and name.endswith("key")}
 
@@ -105,15 +105,15 @@ def test_the_slow_tasks_of_an_application_run_once(
 def test_neither_application_sees_the_workers_of_the_other(
     installation: Installation, neighbour: Neighbour, operator: Celery
 ) -> None:
-    """`celery inspect`, Flower, gossip and mingle use the control and event exchanges, which each has for itself."""
+    """`celery inspect`, Flower, gossip and mingle use control and event exchanges; each application has its own."""
     installation.worker().container.ready()
     neighbour.worker()
     for app, name in ((operator, "worker-1"), (neighbour.app, "neighbour")):
         answers = wait_until(partial(app.control.ping, timeout=1), f"{name} answers")
         assert [host.partition("@")[0] for answer in answers for host in answer] == [name]
     with ThreadPoolExecutor(2) as threads:
-        heard = list(threads.map(_heartbeats, (operator, neighbour.app)))
-    assert heard == [{"worker-1"}, {"neighbour"}]
+        names = list(threads.map(_heartbeats, (operator, neighbour.app)))
+    assert names == [{"worker-1"}, {"neighbour"}]
 
 
 def _heartbeats(app: Celery) -> set[str]:
@@ -129,13 +129,13 @@ def _heartbeats(app: Celery) -> set[str]:
 def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Perdure returns an unknown task to its queue, however it was published, at a bounded rate."""
+    """Perdure returns unknown tasks to their queue at a bounded rate, whatever their exchange."""
     worker = installation.worker()
     worker.container.ready()
     neighbour.app.send_task("neighbour.quick", queue="turns")
     publish_by_topic(neighbour.app, "deliveries")
     starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
-    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # one of Celery's own, which perdure has
+    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # a built-in task, also in perdure
     wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
@@ -195,7 +195,7 @@ def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
 def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """A connecting worker restores the killed worker's tasks at these levels, too."""
+    """Another worker restores the killed worker's tasks at levels that the application reads."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -209,7 +209,7 @@ def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_applic
 
 
 def publish_by_topic(app: Celery, queue: str) -> None:
-    """Publish the application's task to a topic exchange of its own, which `queue` is bound to."""
+    """Publish the application's task to a topic exchange to which `queue` is bound."""
     bound = Queue(queue, Exchange("events", type="topic"), routing_key="quick.*")
     with app.connection_for_write() as connection:
         producer = connection.Producer(channel=connection.channel())
@@ -217,7 +217,7 @@ def publish_by_topic(app: Celery, queue: str) -> None:
 
 
 def returns(url: str, queue: str, count: int) -> list[float]:
-    """When each of the next `count` messages is pushed to `queue`, by Redis's clock, in seconds."""
+    """The times at which the next `count` messages are pushed to `queue`, in seconds by Redis's clock."""
     times: list[float] = []
     with redis_py.Redis.from_url(client_url(url), socket_timeout=20) as client, client.monitor() as monitor:
         for command in monitor.listen():
@@ -229,10 +229,10 @@ def returns(url: str, queue: str, count: int) -> list[float]:
 
 
 @pytest.mark.long
-def test_a_worker_that_stops_returns_what_it_held(
+def test_a_worker_that_stops_returns_unknown_tasks_first(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Unknown tasks are returned before the worker waits for its running turns, which may take long."""
+    """The worker returns unknown tasks before it waits for its running turns, which may take long."""
     gate = installation.model_server.gate("slow")
     worker = installation.worker(PERDURE_SHUTDOWN__DRAIN_S="60", PERDURE_SHUTDOWN__HARD_EXIT_S="90")
     worker.container.ready()
@@ -241,7 +241,7 @@ def test_a_worker_that_stops_returns_what_it_held(
     neighbour.app.send_task("neighbour.quick", queue="deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.signal(signal.SIGTERM)
-    wait_until(lambda: "1 of 4" in worker.logs(), "perdure takes no more")
+    wait_until(lambda: "1 of 4" in worker.logs(), "perdure consumes no more")
     assert (client.llen("deliveries"), client.hlen("perdure:unacked")) == (1, 0)
     assert worker.container.status == "running"
     gate.opened.set()
@@ -252,7 +252,7 @@ def test_a_worker_that_stops_returns_what_it_held(
 def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Kombu would publish the message to its exchange, whose bindings perdure does not know, and lose it."""
+    """Kombu would publish the message to its exchange, whose bindings perdure does not know, and so lose it."""
     worker = installation.worker()
     worker.container.ready()
     publish_by_topic(neighbour.app, "deliveries")
@@ -297,7 +297,7 @@ def test_messages_left_by_the_previous_release_are_restored(
 def test_all_keys_of_an_installation_begin_with_its_prefix(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Only keys that other programs use, too, keep the names of kombu and Celery."""
+    """Only keys that other programs must find, too, have the names of kombu and Celery."""
     installation.worker(PERDURE_REDIS_PREFIX="other:", PERDURE_SNAPSHOTS="redis").container.ready()
     submit(neighbour.app, "hello")
     wait_until(lambda: accepted(installation, "hello"), "the message is accepted")

@@ -74,7 +74,7 @@ def test_the_sdk_talks_to_a_durable_agent(
     )  # fmt: skip
     texts = [each.choices[0].delta.content or "" for each in chunks if each.choices]
     assert "".join(texts) == STORY
-    assert len(texts) > 5, "the text came in pieces"
+    assert len(texts) > 5, "the text arrived in pieces"
     assert chunks[-1].usage is not None
     assert [each.choices[0].finish_reason for each in chunks if each.choices][-1] == "stop"
 
@@ -103,7 +103,7 @@ def test_the_sdk_talks_to_a_durable_agent(
 def test_only_the_newest_message_is_sent_and_the_rest_is_known(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """The conversation's history comes from the database: the second prompt has the first turn, once."""
+    """The history in a prompt comes from the database: the second prompt contains the first turn once."""
     _ask(client, "my name is Ana", extra_headers={"X-Perdure-Conversation": "names"})
     _ask(client, "what is my name?", extra_headers={"X-Perdure-Conversation": "names"})
     prompt = [each["content"] for each in installation.model_server.server.requests[-1]["messages"][1:]]
@@ -113,10 +113,10 @@ def test_only_the_newest_message_is_sent_and_the_rest_is_known(
 
 
 @pytest.mark.long
-def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
+def test_a_repeated_text_is_a_new_message_and_a_retry_is_not(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A retry after a lost connection makes no second turn; the same text after an answer does."""
+    """A retry after a lost connection gets the same turn; the same text after an answer is a second turn."""
     assert _ask(client, "ok") == _ask(client, "ok") == answer_to("ok")
     assert _turns(installation) == 2
     same = {"Idempotency-Key": "key-1"}
@@ -129,7 +129,7 @@ def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
     with socket.create_connection((where.hostname, where.port)) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        assert gate.asked.wait(PATIENCE_S)  # it is accepted, and runs
+        assert gate.arrived.wait(PATIENCE_S)  # the message is accepted, and its turn runs
     gate.opened.set()
     assert _ask(client, "later") == answer_to("later")
     assert _turns(installation) == 4
@@ -140,7 +140,7 @@ def test_ok_twice_is_two_messages_and_a_lost_answer_is_found(
 def test_a_response_resumes_after_the_gateway_was_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """`starting_after` continues with the next word at a restarted gateway."""
+    """At a restarted gateway, `starting_after` continues with the next word."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.03)
     texts, last = [], 0
     stream = client.responses.create(model="tester", user="ana", input="tell", stream=True, background=True)
@@ -197,13 +197,13 @@ def test_tool_calls_are_reasoning_at_any_gateway(
 
 
 @pytest.mark.long
-def test_cancelling_and_failing(
+def test_cancelled_and_failed_turns(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A cancelled response has that status; a failed turn is an error that the SDK does not retry."""
+    """A cancelled turn's response has the status `cancelled`; a failed turn is an error that the SDK does not retry."""
     gate = installation.model_server.gate("wait")
     made = client.responses.create(model="tester", user="ana", input="wait", background=True)
-    assert gate.asked.wait(PATIENCE_S)
+    assert gate.arrived.wait(PATIENCE_S)
     cancelled = client.responses.cancel(made.id)
     gate.opened.set()
     wait_until(lambda: client.responses.retrieve(made.id).status == "cancelled", "it is cancelled", PATIENCE_S)
@@ -255,10 +255,10 @@ def test_a_front_ends_title_request_is_no_turn(
 
 
 @pytest.mark.long
-def test_a_stream_that_the_gateway_ends_is_no_whole_answer(
+def test_a_stopping_gateway_ends_a_stream_with_an_error(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A stopping gateway ends the stream with an error, and a repeated request gets the same turn."""
+    """A repetition of the request gets the whole answer of the same turn."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=3, interval_s=0.15)
     stream = client.chat.completions.create(
         model="tester", user="ana", messages=[{"role": "user", "content": "tell"}], stream=True

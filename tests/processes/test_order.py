@@ -27,7 +27,7 @@ def test_messages_sent_at_once_are_answered_in_the_order_accepted(
     assert sorted(turn["seq"] for turn in turns) == list(range(1, MESSAGES + 1))
     by_seq = sorted(turns, key=lambda turn: int(turn["seq"]))
     texts = {str(each.turn_id): f"message {number}" for number, each in enumerate(accepted)}
-    said = [row.content for row in installation.transcript(accepted[0].session_id)]
+    contents = [row.content for row in installation.transcript(accepted[0].session_id)]
     expected = [line for turn in by_seq for text in [texts[turn["turn_id"]]] for line in (text, answer_to(text))]
-    assert said == expected
+    assert contents == expected
     installation.check()

@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def gateway(perdure: Perdure) -> Iterator[str]:
-    """A gateway of this installation; its URL."""
+    """The URL of a gateway of this installation."""
     with serving(perdure) as url:
         yield url
 
 
-def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
+def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
     installation: Installation, perdure: Perdure, gateway: str
 ) -> None:
     """Replies name the model that answered; the command and the HTTP route show the same breaker."""
@@ -46,9 +46,9 @@ def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
 
     for number in (1, 2):
         assert _answered_by(installation, f"hello {number}") == ("offline", True)
-        assert len(model_server.server.requests) == TRIES * number, "each call is tried again, and counts once"
+        assert len(model_server.server.requests) == TRIES * number, "each call is retried, and counts as one failure"
     assert _answered_by(installation, "hello 3") == ("offline", True)
-    assert len(model_server.server.requests) == TRIES * 2, "an open breaker lets nobody through"
+    assert len(model_server.server.requests) == TRIES * 2, "an open breaker lets no call through"
     opened = _breaker(perdure, gateway)
     assert (opened["state"], opened["failure_count"], opened["success_count"]) == ("open", 2, 0)
 
@@ -63,7 +63,7 @@ def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
         assert _answered_by(installation, f"hello {number}") == ("offline", True)
     gate.opened.set()
     (turn,) = installation.settled(probe.turn_id)
-    assert len(model_server.server.requests) == TRIES * 2 + 1, "one probe, and nobody beside it"
+    assert len(model_server.server.requests) == TRIES * 2 + 1, "one probe, and no other call"
     assert turn["reply"]["text"] == answer_to("is it back?")
     closed = _breaker(perdure, gateway)
     assert (closed["state"], closed["failure_count"], closed["success_count"]) == ("closed", 0, 1)
@@ -86,8 +86,8 @@ def test_parked_turns_are_answered_when_the_model_is_back(
     out, err = tmp_path / "out", tmp_path / "err"
     waiting = perdure.start("send", "hello?", "--user", "waiter", "--wait", str(PATIENCE_S), stdout=out, stderr=err)
 
-    wait_until(lambda: err.exists() and DELAYED in err.read_text(), "who waits is told", PATIENCE_S)
-    wait_until(lambda: _parks(installation) > 2 * len(parked), "all were tried in vain, and again", PATIENCE_S)
+    wait_until(lambda: err.exists() and DELAYED in err.read_text(), "the waiting command shows the delay", PATIENCE_S)
+    wait_until(lambda: _parks(installation) > 2 * len(parked), "all turns were parked repeatedly", PATIENCE_S)
     states = {row.status for row in installation.query("SELECT status FROM turns")}
     assert states <= {"parked", "running", "accepted"}
     so_far = len(worker.logs())
@@ -97,8 +97,8 @@ def test_parked_turns_are_answered_when_the_model_is_back(
     assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}
     assert [turn["reply"]["text"] for turn in turns[:4]] == [answer_to(f"and {number}") for number in range(4)]
     woken = [int(found) for found in re.findall(r"swept: woke (\d+) sessions", worker.logs()[so_far:])]
-    assert woken, "the sweeper brought them back"
-    assert max(woken) <= MOST_A_ROUND, "and not all at once"
+    assert woken, "the sweeper woke them"
+    assert max(woken) <= MOST_A_ROUND, "a round wakes a limited number"
     waiting.join(PATIENCE_S)
     assert (waiting.exitcode, out.read_text()) == (0, f"{answer_to('hello?')}\n")
     assert err.read_text().count(DELAYED) == 1
@@ -111,7 +111,7 @@ def _configure(installation: Installation, **settings: str) -> None:
 
 
 def _answered_by(installation: Installation, text: str) -> tuple[str, bool | None]:
-    """Ask as a new user; returns the model that replied, and whether it was a fallback."""
+    """Send a message as a new user; returns the model that replied, and whether it was a fallback."""
     sent = installation.accept(text, user=text)
     (turn,) = installation.settled(sent.turn_id)
     assert turn["status"] == "done"

@@ -1,4 +1,4 @@
-"""The durable turn over PgBouncer in transaction mode, and over RabbitMQ: tests that also run without them."""
+"""Tests of durable turns, repeated over PgBouncer in transaction mode and over RabbitMQ."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.processes.test_order import (  # noqa: F401 (collected)
 from tests.processes.test_recovery import (  # noqa: F401 (collected)
     stopped,
     test_a_worker_stopped_in_a_tool,
-    test_another_worker_goes_on_within_lease_and_sweep,
+    test_another_worker_continues_within_lease_and_sweep,
 )
-from tests.processes.test_replies import test_a_url_is_posted_to_until_it_takes_the_reply  # noqa: F401 (collected)
+from tests.processes.test_replies import test_a_reply_is_posted_until_the_receiver_accepts_it  # noqa: F401 (collected)
 from tests.processes.test_shutdown import (  # noqa: F401 (collected)
     test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere,
 )

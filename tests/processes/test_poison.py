@@ -1,4 +1,4 @@
-"""A turn that kills its process each time, concurrent with turns that do not."""
+"""A turn that kills its process in each attempt, while other turns run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.processes.installation import Installation
 BYSTANDERS = 10
 MAX_ATTEMPTS = 5
 ALONE_S = 150.0
-"""Seconds for all attempts, each of which starts an interpreter on a machine that may be busy."""
+"""Seconds for all attempts; each isolated one starts an interpreter, on a machine that may be busy."""
 SHARED_ATTEMPTS = 2
 """Attempts in the worker itself; from the third on a turn that makes no progress runs alone."""
 
@@ -23,7 +23,7 @@ def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
 ) -> None:
     """A poisonous turn must not use up the attempts of the ten turns that run concurrently."""
     (worker,) = installation.workers
-    lives = [worker.pid]
+    pids = [worker.pid]
     # The bystanders are in a model call when the process is killed, twice; then they may finish.
     gates = [installation.model_server.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
     bystanders = [installation.accept(f"hello {number}", user=f"bystander {number}") for number in range(BYSTANDERS)]
@@ -34,7 +34,7 @@ def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
     for _ in range(SHARED_ATTEMPTS):
         worker.container.wait()
         worker.container.start()
-        lives.append(worker.pid)
+        pids.append(worker.pid)
     for gate in gates:
         gate.opened.set()
     given_up, *others = installation.settled(poison.turn_id, *(each.turn_id for each in bystanders), within_s=ALONE_S)
@@ -44,12 +44,12 @@ def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
     assert given_up["error"]["code"] == "BUDGET_EXHAUSTED"
     assert str(MAX_ATTEMPTS) in given_up["reply"]["text"]
     assert worker.container.status == "running"
-    assert worker.pid == lives[-1], "no further life was lost"
+    assert worker.pid == pids[-1], "the worker was not killed again"
     killers = [effect.pid for effect in installation.faults.effects("deadly: dose")]
-    shared = [pid for pid in killers if pid in lives]
+    shared = [pid for pid in killers if pid in pids]
     assert len(shared) == SHARED_ATTEMPTS
-    assert len(killers) > len(shared), "it was tried alone as well"
-    assert len(set(killers)) == len(killers), "and never twice in a process"
+    assert len(killers) > len(shared), "some attempts ran in isolation"
+    assert len(set(killers)) == len(killers), "no process ran two attempts"
     alone = [line for line in worker.logs().splitlines() if f"{poison.session_id} ended earlier processes" in line]
-    assert len(alone) == len(killers) - len(shared), "nor in two at a time"
+    assert len(alone) == len(killers) - len(shared), "each attempt alone has one process"
     installation.check()

@@ -1,4 +1,4 @@
-"""How soon another worker continues a turn, and that a stopped worker writes nothing afterwards."""
+"""Another worker soon continues a killed worker's turn; a worker that was paused past its lease writes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAST_LEASE_S = LEASE_S * 2
 
 @pytest.mark.long
 @pytest.mark.parametrize("deaths", [1, 4])
-def test_another_worker_goes_on_within_lease_and_sweep(
+def test_another_worker_continues_within_lease_and_sweep(
     celery_setup: CeleryTestSetup, installation: Installation, deaths: int
 ) -> None:
     """A killed worker delays its turns by at most the lease, a round of the sweeper, and three seconds."""
@@ -47,49 +47,49 @@ def test_another_worker_goes_on_within_lease_and_sweep(
 
 @pytest.fixture
 def stopped(celery_setup: CeleryTestSetup, installation: Installation) -> Iterator[Stopped]:
-    """Two workers, of which the test stops one."""
+    """Two workers, one of which the test pauses with SIGSTOP."""
     made = Stopped(installation)
     yield made
-    made.go_on()
+    made.resume()
 
 
 class Stopped:
-    """One worker is stopped past its lease, while the others must continue its work; then it resumes."""
+    """Pauses one worker past its lease, until another worker has continued its work, and then resumes it."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self.worker: Worker | None = None
 
     def found(self, pid: int) -> None:
-        """Note that the worker `pid` has stopped."""
+        """Record that the worker `pid` is paused."""
         self.worker = next(each for each in self._installation.workers if each.pid == pid)
 
     def at(self, place: Place) -> None:
-        """Wait until a worker has stopped there."""
+        """Wait until the armed fault has paused a worker at `place`."""
         self.found(wait_until(self._installation.faults.fired, f"a worker stops at {place}").pid)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the worker."""
         if self.worker is not None:
             os.kill(self.worker.pid, signal.SIGCONT)
 
     def writes_nothing_and_lives(self) -> None:
-        """Resume the worker: it changes no table, and runs new turns as the only worker."""
+        """Resume the worker; assert that it changes no table, and runs a new turn as the only worker."""
         installation, worker = self._installation, self.worker
         assert worker is not None
         before = installation.snapshot()
         marks = len(installation.faults.notes())
-        self.go_on()
+        self.resume()
         wait_until(
-            lambda: [note for note in installation.faults.notes(marks) if note.pid == worker.pid], "it breathes again"
+            lambda: [note for note in installation.faults.notes(marks) if note.pid == worker.pid], "it runs again"
         )
         # After four sweeps, the worker has had at least one heartbeat and one whole sweep.
-        wait_until(lambda: self._sweeps(marks) >= 4, "it has had its chance to write")
+        wait_until(lambda: self._sweeps(marks) >= 4, "the worker has had time to write")
         assert installation.snapshot() == before
         for other in installation.workers:
             if other is not worker:
                 other.kill()
-        later = installation.accept("still there?", user="somebody new")
+        later = installation.accept("still there?", user="new user")
         (turn,) = installation.settled(later.turn_id)
         assert turn["status"] == "done"
         installation.check()
@@ -103,7 +103,7 @@ class Stopped:
 
 @pytest.mark.long
 def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Installation) -> None:
-    """The model's late answer must not be written, since another worker has asked again."""
+    """The model's late answer must not be written, since another worker has repeated the call."""
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
@@ -118,7 +118,7 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
 @pytest.mark.long
 @pytest.mark.parametrize(("tool", "point"), [*product(["pure", "probed", "unsafe"], ["entered", "acted"])])
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
-    """The tool's result arrives after another worker has recorded the call's outcome."""
+    """The tool returns after another worker has recorded the call's outcome."""
     place = Place("within", f"{tool}.{point}")
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept(f"{tool}: stop")
@@ -157,9 +157,9 @@ def test_a_worker_stopped_between_update_and_commit(
     assert turn["status"] == "done", "the interruption was never committed"
     assert not installation.query("SELECT 1 FROM inbox WHERE text = 'second'")
 
-    stopped.go_on()
+    stopped.resume()
     accepted = result.get(timeout=20)
-    assert accepted["duplicate"] is False, "it looked again, and accepted the message then"
+    assert accepted["duplicate"] is False, "the resumed worker tried again, and accepted the message"
     (second,) = installation.settled(accepted["turn_id"])
     assert second["status"] == "done"
     installation.check()
@@ -168,7 +168,7 @@ def test_a_worker_stopped_between_update_and_commit(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sweep.take", "sweep.wake_due"])
 def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
-    """The sweeping worker holds no lock, so another worker takes the next round."""
+    """The paused worker holds no lock, so another worker runs the next round."""
     place = Place("after" if name == "sweep.take" else "before", name)
     installation.faults.arm(place, signal.SIGSTOP)
     stopped.at(place)

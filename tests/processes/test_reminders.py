@@ -22,8 +22,8 @@ PLACES = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_killed_at_a_slot(installation: Installation, place: Place) -> None:
-    """Another worker continues after the firing one dies, and the slot is one turn."""
+def test_after_a_kill_a_slot_becomes_one_turn(installation: Installation, place: Place) -> None:
+    """Another worker continues after the worker that fires the slot has died."""
     workers = [installation.worker() for _ in range(2)]
     for worker in workers:
         worker.container.ready()
@@ -35,7 +35,7 @@ def test_killed_at_a_slot(installation: Installation, place: Place) -> None:
     (row,) = wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the slot is a turn", 30)
     (turn,) = installation.settled(row.turn_id)
     assert turn["status"] == "done"
-    wait_until(lambda: not installation.query("SELECT FROM reminders"), "the schedule is gone", 30)
+    wait_until(lambda: not installation.query("SELECT FROM reminders"), "the schedule is removed", 30)
     [message] = installation.query("SELECT message_id FROM inbox")
     assert message.message_id == f"schedule:{made['schedule_id']}:{due.isoformat()}"
     installation.check()

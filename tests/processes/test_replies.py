@@ -20,23 +20,23 @@ from tests.processes.receiver import Delivery, Receiver
 
 
 @pytest.mark.long
-def test_a_url_is_posted_to_until_it_takes_the_reply(
+def test_a_reply_is_posted_until_the_receiver_accepts_it(
     celery_setup: CeleryTestSetup, installation: Installation, receiver: Receiver
 ) -> None:
-    """A receiver that fails once gets the reply again, and can recognize it by its id."""
+    """A receiver that fails once gets the reply again, with the same id."""
     receiver.statuses.append(500)
     accepted = installation.accept("hello", reply_to={"url": receiver.url})
 
     def both() -> list[Delivery] | None:
-        came = receiver.of(str(accepted.turn_id))
-        return came if len(came) == 2 else None
+        received = receiver.of(str(accepted.turn_id))
+        return received if len(received) == 2 else None
 
-    first, second = wait_until(both, "the reply comes twice")
+    first, second = wait_until(both, "the reply is received twice")
 
     assert second.raw == first.raw
-    for came in (first, second):
-        Webhook(SECRET).verify(came.raw, dict(came.headers))
-    assert {came.headers["webhook-id"] for came in (first, second)} == {second.body["delivery_id"]}
+    for received in (first, second):
+        Webhook(SECRET).verify(received.raw, dict(received.headers))
+    assert {received.headers["webhook-id"] for received in (first, second)} == {second.body["delivery_id"]}
     (turn,) = installation.settled(accepted.turn_id)
     body = dict(second.body)
     delivery_id = body.pop("delivery_id")
@@ -51,14 +51,14 @@ def test_a_url_is_posted_to_until_it_takes_the_reply(
 
 
 @pytest.mark.long
-def test_a_task_is_sent_the_reply(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+def test_a_reply_is_sent_to_a_task(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A Celery application gets the turn as keyword arguments of its own task."""
-    came: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     app: Celery = celery_setup.app
     arrived = threading.Event()
 
     def take(body: Any, message: Any) -> None:
-        came.append({"task": message.headers["task"], "kwargs": json.loads(message.body)[1]})
+        received.append({"task": message.headers["task"], "kwargs": json.loads(message.body)[1]})
         message.ack()
         arrived.set()
 
@@ -71,7 +71,7 @@ def test_a_task_is_sent_the_reply(celery_setup: CeleryTestSetup, installation: I
             connection.drain_events(timeout=20)
 
     (turn,) = installation.settled(accepted.turn_id)
-    (reply,) = came
+    (reply,) = received
     delivery_id = reply["kwargs"].pop("delivery_id")
     assert reply == {"task": "replies.take", "kwargs": turn}
     assert str(installation.query("SELECT delivery_id FROM deliveries")[0].delivery_id) == delivery_id

@@ -1,4 +1,4 @@
-"""Conversations in a terminal that end or are killed: the agent remembers them, there and on other channels.
+"""Terminal conversations that end or are killed: the agent remembers them in later sessions and on other channels.
 
 Real commands and a real worker; the prompt shows what the agent remembers.
 """
@@ -25,14 +25,14 @@ USER = "ana"
 CHAT = (*COMMAND, "chat", "--user", USER)
 
 
-def _shown(installation: Installation, text: str) -> list[dict[str, str]]:
+def _prompt(installation: Installation, text: str) -> list[dict[str, str]]:
     """The newest prompt whose last message is `text`."""
     prompts = [body["messages"] for body in installation.model_server.server.requests]
     return next(prompt for prompt in reversed(prompts) if prompt[-1]["content"] == text)
 
 
 def _knows(installation: Installation, text: str, fact: str) -> bool:
-    return any(fact in message["content"] for message in _shown(installation, text))
+    return any(fact in message["content"] for message in _prompt(installation, text))
 
 
 def _talk(installation: Installation, text: str) -> None:
@@ -87,36 +87,38 @@ def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installat
 
     accepted = installation.accept("I live in Oslo", user=USER, channel="http")
     installation.settled(accepted.turn_id)
-    changed = _shown(installation, "I live in Oslo")[0]["content"]
+    changed = _prompt(installation, "I live in Oslo")[0]["content"]
     assert "The user wrote on 'cli' before and now writes on 'http'." in changed
     _talk(installation, "where do I live?")
     assert _knows(installation, "where do I live?", "I live in Oslo")
-    changed = _shown(installation, "where do I live?")[0]["content"]
+    changed = _prompt(installation, "where do I live?")[0]["content"]
     assert "The user wrote on 'http' before and now writes on 'cli'." in changed
     live = installation.query("SELECT session_id FROM sessions WHERE state <> 'ended' AND end_requested_at IS NULL")
-    assert [row.session_id for row in live] == [accepted.session_id], "the other channel goes on with it"
+    assert [row.session_id for row in live] == [accepted.session_id], "the other channel continues the session"
     installation.check()
 
 
 @pytest.mark.usefixtures("redis_server")
-def test_a_fact_told_on_one_channel_is_in_the_prompt_on_another(installation: Installation) -> None:
+def test_a_fact_from_one_channel_is_in_the_prompt_on_another(installation: Installation) -> None:
     """After five turns, the session's end and its consolidation, a new session's prompt has the memory."""
     installation.worker(PERDURE_SUMMARY_MODEL="offline").container.ready()
     fact = "My allergy is to walnuts."
     for text in (fact, "hello", "how are you", "nice weather", "good night"):
-        told = installation.accept(text, channel="telegram", message_id=f"sent with {text}")
-        installation.settled(told.turn_id)
-    request_end(installation.database, told.session_id, "enough")
-    installation.runtime.wake.ending(told.session_id)
+        sent = installation.accept(text, channel="telegram", message_id=f"sent with {text}")
+        installation.settled(sent.turn_id)
+    request_end(installation.database, sent.session_id, "enough")
+    installation.runtime.wake.ending(sent.session_id)
     wait_until(lambda: installation.query("SELECT 1 FROM memories WHERE content ~ 'walnut'"), "the memory", 60)
 
-    asked = installation.accept("what must I not eat, given my allergy?", channel="http")
-    installation.settled(asked.turn_id)
-    assert asked.session_id != told.session_id
-    system = _shown(installation, "what must I not eat, given my allergy?")[0]["content"]
+    question = installation.accept("what must I not eat, given my allergy?", channel="http")
+    installation.settled(question.turn_id)
+    assert question.session_id != sent.session_id
+    system = _prompt(installation, "what must I not eat, given my allergy?")[0]["content"]
     [memory] = installation.query("SELECT memory_id, content FROM memories WHERE content ~ 'walnut'")
-    said = rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the model echoed it: a source as well
-    with_its_source = rf"- [\d-]+: {re.escape(memory.content)}(?:{said})*{re.escape(fact)}\n"
+    source = (
+        rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the answer repeats the fact and is a source, too
+    )
+    with_its_source = rf"- [\d-]+: {re.escape(memory.content)}(?:{source})*{re.escape(fact)}\n"
     assert re.search(with_its_source, system[system.index("<recalled_memory ") :]), system
     sources = installation.query(
         "SELECT m.message_id FROM memory_sources JOIN messages AS m USING (session_id, seq) WHERE memory_id = %(id)s",

@@ -32,16 +32,16 @@ AS_SHIPPED = {
 }
 
 LATENCIES_S = (20, 1, 16, 5, 18, 9, 17, 3, 19, 13)
-"""Latencies of successive calls. Every leaving worker has some that exceed the drain's budget."""
+"""Latencies in seconds of successive calls. Every worker that shuts down has calls that exceed its drain time."""
 
 EVERY_S = 0.4
-"""Seconds between messages. About twenty calls then run at once, and no worker runs out of slots."""
+"""Seconds between messages. About twenty calls then run concurrently, and no worker runs out of slots."""
 
 HANDED_OVER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Sent:
     """A message and the latency of its model call."""
 
     text: str
@@ -50,14 +50,14 @@ class Said:
 
 
 class Load:
-    """Sends a message every `EVERY_S`, each as another user."""
+    """Sends a message every `EVERY_S` seconds, each as another user."""
 
     def __init__(self, installation: Installation, receiver: Receiver) -> None:
-        self.said: list[Said] = []
+        self.sent: list[Sent] = []
         self._installation = installation
         self._reply_to = {"url": receiver.url}
         self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._speak, name="load")
+        self._thread = threading.Thread(target=self._send, name="load")
         self._thread.start()
 
     def stop(self) -> None:
@@ -65,54 +65,54 @@ class Load:
         self._enough.set()
         self._thread.join()
 
-    def _speak(self) -> None:
+    def _send(self) -> None:
         for number, latency_s in enumerate(itertools.cycle(LATENCIES_S)):
             text = f"hello {number}"
             self._installation.model_server.latencies[text] = latency_s
             accepted = self._installation.accept(text, user=f"user {number}", reply_to=self._reply_to)
-            self.said.append(Said(text, latency_s, accepted))
+            self.sent.append(Sent(text, latency_s, accepted))
             if self._enough.wait(EVERY_S):
                 return
 
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_rolling_restart_costs_a_reply_no_more_than_the_call_it_repeats(
+def test_a_rolling_restart_delays_a_reply_only_by_the_repeated_call(
     installation: Installation, receiver: Receiver
 ) -> None:
-    """Three workers are restarted in turn: no reply is lost, doubled, or delayed by more than the repeated call."""
+    """Three workers are restarted in turn: no reply is lost, duplicated, or delayed by more than the repeated call."""
     workers = [installation.worker(**AS_SHIPPED) for _ in range(3)]
     for worker in workers:
         worker.container.ready()
     load = Load(installation, receiver)
     try:
-        wait_until(lambda: len(load.said) > len(LATENCIES_S), "each latency has been met")
+        wait_until(lambda: len(load.sent) > len(LATENCIES_S), "each latency has been used")
         deadlines = [_replaced(worker) + BUDGET.drain_s for worker in workers]
     finally:
         load.stop()
 
-    turns = installation.settled(*(each.accepted.turn_id for each in load.said), within_s=60)
-    for said, turn in zip(load.said, turns, strict=True):
-        begun = installation.model_server.asked[said.text]
+    turns = installation.settled(*(each.accepted.turn_id for each in load.sent), within_s=60)
+    for sent, turn in zip(load.sent, turns, strict=True):
+        begun = installation.model_server.called_at[sent.text]
         assert turn["status"] == "done"
-        assert turn["reply"]["text"] == answer_to(said.text)
-        assert _took_s(turn) <= len(begun) * said.latency_s + HANDED_OVER_S, (said, begun)
+        assert turn["reply"]["text"] == answer_to(sent.text)
+        assert _took_s(turn) <= len(begun) * sent.latency_s + HANDED_OVER_S, (sent, begun)
         for again in begun[1:]:
-            assert any(0 <= again - deadline <= HANDED_OVER_S for deadline in deadlines), (said, again, deadlines)
-    assert any(len(installation.model_server.asked[each.text]) > 1 for each in load.said), "some were parked"
+            assert any(0 <= again - deadline <= HANDED_OVER_S for deadline in deadlines), (sent, again, deadlines)
+    assert any(len(installation.model_server.called_at[each.text]) > 1 for each in load.sent), "some were parked"
     installation.check()
     wait_until(lambda: not _undelivered(installation), "every reply is delivered")
     assert [len(receiver.of(turn["turn_id"])) for turn in turns] == [1] * len(turns)
 
 
 def _replaced(worker: Worker) -> float:
-    """Restart a worker with SIGTERM; returns when it was signalled."""
-    told_at = time.monotonic()
+    """Restart a worker with SIGTERM; returns the monotonic time of the signal."""
+    signalled_at = time.monotonic()
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait(BUDGET.hard_exit_s) == 0
     worker.container.start()
     worker.container.ready()
-    return told_at
+    return signalled_at
 
 
 def _took_s(turn: dict[str, Any]) -> float:

@@ -21,7 +21,7 @@ from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Receiver
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
-"""The sweeper repairs nothing within the time of these tests."""
+"""Settings with which no sweep runs within the time of these tests."""
 
 BACKLOG = 400
 
@@ -59,8 +59,8 @@ def silent_receiver() -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_receivers_that_hang_delay_no_turn(installation: Installation, silent_receiver: str) -> None:
-    """While twelve deliveries wait for an answer that never comes, a turn runs at once."""
+def test_hanging_receivers_delay_no_turn(installation: Installation, silent_receiver: str) -> None:
+    """A turn runs at once while twelve deliveries wait for a receiver that never answers."""
     installation.worker("--concurrency=4", **PATIENT).container.ready()
     sent = [installation.accept("hello", user=f"u{n}", reply_to={"url": silent_receiver}) for n in range(12)]
     installation.settled(*(each.turn_id for each in sent))
@@ -74,11 +74,11 @@ def test_receivers_that_hang_delay_no_turn(installation: Installation, silent_re
 
 @pytest.mark.long
 def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installation, receiver: Receiver) -> None:
-    """Submissions are accepted, replies delivered and sessions ended by a worker whose turns all wait."""
+    """A worker whose turns all wait still accepts submissions, delivers replies and ends sessions."""
     gates = [installation.model_server.gate(f"slow {number}") for number in range(2)]
     installation.worker("--concurrency=2", **PATIENT).container.ready()
-    over = installation.accept("over", user="over", reply_to={"url": receiver.url})
-    installation.settled(over.turn_id)
+    finished = installation.accept("finished", user="finished", reply_to={"url": receiver.url})
+    installation.settled(finished.turn_id)
     for number, gate in enumerate(gates):
         installation.accept(f"slow {number}", user=f"slow {number}")
         gate.wait()
@@ -88,21 +88,21 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
     wait_until(lambda: installation.query(delivered), "the reply is delivered once")
     installation.query("UPDATE deliveries SET status = 'pending', due_at = now() RETURNING 1")
     (delivery,) = installation.query("SELECT delivery_id FROM deliveries")
-    request_end(installation.database, over.session_id, "enough").wake(installation.waker)
+    request_end(installation.database, finished.session_id, "enough").wake(installation.waker)
     installation.waker.delivery(delivery.delivery_id)
     submitted = {"user_id": "service", "text": "submitted"}
     installation.waker.publish("turns.submit", submitted, queue="ingress")
 
-    wait_until(lambda: len(receiver.of(str(over.turn_id))) == 2, "the reply is delivered")
+    wait_until(lambda: len(receiver.of(str(finished.turn_id))) == 2, "the reply is delivered")
     ended = "SELECT 1 FROM sessions WHERE session_id = %(id)s AND ended_at IS NOT NULL"
-    wait_until(lambda: installation.query(ended, id=over.session_id), "the session has ended")
+    wait_until(lambda: installation.query(ended, id=finished.session_id), "the session has ended")
     wait_until(lambda: installation.query("SELECT 1 FROM inbox WHERE user_id = 'service'"), "it is accepted")
     assert all(not gate.opened.is_set() for gate in gates)
 
 
 @pytest.mark.long
 def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation) -> None:
-    """What a worker cannot begin stays in the broker: another worker runs it while the first one is busy."""
+    """Wake-ups for which a worker has no slot stay in the broker, where another worker gets them."""
     gates = [installation.model_server.gate(f"slow {number}") for number in range(4)]
     installation.worker("--concurrency=4", **PATIENT).container.ready()
     for number, gate in enumerate(gates):
@@ -116,7 +116,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
         gate.opened.set()
     more = [installation.accept("more", user=f"quick {number}") for number in range(30)]
     installation.settled(*(each.turn_id for each in more), within_s=10)
-    wait_until(lambda: not _unsettled(installation), "the busy worker goes on, too")
+    wait_until(lambda: not _unsettled(installation), "the busy worker continues, too")
     installation.check()
 
 
@@ -124,7 +124,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
 def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installation) -> None:
     """The worker consumes again as soon as a turn has ended, without the sweeper and at full concurrency.
 
-    The turns need three seconds of the model's time; with a pause of a second after each four, they took 18 seconds.
+    The model needs three seconds for the turns; with a pause of one second after every four turns they would take 18.
     """
     installation.model_server.latency_s = 0.2
     installation.worker("--concurrency=4", **PATIENT).container.ready()
@@ -152,7 +152,7 @@ def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -
             assert installation.settled(accepted.turn_id, within_s=5)[0]["status"] == "done"
         for _ in range(20):
             held = BACKLOG - bound(channel).queue_declare(passive=True).message_count
-            assert held <= HELD + AHEAD, "the worker holds no more than that at any time"
+            assert held <= HELD + AHEAD, "the worker holds a bounded number of tasks"
             installation.settled(installation.accept("hello").turn_id)
         channel.exchange_delete("events")
 
@@ -164,8 +164,8 @@ def test_turns_begin_by_priority(installation: Installation) -> None:
     sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
     installation.worker("--concurrency=1", **PATIENT)
     installation.settled(*(each.turn_id for each in sent))
-    asked = {text: times[0] for text, times in installation.model_server.asked.items()}
-    began = [int(text.split()[1]) for text in sorted(asked, key=lambda text: asked[text])]
+    first_calls = {text: times[0] for text, times in installation.model_server.called_at.items()}
+    began = [int(text.split()[1]) for text in sorted(first_calls, key=lambda text: first_calls[text])]
     ranked = "amqp" in installation.environment["PERDURE_BROKER_URL"]
     level = {each: each if ranked else -((9 - each) // 3) for each in priorities}
     assert all(level[earlier] >= level[later] for earlier, later in pairwise(began)), began

@@ -35,7 +35,7 @@ print(json.dumps(perdure.result(sent, timeout=30)), flush=True)
 """
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "600", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
-"""The sweeper routes nothing within the time of a test."""
+"""Settings with which no sweep runs within the time of a test."""
 
 
 def run(installation: Installation, text: str, then: str) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def test_the_commit_wakes_a_worker(installation: Installation) -> None:
 
 
 @pytest.mark.long
-def test_killed_between_the_commit_and_the_wake_up(installation: Installation) -> None:
+def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -> None:
     """The sweeper routes messages without a wake-up; a message that is sent again is the same turn."""
     worker = installation.worker()
     worker.container.ready()

@@ -1,4 +1,4 @@
-"""One user floods a fleet of real workers: others are answered, and no turn is lost with a killed worker."""
+"""One user floods a fleet of real workers: other users are answered, and a killed worker loses no turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOOD, AT_ONCE = 40, 3
 
 @pytest.fixture
 def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
-    """Two workers with two threads each: in all, one thread more than a user's limit."""
+    """Two workers with two threads each: one thread more than a user's limit."""
     settings = installation.runtime.settings
     session = settings.session.model_copy(update={"scope": Scope.CHANNEL})
     turn = settings.turn.model_copy(update={"user_concurrency": AT_ONCE})
@@ -41,9 +41,9 @@ def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
     flood = [installation.accept(text, user="flood", channel=f"channel-{number}") for number, text in enumerate(texts)]
 
     def running() -> int:
-        return sum(gate.asked.is_set() for gate in gates.values())
+        return sum(gate.arrived.is_set() for gate in gates.values())
 
-    wait_until(lambda: running() == AT_ONCE, "as many of the flood run as may")
+    wait_until(lambda: running() == AT_ONCE, "the flood runs up to its limit")
     for number in range(5):
         (turn,) = installation.settled(installation.accept(f"hello {number}", user="ordinary").turn_id, within_s=10)
         assert turn["status"] == "done"
@@ -55,6 +55,6 @@ def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
     turns = installation.settled(*(each.turn_id for each in flood), within_s=60)
 
     assert {turn["status"] for turn in turns} == {"done"}
-    assert max(turn["attempts"] for turn in turns) <= 2, "those that the dead worker ran, and no other's"
+    assert max(turn["attempts"] for turn in turns) <= 2, "only the dead worker's turns were repeated"
     assert sum(turn["attempts"] for turn in turns) <= FLOOD + 2
     installation.check()

@@ -20,7 +20,7 @@ from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker
 
 PATIENT = {"PERDURE_SHUTDOWN__DRAIN_S": "50", "PERDURE_SHUTDOWN__HARD_EXIT_S": "60"}
-"""A worker that would wait for longer than its test."""
+"""Settings of a worker that would drain for longer than the test."""
 
 LONG_LEASE = {
     "PERDURE_TURN__LEASE_S": "90",
@@ -29,18 +29,18 @@ LONG_LEASE = {
 }
 HARD_EXIT_S = 3.0
 STUCK = {**LONG_LEASE, "PERDURE_SHUTDOWN__DRAIN_S": "0.2", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(HARD_EXIT_S)}
-"""A worker that exits long before the tool's time limit and the lease are over."""
+"""Settings of a worker that exits long before the tool's time limit and the lease have passed."""
 
 PHASE = re.compile(r"shutdown, (\d) of 4: (.*)")
 
-HEARD_S = 0.5
+REACTION_S = 0.5
 """Seconds from a signal to a thread's reaction, on a busy machine."""
 
 
-def _told(worker: Worker, number: signal.Signals, heard: str = "to drain") -> None:
+def _signal(worker: Worker, number: signal.Signals, logged: str = "to drain") -> None:
     """Send a signal, and wait until the log shows the reaction."""
     worker.container.signal(number)
-    wait_until(lambda: heard in worker.logs(), f"{worker.name()} hears {number.name}")
+    wait_until(lambda: logged in worker.logs(), f"{worker.name()} reacts to {number.name}")
 
 
 def _figures(line: str, form: str) -> list[float]:
@@ -60,14 +60,14 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     owner = installation.lease_owner(accepted.session_id)
     leaving = next(worker for worker in installation.workers if worker.pid == owner)
 
-    told_at = time.monotonic()
+    signalled_at = time.monotonic()
     leaving.kill(signal.SIGTERM)
     (turn,) = installation.settled(accepted.turn_id)
     settled_at = max(note.at for note in installation.faults.notes() if note.name == "turns.settle")
 
     assert leaving.container.wait() == 0
     assert turn["reply"]["text"] == answer_to("hello")
-    assert settled_at - told_at < DRAIN_S + 2
+    assert settled_at - signalled_at < DRAIN_S + 2
     assert [number for number, _ in PHASE.findall(leaving.logs())] == ["1", "2", "3", "4"]
     parked = [note for note in installation.faults.notes() if note.name == "turns.park"]
     assert {note.pid for note in parked} == {leaving.pid}
@@ -82,7 +82,7 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
     installation.faults.arm(Place("within", "unsafe.entered"), signal.SIGTERM)
     accepted = installation.accept("unsafe: quick")
     (turn,) = installation.settled(accepted.turn_id)
-    struck = wait_until(installation.faults.fired, "a worker is told to leave, amid its tool")
+    struck = wait_until(installation.faults.fired, "a worker gets SIGTERM within its tool")
     leaving = next(worker for worker in installation.workers if worker.pid == struck.pid)
     assert leaving.container.wait() == 0
     assert turn["reply"]["text"] == answer_to("unsafe: quick", done("unsafe", "unsafe: quick"))
@@ -91,8 +91,8 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
 
 
 @pytest.mark.long
-def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A turn in a process of its own is parked like any other, and delays no shutdown."""
+def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """A turn in its own process is parked like any other, and delays no shutdown."""
     gate = installation.model_server.gate("hello", nth=1)
     accepted = installation.accept("hello")
     for deaths in range(1, ISOLATE_FROM_CLAIM + 1):
@@ -117,10 +117,10 @@ def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_hastens(installation: Installation, first: signal.Signals) -> None:
-    """The second signal ends the drain at once, without loss and with exit status 0; the log accounts for all turns.
+def test_a_second_signal_ends_the_drain(installation: Installation, first: signal.Signals) -> None:
+    """The worker exits at once with status 0, without a loss; the log accounts for all turns.
 
-    A turn that ends in time counts as finished, the other one as parked; an earlier turn counts as neither.
+    A turn that ends before the second signal counts as finished, the other as parked; an earlier turn as neither.
     """
     gates = {text: installation.model_server.gate(text) for text in ("hello", "soon")}
     leaving = installation.worker(**PATIENT)
@@ -131,11 +131,11 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
         gate.wait()
 
     began = time.monotonic()
-    _told(leaving, first)
+    _signal(leaving, first)
     gates["soon"].opened.set()
     installation.settled(accepted["soon"].turn_id)
     waited_s = time.monotonic() - began
-    _told(leaving, signal.SIGINT, heard="parks 1 turns")
+    _signal(leaving, signal.SIGINT, logged="parks 1 turns")
 
     assert leaving.container.wait() == 0
     took_s = time.monotonic() - began
@@ -146,7 +146,7 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
     flushed = _figures(phases["3"], "flushed 3 of 3 sessions, # entries (# s)")
     closed = _figures(phases["4"], "released 0 leases, closed (# s; # s in all)")
     assert "returned 0 of 0" in phases["1"]
-    assert waited_s - HEARD_S < drained[0] < closed[1] < took_s
+    assert waited_s - REACTION_S < drained[0] < closed[1] < took_s
     assert drained[0] + flushed[1] + closed[0] <= closed[1] + 0.01
     installation.worker()
     assert installation.settled(accepted["hello"].turn_id)[0]["reply"]["text"] == answer_to("hello")
@@ -155,7 +155,7 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
 
 @pytest.mark.long
 def test_at_the_hard_limit_leases_are_released(installation: Installation) -> None:
-    """A tool that never ends makes the worker exit with 1, but its session need not wait for the lease."""
+    """A tool that never returns makes the worker exit with 1, but its session need not wait for the lease."""
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     accepted = installation.accept("stuck: now")
@@ -165,7 +165,7 @@ def test_at_the_hard_limit_leases_are_released(installation: Installation) -> No
     leaving.container.signal(signal.SIGTERM)
 
     assert leaving.container.wait() == 1
-    assert time.monotonic() - began < HARD_EXIT_S + 2 * HEARD_S, "giving back is done by the limit, and not begun"
+    assert time.monotonic() - began < HARD_EXIT_S + 2 * REACTION_S, "the leases are released before the limit"
     assert "released 1 of 1 leases" in leaving.logs()
     (session,) = installation.query("SELECT lease_until, strikes FROM sessions")
     assert (session.lease_until, session.strikes) == (None, 0)
@@ -184,7 +184,7 @@ def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
     installation.accept("stuck: now")
     wait_until(lambda: installation.faults.effects("stuck: now"), "the tool is called")
 
-    # A connection without the timeouts of the engine's own.
+    # A connection without the timeouts of perdure's engine.
     engine = engine_of(installation.environment["PERDURE_DATABASE_URL"], poolclass=NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT FROM sessions FOR UPDATE")
@@ -193,14 +193,14 @@ def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
         assert leaving.container.wait() == 1
         took_s = time.monotonic() - began
 
-    assert took_s < HARD_EXIT_S + 2 * HEARD_S
+    assert took_s < HARD_EXIT_S + 2 * REACTION_S
     assert "the hard limit is reached" in leaving.logs()
     assert "of 1 leases" not in leaving.logs()
 
 
 @pytest.mark.long
 def test_messages_received_during_the_shutdown_return_to_the_queue(installation: Installation) -> None:
-    """A worker that shuts down has a pending pop in Redis; it returns the message, which then needs no sweep.
+    """A worker that shuts down returns the message of its pending pop in Redis, which then needs no sweep.
 
     In this test no sweep runs, and the worker drains until the end.
     """
@@ -217,7 +217,7 @@ def test_messages_received_during_the_shutdown_return_to_the_queue(installation:
         return "1 of 4" in leaving.logs()
 
     leaving.container.signal(signal.SIGTERM)
-    wait_until(stopped, "the worker takes no more")
+    wait_until(stopped, "the worker consumes no more")
     accepted.append(installation.accept("hello", user="last"))
     installation.worker(**rare)
 
@@ -225,7 +225,7 @@ def test_messages_received_during_the_shutdown_return_to_the_queue(installation:
     assert leaving.container.status == "running"
     gate.opened.set()
     assert leaving.container.wait() == 0
-    wait_until(lambda: not _unsettled(installation), "all is settled")
+    wait_until(lambda: not _unsettled(installation), "all turns are settled")
     installation.check()
 
 

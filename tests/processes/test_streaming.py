@@ -39,7 +39,7 @@ def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
 
 
 def story(number: int) -> str:
-    """A long answer, each word of it different."""
+    """A long answer without repeated words."""
     return " ".join(f"word-{number}-{each}" for each in range(WORDS))
 
 
@@ -101,7 +101,7 @@ class Reader:
 
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The events of a stream, each with its three lines in the documented order."""
+    """Parse a stream; yields `(id, event, data)`, and asserts the documented order of the lines."""
     fields: list[str] = []
     for line in lines:
         if line and not line.startswith(":"):
@@ -114,7 +114,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def cut_and_kill(installation: Installation, gateway: GatewayProcess, *, turns: int, cuts: int, kills: int) -> int:
-    """Read `turns` turns with at most `cuts` cuts each, while processes are killed `kills` times; returns all cuts."""
+    """Read `turns` turns with up to `cuts` cuts each, with `kills` kills of processes; returns the sum of cuts."""
     draws = random.Random(SEED)  # noqa: S311 (repeatable draws)
     readers = []
     for number in range(turns):
@@ -160,15 +160,15 @@ def test_cut_streams_resume_while_processes_are_killed(
 
 @pytest.mark.chaos
 def test_a_hundred_cuts(celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess) -> None:
-    """The test above with more streams: at least a hundred cuts."""
+    """Twenty streams are cut at least a hundred times."""
     assert cut_and_kill(installation, gateway, turns=20, cuts=8, kills=15) >= 100
     installation.check()
 
 
-def test_the_first_words_arrive_while_the_model_speaks(
+def test_the_first_words_arrive_while_the_model_generates(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:
-    """Streaming through all processes: most of the text is shown before the reply is committed."""
+    """Most of the text is shown before the reply is committed."""
     text = "tell a story"
     installation.model_server.answers[text] = Answer(story(0), piece=7, interval_s=0.02)
     sent = httpx2.post(f"{gateway.url}/v1/messages", json={"user_id": "ana", "text": text}).json()

@@ -16,9 +16,7 @@ from tests.processes.model_server import answer_to
 MESSAGES = 20
 
 
-def test_the_result_says_that_the_message_is_accepted(
-    celery_setup: CeleryTestSetup, installation: Installation
-) -> None:
+def test_the_result_names_the_accepted_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """The task's result contains the turn's id, by which the sender can read the reply."""
     result = celery_setup.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"}, queue="ingress")
     accepted = result.get(timeout=20)
@@ -76,7 +74,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_wrong_arguments_fail_with_a_code_and_a_message(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """The error tells the sender what is wrong with the message, without a traceback."""
+    """The error names the fault, without a traceback."""
     for given, code in WRONG:
         result = celery_setup.app.send_task("turns.submit", queue="ingress", **given)
         error = str(result.get(timeout=20, propagate=False))
@@ -88,10 +86,8 @@ def test_wrong_arguments_fail_with_a_code_and_a_message(
 
 
 @pytest.mark.long
-def test_workers_killed_amid_submissions_lose_none_that_is_sent_again(
-    celery_setup: CeleryTestSetup, installation: Installation
-) -> None:
-    """A sender without an answer sends again, under the same id, and is answered exactly once."""
+def test_repeated_submissions_survive_killed_workers(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """A sender without a response repeats its submission under the same id, and is answered exactly once."""
     texts = {f"task-{number}": f"message {number}" for number in range(MESSAGES)}
     installation.faults.arm(Place("before", "turns.accept", nth=3), signal.SIGKILL)
 

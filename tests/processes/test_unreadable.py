@@ -1,4 +1,4 @@
-"""Real workers meet rows that they cannot parse, and a database that refuses a commit."""
+"""Real workers with rows that they cannot parse, and with a database that rejects a commit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_session_with_unreadable_rows_continues(installation: Installation) ->
 @pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
-    """If another transaction locks the row for longer than a statement waits, the model is not asked again."""
+    """If another transaction locks the row for longer than a statement waits, the model is not called again."""
     installation.worker(PERDURE_TURN__LEASE_S="15").ready()
     gate = installation.model_server.gate("hello")
     sent = installation.accept("hello")
@@ -55,11 +55,11 @@ def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
         other.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         other.execute(text("SELECT FROM turns WHERE turn_id = :id FOR UPDATE"), {"id": sent.turn_id})
         gate.opened.set()
-        wait_until(lambda: _passed(installation, "turns.begin_next"), "the commit was refused")
+        wait_until(lambda: _passed(installation, "turns.begin_next"), "the commit was rejected")
     (turn,) = installation.settled(sent.turn_id)
 
     assert (turn["status"], turn["reply"]["text"], turn["attempts"]) == ("done", answer_to("hello"), 1)
-    assert len(installation.model_server.asked["hello"]) == 1
+    assert len(installation.model_server.called_at["hello"]) == 1
     assert _passed(installation, "turns.settle") > 1
     installation.check()
 

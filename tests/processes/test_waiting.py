@@ -11,8 +11,8 @@ from tests.processes.installation import Installation
 
 TURNS = 300
 MIB = 2**20
-BESIDE = 60
-"""Bound on a worker's threads besides those that wait: Celery's, the keeper's, the sweeper's, some of the SDK."""
+OTHER_THREADS = 60
+"""Bound on a worker's threads that do not wait for a model: Celery's, the keeper's, the sweeper's, some of the SDK."""
 
 
 @pytest.fixture
@@ -25,19 +25,19 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
 
 @pytest.mark.long
 def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """Turns mostly wait, so each may cost no more than a thread and a MiB of memory."""
+    """A waiting turn costs no more than a thread and a MiB of memory."""
     (worker,) = installation.workers
     process = psutil.Process(worker.pid)
     before = process.memory_info().rss
     gates = [installation.model_server.gate(f"hello {number}") for number in range(TURNS)]
     accepted = [installation.accept(f"hello {number}", user=f"user {number}") for number in range(TURNS)]
-    wait_until(lambda: all(gate.asked.is_set() for gate in gates), "all wait for the model", within_s=60)
+    wait_until(lambda: all(gate.arrived.is_set() for gate in gates), "all wait for the model", within_s=60)
     threads, grown = process.num_threads(), process.memory_info().rss - before
     for gate in gates:
         gate.opened.set()
     turns = installation.settled(*(each.turn_id for each in accepted), within_s=60)
 
     assert {turn["status"] for turn in turns} == {"done"}
-    assert threads < TURNS + BESIDE
+    assert threads < TURNS + OTHER_THREADS
     assert grown < TURNS * MIB
     installation.check()

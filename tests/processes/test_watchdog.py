@@ -27,7 +27,7 @@ PREFIX = "perdure:"
 
 
 def watched(installation: Installation, *options: str) -> Worker:
-    """A worker that takes work, and whose watchdog has a short limit."""
+    """Start a worker whose watchdog has a short limit, and wait until it consumes and is watched."""
     worker = installation.worker(*options, **{SILENCE_S: "0"})
     worker.container.ready()
     watchdog(worker.pid)
@@ -35,8 +35,10 @@ def watched(installation: Installation, *options: str) -> Worker:
 
 
 def watchdog(pid: int) -> psutil.Process:
-    """The watchdog of the process `pid`, once it watches and ignores SIGTERM."""
-    return wait_until(lambda: next((each for each in watchdogs(pid) if ignores_sigterm(each)), None), "it watches")
+    """Wait for the watchdog of the process `pid`, which ignores SIGTERM once it is ready."""
+    return wait_until(
+        lambda: next((each for each in watchdogs(pid) if ignores_sigterm(each)), None), "the watchdog is ready"
+    )
 
 
 def ignores_sigterm(process: psutil.Process) -> bool:
@@ -47,7 +49,7 @@ def ignores_sigterm(process: psutil.Process) -> bool:
 
 
 def watchdogs(pid: int) -> list[psutil.Process]:
-    """The watchdogs of the process `pid`: one at most."""
+    """The watchdogs of the process `pid`, at most one."""
     return [each for each in psutil.Process(pid).children() if "watchdog/process.py" in " ".join(arguments(each))]
 
 
@@ -68,7 +70,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def kills(installation: Installation) -> list[str]:
-    """The workers that `/readyz` would name as killed."""
+    """The names of the workers that `/readyz` shows as killed."""
     found = Kills(installation.redis.url, PREFIX)
     try:
         return [kill.worker for kill in found.lately()]
@@ -93,7 +95,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(ins
 
     log = worker.logs()
     assert f"worker-1@{os.uname().nodename} (process {worker.pid}) is killed: no thread of it has run for" in log
-    assert "in frozen\n" in log, "the stack says which call it was"
+    assert "in frozen\n" in log, "the stack names the call"
     assert kills(installation) == [f"worker-1@{os.uname().nodename}"]
     wait_until(lambda: has_ended(dog), "its watchdog has ended with it")
     gate.opened.set()
@@ -120,8 +122,8 @@ def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installat
 
 
 @pytest.mark.long
-def test_a_worker_that_is_stopped_is_killed(installation: Installation) -> None:
-    """A worker stopped past the limit, without its watchdog, is as silent as a blocked one."""
+def test_a_paused_worker_is_killed(installation: Installation) -> None:
+    """If only the worker is paused for longer than the limit, its watchdog treats it as blocked."""
     worker = watched(installation)
     os.kill(worker.pid, signal.SIGSTOP)
 
@@ -145,7 +147,7 @@ def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdu
 
 
 @pytest.mark.long
-def test_a_process_tree_that_is_stopped_is_not_killed(installation: Installation) -> None:
+def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None:
     """Ctrl-Z or a suspended machine also stops the watchdog, which then starts its time limit again."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
@@ -164,8 +166,8 @@ def test_a_process_tree_that_is_stopped_is_not_killed(installation: Installation
 
 
 @pytest.mark.long
-def test_an_unresponsive_redis_is_no_silence(installation: Installation) -> None:
-    """A worker that waits for Redis must not be killed."""
+def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> None:
+    """A worker that waits for Redis still runs Python threads."""
     worker = watched(installation)
     installation.redis.kill("SIGSTOP")
     stopped_at = time.monotonic()
@@ -183,7 +185,7 @@ def test_the_watchdog_ends_with_its_worker(installation: Installation, number: s
     dog = watchdog(worker.pid)
     for meant_for_the_worker in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         dog.send_signal(meant_for_the_worker)
-    assert dog.is_running(), "a Ctrl-C reaches the whole group, and the worker may take long to leave"
+    assert dog.is_running(), "a Ctrl-C reaches the whole group, and the worker's shutdown may take long"
     worker.container.signal(number)
     worker.container.wait()
     wait_until(lambda: has_ended(dog), "the watchdog has ended")
@@ -212,7 +214,7 @@ def test_the_children_of_a_prefork_worker_are_watched_each(installation: Install
 
 
 def watched_prefork(installation: Installation) -> Worker:
-    """A worker with one process for tasks."""
+    """Start a prefork worker with one child, and wait until the child is watched."""
     worker = installation.worker("--pool=processes", "--concurrency=1", **{SILENCE_S: "0"})
     worker.container.ready()
     wait_until(

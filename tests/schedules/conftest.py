@@ -23,7 +23,7 @@ Ask = Callable[..., Any]
 
 
 def move_to(clock: MovedClock, when: datetime) -> None:
-    """Set the clock, and the database's with it, to `when`."""
+    """Set the clock, which the database follows, to `when`."""
     clock.advance(when - clock.now())
 
 

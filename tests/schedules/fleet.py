@@ -46,15 +46,15 @@ _SETTLED = Statement(
 
 
 def make_app(
-    runtime: Runtime, broker_url: str, names: tuple[str, ...], did: list[tuple[str, dict[str, Any]]]
+    runtime: Runtime, broker_url: str, names: tuple[str, ...], runs: list[tuple[str, dict[str, Any]]]
 ) -> Celery:
-    """An application whose tasks record their runs and arguments in `did`."""
+    """An application whose tasks record their runs and arguments in `runs`."""
     app = Celery("tests", broker=broker_url, set_as_current=False)
     app.conf.update(timezone=runtime.settings.timezone, task_ignore_result=True, worker_hijack_root_logger=False)
 
     def add(name: str) -> None:
         def body(self: ScheduledTask, **arguments: Any) -> str:
-            did.append((self.name, arguments))
+            runs.append((self.name, arguments))
             return name
 
         app.task(body, name=name, bind=True, base=ScheduledTask, shared=False)
@@ -76,9 +76,9 @@ class Fleet:
     def __init__(self, runtime: Runtime, clock: MovedClock, names: tuple[str, ...], *, beats: int, seed: int) -> None:
         self.clock = clock
         self.runtime = runtime
-        self.did: list[tuple[str, dict[str, Any]]] = []
+        self.runs: list[tuple[str, dict[str, Any]]] = []
         self.wire: list[Message] = []
-        self.app = make_app(runtime, "memory://", names, self.did)
+        self.app = make_app(runtime, "memory://", names, self.runs)
         self.entries: dict[str, Entry] = dict(self.app.perdure().entries)
         self.beats = [self.beat() for _ in range(beats)]
         self.lost = self.fired = 0
@@ -110,7 +110,7 @@ class Fleet:
         sweep_slots(self.runtime.database, self.runtime.settings.turn, self.entries.values(), fire)
 
     def deliver(self, *, flush: float, repeat: float) -> None:
-        """Run the queued tasks, unless Redis is flushed first; a share of them is delivered again later."""
+        """Run the queued tasks, or lose all with probability `flush`; each stays queued with probability `repeat`."""
         flushed = self._random.random() < flush
         messages = [] if flushed else list(self.wire)
         self.fired += len(self.wire)
@@ -130,11 +130,11 @@ class Fleet:
         return min(entry.cadence.next(now) for entry in self.entries.values())
 
     def slots(self, begin: datetime, end: datetime) -> dict[str, list[datetime]]:
-        """By task, the slots after `begin` and up to `end`."""
+        """The slots after `begin` and up to `end`, by task."""
         return {entry.task: list(_between(entry, begin, end)) for entry in self.entries.values()}
 
     def settled(self) -> dict[str, list[datetime]]:
-        """By task, the slots that are done in the ledger."""
+        """The slots that the ledger has as done, by task."""
         rows = self.runtime.database.run(_SETTLED, {})
         found: defaultdict[str, list[datetime]] = defaultdict(list)
         for row in rows:

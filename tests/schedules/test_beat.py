@@ -42,8 +42,8 @@ def runtime_in(settings: Settings, clock: MovedClock, database: Database, agents
 
 
 @pytest.fixture
-def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger keeps all slots, so that a test can read them at the end."""
+def all_slots_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ledger keep all slots, so that a test can read them at the end."""
     monkeypatch.setattr(ledger, "KEPT_DAYS", 365)
 
 
@@ -53,14 +53,14 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         # Clocks go forward at two on 28 March: that Sunday's slot is the first instant after the gap.
         (BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), datetime(2027, 3, 28, 1, tzinfo=UTC), {time(2): 9, time(3): 1}),
-        # Clocks go back at three on 31 October, to two: two o'clock comes twice, and the first one counts.
+        # Clocks go back at three on 31 October, to two: two o'clock occurs twice, and the slot is the first one.
         (BERLIN, datetime(2027, 10, 28, 9, tzinfo=UTC), datetime(2027, 10, 31, 0, tzinfo=UTC), {time(2): 1}),
-        # Clocks go back at two on 7 November, to one: two o'clock comes once.
+        # Clocks go back at two on 7 November, to one: two o'clock occurs once.
         (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), datetime(2027, 11, 7, 7, tzinfo=UTC), {time(2): 2}),
     ],
 )
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("nothing_is_forgotten")
+@pytest.mark.usefixtures("all_slots_are_kept")
 def test_weeks_of_two_beats(
     clock: MovedClock, runtime_in: Any, *, zone: str, begin: datetime, changing: datetime, sundays: dict[time, int]
 ) -> None:
@@ -85,7 +85,7 @@ def test_weeks_of_two_beats(
 
     expected = fleet.slots(begin, clock.now())
     assert fleet.settled() == expected
-    assert {name: sum(task == name for task, _ in fleet.did) for name in expected} == {
+    assert {name: sum(task == name for task, _ in fleet.runs) for name in expected} == {
         name: len(slots) for name, slots in expected.items()
     }
     assert {len(expected[name]) for name in ("casebank.reflect", "maintenance.retain")} == {duration.days}
@@ -96,7 +96,7 @@ def test_weeks_of_two_beats(
     assert {later - earlier for earlier, later in pairwise(slot.date() for slot in prunes)} <= {timedelta(days=7)}
     (of_that_day,) = (slot for slot in prunes if slot.date() == changing.astimezone(ZoneInfo(zone)).date())
     assert of_that_day.astimezone(UTC) == changing
-    assert all(arguments == ({"dry_run": False} if name == "casebank.prune" else {}) for name, arguments in fleet.did)
+    assert all(arguments == ({"dry_run": False} if name == "casebank.prune" else {}) for name, arguments in fleet.runs)
     assert fleet.lost > 4 * duration.days
 
 
@@ -115,12 +115,12 @@ def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, b
         fleet.deliver(flush=0, repeat=0.3)
 
     assert fleet.settled() == {"sessions.expire_idle": [begin + timedelta(minutes=each) for each in range(1, 121)]}
-    assert len(fleet.did) == 120
+    assert len(fleet.runs) == 120
     assert fleet.fired >= 240
 
 
 def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
-    """Without beat the sweeper fires each slot, only less punctually."""
+    """Without beat the sweeper fires each slot within its interval."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
     fleet.sweep()
@@ -148,13 +148,13 @@ def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock:
         fleet.deliver(flush=0, repeat=0.5)
         clock.advance(seconds(10))
 
-    assert sorted(name for name, _ in fleet.did) == sorted(IN_A_YEAR)
+    assert sorted(name for name, _ in fleet.runs) == sorted(IN_A_YEAR)
     assert fleet.settled() == {name: slots[-1:] for name, slots in fleet.slots(friday, clock.now()).items()}
 
 
 @pytest.mark.long
-def test_a_clock_set_back_fires_nothing_that_runs_twice(clock: MovedClock, runtime_in: Any) -> None:
-    """Neither running beats nor a beat started in the repeated hours nor the sweeper runs a slot again."""
+def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any) -> None:
+    """Running beats, a beat started in the repeated hours, and the sweeper do not run a slot again."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=2, seed=5)
     fleet.sweep()
@@ -170,7 +170,7 @@ def test_a_clock_set_back_fires_nothing_that_runs_twice(clock: MovedClock, runti
 
     expected = fleet.slots(begin, clock.now())
     assert fleet.settled() == expected
-    assert len(fleet.did) == sum(len(slots) for slots in expected.values())
+    assert len(fleet.runs) == sum(len(slots) for slots in expected.values())
 
 
 def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
@@ -184,9 +184,9 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
     """The entries have their documented times, in the configured zone."""
     berlin = settings.model_copy(update={"timezone": BERLIN})
 
-    words = {entry.task: entry.cadence.describe() for entry in entries(TASKS, berlin).values()}
+    described = {entry.task: entry.cadence.describe() for entry in entries(TASKS, berlin).values()}
 
-    assert words == {
+    assert described == {
         "sessions.expire_idle": "each minute",
         "memory.consolidate": "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin",
         "memory.decay": "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin",
@@ -200,7 +200,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
 
 
 def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
-    """`is_due` tells Celery's scheduler whether to fire, and when to check again."""
+    """`is_due` returns whether Celery's scheduler must fire, and in how many seconds it must check again."""
     schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()
@@ -234,7 +234,7 @@ def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None
 
 
 def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -> None:
-    """Such a task would be fired for ever, so it must be found at the start."""
+    """Such a task would be fired for ever, so configuring beat fails."""
     app = Celery("tests", broker="memory://", set_as_current=False)
 
     def decay() -> None:

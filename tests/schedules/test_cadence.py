@@ -61,8 +61,8 @@ def zoned_moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
     if not CHANGES[name] or draw(st.integers(0, 3)) == 0:
         return ZONES[name], draw(anytime)
     change = draw(st.sampled_from(CHANGES[name]))
-    away = draw(st.timedeltas(timedelta(days=-2), timedelta(days=2)))
-    return ZONES[name], change + away
+    distance = draw(st.timedeltas(timedelta(days=-2), timedelta(days=2)))
+    return ZONES[name], change + distance
 
 
 @st.composite
@@ -92,7 +92,7 @@ def test_previous_and_next_agree(data: st.DataObject, moment: tuple[ZoneInfo, da
 
 @given(st.data(), zoned_moments())
 def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Forward and backward iteration give the same slots: none is skipped or repeated."""
+    """Forward and backward iteration give the same ascending slots."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
 
@@ -156,7 +156,7 @@ def test_a_time_that_occurs_twice_is_its_first() -> None:
     assert prune.next(first) == datetime(2027, 11, 7, 1, tzinfo=UTC)
 
 
-def test_midnight_may_come_before_the_evening_is_over() -> None:
+def test_midnight_may_precede_a_repeated_evening() -> None:
     """In St John's the clocks went back at 00:01, so that 23:30 occurred again after midnight."""
     daily = AtTimes(ZONES["America/St_Johns"], (time(0),))
     midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
@@ -188,7 +188,7 @@ def test_each_minute_continues_while_the_clocks_go_back() -> None:
 
 
 def test_six_hours_are_counted_from_local_midnight() -> None:
-    """The hours do not count from the process's start or in UTC; the last span of a day may be shorter."""
+    """The last span of a day may be shorter."""
     assert times_every(6) == (time(0), time(6), time(12), time(18))
     assert times_every(7) == (time(0), time(7), time(14), time(21))
     assert times_every(24) == (time(0),)
@@ -210,7 +210,7 @@ def test_a_cadence_is_described_in_words(cadence: Cadence, words: str) -> None:
 
 
 @pytest.mark.parametrize("minutes", [0, -1])
-def test_a_span_of_nothing_is_refused(minutes: int) -> None:
+def test_a_span_of_no_minutes_is_refused(minutes: int) -> None:
     """A cadence of no minutes would always be due."""
     with pytest.raises(ValueError, match=f"minutes is {minutes}"):
         Every(minutes)

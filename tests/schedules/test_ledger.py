@@ -51,36 +51,36 @@ def at_one(clock: MovedClock) -> None:
     move_to(clock, ONE_O_CLOCK + seconds(60))
 
 
-def _taken(database: Database, entry: Entry = HOURLY) -> ClaimedSlot:
+def _claimed(database: Database, entry: Entry = HOURLY) -> ClaimedSlot:
     found = claim(database, entry, LEASE_S)
     assert found is not None
     return found
 
 
-def _standing(database: Database, entry: Entry = HOURLY) -> EntryStatus:
+def _status(database: Database, entry: Entry = HOURLY) -> EntryStatus:
     return read_schedules(database, [entry])[0]
 
 
 def test_no_slot_from_before_the_entry_existed(database: Database) -> None:
     """A new release must not run a slot that was due before its first start."""
     assert claim(database, HOURLY, LEASE_S) is None
-    assert _standing(database).next_due == ONE_O_CLOCK
+    assert _status(database).next_due == ONE_O_CLOCK
 
 
 @pytest.mark.usefixtures("at_one")
 def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Of several firings of a slot, one does the work."""
+    """Only the first of several firings of a slot runs the work."""
     ran: list[int] = []
 
     outcomes = [run_slot(database, clock, limits, HOURLY, lambda: ran.append(1)) for _ in range(3)]
 
     assert outcomes == [Done(ONE_O_CLOCK, None), NotDue(), NotDue()]
     assert ran == [1]
-    assert _standing(database).last_done_slot == ONE_O_CLOCK
+    assert _status(database).last_done_slot == ONE_O_CLOCK
 
 
-def test_of_eight_threads_one_claims_it(database: Database, clock: MovedClock) -> None:
-    """The database, not the process, decides which concurrent claim wins; tested for many slots."""
+def test_one_of_eight_threads_claims_the_slot(database: Database, clock: MovedClock) -> None:
+    """The database decides which of the concurrent claims succeeds; tested for ten slots."""
     gate = threading.Barrier(THREADS)
 
     def contend(_: int) -> ClaimedSlot | None:
@@ -114,25 +114,25 @@ def test_claims_during_the_settling_find_it_done(database: Database, clock: Move
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_slot_of_a_crashed_worker_is_taken_over_after_the_lease(database: Database, clock: MovedClock) -> None:
+def test_another_worker_claims_a_crashed_workers_slot_after_the_lease(database: Database, clock: MovedClock) -> None:
     """Only the expiry of its lease shows that a process was killed."""
-    first = _taken(database)
+    first = _claimed(database)
 
     clock.advance(seconds(LEASE_S - 2))
     assert claim(database, HOURLY, LEASE_S) is None
     clock.advance(seconds(3))
-    second = _taken(database)
+    second = _claimed(database)
 
     assert (second.slot, second.attempts) == (ONE_O_CLOCK, 2)
-    assert not settle(database, first), "a worker that was thought dead must not speak for its successor"
+    assert not settle(database, first), "a worker whose lease has expired must not settle the slot for its successor"
     assert settle(database, second)
     assert claim(database, HOURLY, LEASE_S) is None
 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, clock: MovedClock) -> None:
-    """Each crash counts as an attempt and lengthens the pause; the next slot starts without one."""
-    _taken(database)
+    """Each crash counts as an attempt and lengthens the pause; the next slot starts without a pause."""
+    _claimed(database)
     waits = []
     for _ in range(4):
         waited = 0
@@ -145,22 +145,22 @@ def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, cloc
     assert waits[0] <= LEASE_S + 10
     assert waits[-1] >= FIRST_RETRY_S * 4
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(60))
-    assert _taken(database).attempts == 1
+    assert _claimed(database).attempts == 1
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_renewed_slot_is_kept(database: Database, clock: MovedClock) -> None:
+def test_a_renewed_slot_is_not_claimed_again(database: Database, clock: MovedClock) -> None:
     """Work may take longer than a lease, as long as the lease is renewed."""
-    taken = _taken(database)
+    claimed = _claimed(database)
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))
-        assert renew(database, taken, LEASE_S)
+        assert renew(database, claimed, LEASE_S)
         assert claim(database, HOURLY, LEASE_S) is None
-    assert settle(database, taken)
+    assert settle(database, claimed)
 
 
 @pytest.mark.usefixtures("at_one")
-def test_work_is_kept_while_it_runs(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+def test_the_lease_is_renewed_while_the_work_runs(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
     """A thread renews the lease during the work."""
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     renewed = threading.Event()
@@ -177,7 +177,9 @@ def test_work_is_kept_while_it_runs(database: Database, clock: MovedClock, limit
 
 
 @pytest.mark.usefixtures("at_one")
-def test_work_that_hangs_is_not_kept_for_ever(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
+    database: Database, clock: MovedClock, limits: TurnSettings
+) -> None:
     """Past the entry's `within_s` another worker may claim the slot, and the hanging one cannot mark it done."""
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     brief = replace(HOURLY, within_s=60)
@@ -188,11 +190,11 @@ def test_work_that_hangs_is_not_kept_for_ever(database: Database, clock: MovedCl
         keeper.join(PATIENCE_S)
         assert not keeper.is_alive()
         clock.advance(seconds(LEASE_S + 1))
-        assert _taken(database).attempts == 2
+        assert _claimed(database).attempts == 2
 
     run_slot(database, clock, eager, brief, work)
 
-    assert _standing(database).last_done_slot is None
+    assert _status(database).last_done_slot is None
 
 
 @pytest.mark.usefixtures("at_one")
@@ -207,43 +209,43 @@ def test_work_that_fails_is_tried_again_after_a_pause(
     with pytest.raises(ProviderError, match="refused"):
         run_slot(database, clock, limits, HOURLY, work)
 
-    assert _standing(database).error == "PROVIDER_ERROR: the provider refused"
-    assert not _standing(database).running
+    assert _status(database).error == "PROVIDER_ERROR: the provider refused"
+    assert not _status(database).running
     assert run_slot(database, clock, limits, HOURLY, work) == NotDue()
     clock.advance(seconds(FIRST_RETRY_S + 1))
     assert run_slot(database, clock, limits, HOURLY, lambda: 2) == Done(ONE_O_CLOCK, 2)
-    assert _standing(database).error is None
+    assert _status(database).error is None
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_failed_slot_gives_way_to_the_next(database: Database, clock: MovedClock) -> None:
-    """The pause of a failed slot does not delay the next slot."""
-    taken = _taken(database)
+def test_a_failed_slot_does_not_delay_the_next(database: Database, clock: MovedClock) -> None:
+    """The next slot does not wait for the failed slot's pause."""
+    claimed = _claimed(database)
     for _ in range(8):
-        fail(database, taken, RuntimeError("no"))
+        fail(database, claimed, RuntimeError("no"))
         clock.advance(seconds(LONGEST_RETRY_S / 4))
-        taken = claim(database, HOURLY, LEASE_S) or taken
+        claimed = claim(database, HOURLY, LEASE_S) or claimed
 
     move_to(clock, ONE_O_CLOCK + hours(5) + seconds(1))
 
-    fail(database, taken, RuntimeError("no"))
-    assert _taken(database).slot == ONE_O_CLOCK + hours(5)
+    fail(database, claimed, RuntimeError("no"))
+    assert _claimed(database).slot == ONE_O_CLOCK + hours(5)
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_longer_run_is_not_joined_by_the_next_slot(database: Database, clock: MovedClock) -> None:
-    """Two slots of an entry do not run concurrently; the next waits until the first is done."""
-    slow = _taken(database)
+def test_the_next_slot_waits_for_a_long_run(database: Database, clock: MovedClock) -> None:
+    """Two slots of an entry do not run concurrently."""
+    slow = _claimed(database)
     move_to(clock, ONE_O_CLOCK + hours(1) - seconds(5))
     assert renew(database, slow, LEASE_S)
     clock.advance(seconds(10))
 
     assert claim(database, HOURLY, LEASE_S) is None
     assert settle(database, slow)
-    assert _taken(database).slot == ONE_O_CLOCK + hours(1)
+    assert _claimed(database).slot == ONE_O_CLOCK + hours(1)
 
 
-def test_of_those_missed_the_newest_is_caught_up(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+def test_only_the_newest_missed_slot_is_caught_up(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
     """After sixty hours of downtime an hourly entry runs once, not sixty times."""
     move_to(clock, ONE_O_CLOCK + hours(60) + seconds(600))
 
@@ -275,31 +277,31 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
     clock.advance(hours(1))
-    fail(database, _taken(database, far), RuntimeError("no"))
-    _taken(database)
+    fail(database, _claimed(database, far), RuntimeError("no"))
+    _claimed(database)
 
     move_to(clock, ONE_O_CLOCK + seconds(60))
     register(database, [HOURLY, far], LEASE_S)
 
     assert ask("SELECT count(*) FROM schedule_entries WHERE since <= perdure_now()")[0].count == 2
-    assert claim(database, HOURLY, LEASE_S) is None, "its holder may be alive, and has a lease to say so in"
+    assert claim(database, HOURLY, LEASE_S) is None, "its holder may be alive, and has the time of a lease to renew it"
     clock.advance(seconds(LEASE_S + 1))
-    assert _taken(database).slot == ONE_O_CLOCK
+    assert _claimed(database).slot == ONE_O_CLOCK
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(1))
-    assert _taken(database, far).slot == ONE_O_CLOCK + hours(1)
+    assert _claimed(database, far).slot == ONE_O_CLOCK + hours(1)
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_clock_set_back_leaves_a_living_worker_its_slot(database: Database, clock: MovedClock) -> None:
+def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
     """The lease seems to end far ahead; the worker still renews it, and no other worker claims the slot."""
-    taken = _taken(database)
+    claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)
     for _ in range(5):
         clock.advance(seconds(10))
-        assert renew(database, taken, LEASE_S)
+        assert renew(database, claimed, LEASE_S)
         assert claim(database, HOURLY, LEASE_S) is None
-    assert settle(database, taken)
+    assert settle(database, claimed)
 
 
 @pytest.mark.usefixtures("at_one")
@@ -307,21 +309,21 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
     """A slot that cannot be marked as done is not marked as failed: its lease expires, and it runs again."""
-    state = {"away": False}
+    state = {"down": False}
 
     def lose(moment: str, name: str) -> None:
-        if state["away"] and moment == "before":
+        if state["down"] and moment == "before":
             raise Unavailable("The database cannot be reached; please try again.")
 
     database.observe = lose
 
     with pytest.raises(Unavailable):
-        run_slot(database, clock, limits, HOURLY, lambda: state.update(away=True))
+        run_slot(database, clock, limits, HOURLY, lambda: state.update(down=True))
 
-    state["away"] = False
+    state["down"] = False
     assert claim(database, HOURLY, LEASE_S) is None
     clock.advance(seconds(LEASE_S + 1))
-    assert _taken(database).attempts == 2
+    assert _claimed(database).attempts == 2
 
 
 def test_the_ledger_does_not_grow_for_ever(

@@ -1,4 +1,4 @@
-"""The schedule as operators see it: slots that ran, run, wait and come next."""
+"""The schedule as operators see it: done, running, waiting and next slots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_entry_that_no_worker_has_seen_is_due_at_its_next_slot(database: Data
 def test_a_slot_is_listed_as_waiting_running_and_done(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """The three states differ, and a waiting slot's own time is shown as due, not the next slot's."""
+    """While a slot waits or runs, `next_due` is its own time."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     waiting = _read(database)
@@ -59,7 +59,7 @@ def test_a_slot_is_listed_as_waiting_running_and_done(
 
 
 def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """After its lease, a dead worker's slot is shown as due, and the last completed slot stays visible."""
+    """After the lease, a dead worker's slot is shown as due, and the last completed slot stays visible."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     run_slot(database, clock, limits, HOURLY, lambda: None)

@@ -50,7 +50,7 @@ def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: lis
 
 @pytest.fixture
 def at_one(sweep: Sweep, clock: MovedClock) -> None:
-    """Both entries' first slot is due."""
+    """Move the clock to the first slot of both entries."""
     move_to(clock, ONE_O_CLOCK)
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
 def test_a_due_slot_is_fired_until_it_is_done(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """The sweeper fires a due slot again until it is done, without a beat."""
+    """The sweeper fires a due slot without a beat, again until it is done."""
     assert sweep() == ["hourly", "other"]
     run_slot(database, clock, limits, HOURLY, lambda: None)
     assert [fired for fired in (sweep() for _ in range(4)) if fired] == [["other"]]
@@ -74,7 +74,7 @@ def test_a_due_slot_is_fired_until_it_is_done(
 
 
 @pytest.mark.usefixtures("at_one")
-def test_firings_that_no_worker_takes_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
+def test_firings_that_no_worker_claims_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
     """Without workers the queue must not grow by a message per round."""
     gaps: list[float] = []
     last = clock.now()
@@ -91,7 +91,7 @@ def test_firings_that_no_worker_takes_become_rarer(sweep: Sweep, wire: list[str]
 
 @pytest.mark.long
 @pytest.mark.usefixtures("at_one")
-def test_the_next_slot_does_not_wait_for_that_pause(sweep: Sweep, clock: MovedClock) -> None:
+def test_the_next_slot_does_not_wait_for_the_back_off(sweep: Sweep, clock: MovedClock) -> None:
     """The back-off of a slot's firings does not apply to the entry's next slot."""
     while clock.now() < ONE_O_CLOCK + hours(1) - seconds(10):
         sweep()
@@ -102,17 +102,17 @@ def test_the_next_slot_does_not_wait_for_that_pause(sweep: Sweep, clock: MovedCl
 
 
 @pytest.mark.usefixtures("at_one")
-def test_a_slot_in_work_is_left_alone_until_its_lease_runs_out(
+def test_a_claimed_slot_is_not_fired_until_its_lease_expires(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """A claimed slot is fired again only after its lease has expired, within a sweep."""
+    """After the lease has expired, the slot is fired within two rounds."""
     sweep()
     assert claim(database, HOURLY, limits.lease_s) is not None
-    taken_at, fired_at = clock.now(), None
+    claimed_at, fired_at = clock.now(), None
     while fired_at is None:
         fired_at = clock.now() if "hourly" in (sweep() or []) else None
 
-    assert limits.lease_s - 1 < (fired_at - taken_at).total_seconds() < limits.lease_s + 2 * limits.sweep_s + 1
+    assert limits.lease_s - 1 < (fired_at - claimed_at).total_seconds() < limits.lease_s + 2 * limits.sweep_s + 1
     second = claim(database, HOURLY, limits.lease_s)
     assert second is not None
     assert second.attempts == 2
@@ -136,25 +136,25 @@ def test_a_failure_is_fired_again_after_its_pause(
 
 
 @pytest.mark.usefixtures("at_one")
-def test_what_the_broker_refuses_is_fired_next_round(
+def test_a_refused_firing_is_repeated_in_the_next_round(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """After one refusal the broker counts as unavailable; no slot counts as fired."""
-    asked: list[str] = []
+    """After one refusal the round ends, and no slot counts as fired."""
+    offered: list[str] = []
 
     def refuse(entry: Entry) -> bool:
-        asked.append(entry.name)
+        offered.append(entry.name)
         return False
 
     clock.advance(seconds(limits.sweep_s))
 
     assert sweep_slots(database, limits, [HOURLY, OTHER], refuse) == []
-    assert len(asked) == 1
+    assert len(offered) == 1
     assert sweep() == ["hourly", "other"]
 
 
 @pytest.mark.usefixtures("at_one")
-def test_of_eight_sweepers_one_has_the_round(
+def test_one_of_eight_sweepers_runs_the_round(
     database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]
 ) -> None:
     """Every worker sweeps, but a slot is fired once per round."""
@@ -174,7 +174,7 @@ def test_of_eight_sweepers_one_has_the_round(
 def test_rounds_out_of_order_count_as_one(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """If the later of two rounds wrote the row first, its time must not be taken for a wrong clock's."""
+    """If the later of two rounds wrote the row first, its time must not be mistaken for that of a wrong clock."""
     assert sweep() == []
 
     clock.advance(seconds(-0.5))
@@ -183,7 +183,7 @@ def test_rounds_out_of_order_count_as_one(
 
 
 def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedClock) -> None:
-    """A round that a wrong clock has dated years ahead must not delay the next round until then."""
+    """A round that a wrong clock has dated years ahead must not delay the next round."""
     clock.advance(hours(24 * 365 * 4))
     assert sweep() == ["other", "hourly"]
 
@@ -194,15 +194,15 @@ def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedC
 
 def test_an_installation_without_entries_runs_no_statement(database: Database, limits: TurnSettings) -> None:
     """An empty schedule costs no statement."""
-    asked: list[str] = []
-    database.observe = lambda _, name: asked.append(name)
+    statements: list[str] = []
+    database.observe = lambda _, name: statements.append(name)
 
     assert sweep_slots(database, limits, [], lambda _: True) is None
-    assert asked == []
+    assert statements == []
 
 
-def test_it_registers_what_it_sees(database: Database, sweep: Sweep, clock: MovedClock) -> None:
-    """An entry's slots count from when it is first seen, not before."""
+def test_an_entrys_slots_begin_when_it_is_first_seen(database: Database, sweep: Sweep, clock: MovedClock) -> None:
+    """Neither a claim nor a sweep finds an earlier slot of the entry."""
     late = replace(HOURLY, name="late")
     move_to(clock, ONE_O_CLOCK + hours(1))
     register(database, [late], 30)

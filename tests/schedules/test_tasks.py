@@ -36,12 +36,12 @@ class Work:
     """The task's behaviour, set by the test, and its recorded runs."""
 
     def __init__(self) -> None:
-        self.did: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
         self.error: Exception | None = None
         self.ran = threading.Event()
 
     def __call__(self, arguments: dict[str, Any]) -> str:
-        self.did.append(arguments)
+        self.runs.append(arguments)
         self.ran.set()
         if self.error is not None:
             raise self.error
@@ -96,7 +96,7 @@ def worker(app: Celery) -> Iterator[Publisher]:
     setup_logging.disconnect(leave_logging_alone)
 
 
-def _standing(runtime: Runtime) -> EntryStatus:
+def _status(runtime: Runtime) -> EntryStatus:
     return read_schedules(runtime.database, [ENTRY])[0]
 
 
@@ -114,11 +114,11 @@ def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publi
     assert fire(worker, ENTRY)
 
     assert settled.wait(PATIENCE_S)
-    assert work.did == [{"dry_run": False}]
-    assert _standing(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
+    assert work.runs == [{"dry_run": False}]
+    assert _status(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
 
 
-def test_a_firing_that_a_flush_of_redis_swallows_is_fired_again(
+def test_a_firing_lost_in_a_flush_is_repeated(
     app: Celery, runtime: Runtime, work: Work, request: pytest.FixtureRequest, redis_url: str
 ) -> None:
     """If the queue is lost before the task runs, the sweeper fires the slot again, and it runs once."""
@@ -136,23 +136,23 @@ def test_a_firing_that_a_flush_of_redis_swallows_is_fired_again(
     sweep_slots(runtime.database, runtime.settings.turn, [ENTRY], partial(fire, wire))
 
     assert settled.wait(PATIENCE_S)
-    assert work.did == [{"dry_run": False}]
-    assert _standing(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
+    assert work.runs == [{"dry_run": False}]
+    assert _status(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
 
 
-def test_a_call_by_hand_takes_no_slot(runtime: Runtime, work: Work, worker: Publisher) -> None:
-    """A direct call of the task does its work at once, independent of its slots."""
+def test_a_direct_call_claims_no_slot(runtime: Runtime, work: Work, worker: Publisher) -> None:
+    """A direct call of the task runs its work at once, independently of its slots."""
     worker.publish("tests.work", {}, queue="maintenance")
 
     assert work.ran.wait(PATIENCE_S)
-    assert work.did == [{}]
-    assert _standing(runtime).last_slot is None
+    assert work.runs == [{}]
+    assert _status(runtime).last_slot is None
 
 
-def test_the_result_is_the_works(app: Celery, work: Work) -> None:
+def test_the_result_is_that_of_the_work(app: Celery, work: Work) -> None:
     """A second firing of the slot does nothing and returns `None`."""
     assert [_call(app), _call(app)] == ["worked", None]
-    assert len(work.did) == 1
+    assert len(work.runs) == 1
 
 
 def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runtime, work: Work) -> None:
@@ -161,11 +161,11 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
 
     app.tasks["tests.work"].apply(headers={HEADER: ENTRY.name}, task_id="the firing")
 
-    told = app.AsyncResult("the firing")
-    assert (told.state, str(told.result)) == ("FAILURE", "PROVIDER_ERROR: the provider refused")
-    assert not told.traceback
-    standing = _standing(runtime)
-    assert (standing.error, standing.running, standing.last_done_slot) == (
+    result = app.AsyncResult("the firing")
+    assert (result.state, str(result.result)) == ("FAILURE", "PROVIDER_ERROR: the provider refused")
+    assert not result.traceback
+    status = _status(runtime)
+    assert (status.error, status.running, status.last_done_slot) == (
         "PROVIDER_ERROR: the provider refused",
         False,
         None,
@@ -173,13 +173,13 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
 
 
 @pytest.mark.parametrize("task", ["tests.other", "tests.work"])
-def test_an_entry_that_is_not_this_tasks_runs_nothing(
+def test_an_entry_of_another_release_runs_nothing(
     app: Celery, work: Work, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    """A beat of another release may fire an entry that is unknown here, or belongs to another task here."""
+    """A beat of another release may fire an entry that this release does not know or gives to another task."""
     app.perdure().entries["other"] = replace(ENTRY, name="other", task="tests.other")
 
     _call(app, "other" if task == "tests.other" else "unknown")
 
-    assert work.did == []
+    assert work.runs == []
     assert "nothing was run" in caplog.text

@@ -22,7 +22,7 @@ End = Callable[[UUID], EndOutcome]
 
 @pytest.fixture
 def cleaned() -> list[UUID]:
-    """The sessions whose data outside PostgreSQL was removed."""
+    """The ids of the sessions whose data outside PostgreSQL was removed."""
     return []
 
 
@@ -39,7 +39,7 @@ def end(harness: Harness, keeper: Keeper, cleaned: list[UUID]) -> End:
 
 
 def ender(harness: Harness, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
-    """Ends sessions as a worker does, whose leases `keeper` renews."""
+    """An `Ender` like a worker's: `keeper` renews its leases, and `clean` removes data outside PostgreSQL."""
 
     def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
         return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))

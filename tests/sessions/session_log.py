@@ -52,13 +52,13 @@ class Sql(Protocol):
     """Runs a statement of the test."""
 
     def __call__(self, text: str, **parameters: Any) -> Sequence[Any]:
-        """The statement's rows."""
+        """Run `text`; returns its rows."""
         ...
 
 
 @dataclass(frozen=True)
 class SessionLog:
-    """The changes since `begin`."""
+    """The changes of sessions since `begin`."""
 
     sql: Sql
 
@@ -88,12 +88,12 @@ class SessionLog:
             assert self._before(session_id, what) == [None], what
 
     def check_consolidated(self, session_id: object) -> None:
-        """Check that the session was consolidated in one run, the first."""
+        """Check that the session was consolidated once, at the first attempt."""
         assert self._before(session_id, "being consolidated") == ["0"]
         assert self._before(session_id, "consolidated") == [None]
 
     def _before(self, session_id: object, what: str) -> list[str | None]:
-        """The value before each change of that kind."""
+        """The former value of each change of the kind `what`, in order."""
         found = self.sql(
             "SELECT before FROM session_log WHERE session_id = %(id)s AND what = %(what)s ORDER BY entry",
             id=str(session_id),

@@ -36,7 +36,7 @@ class EndingSession:
     harness: Harness
     redis_memory: RedisMemory
     client: Any
-    over: UUID
+    session_id: UUID
     snapshots: SnapshotStore
 
     def end(self, redis_memory: RedisMemory | None = None) -> EndOutcome:
@@ -44,12 +44,12 @@ class EndingSession:
         runtime = replace(
             self.harness.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots
         )
-        return ender(Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)).end(self.over)
+        return ender(Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)).end(self.session_id)
 
     @property
     def row(self) -> Row[Any]:
         """The session's row."""
-        return self.harness.session(self.over)
+        return self.harness.session(self.session_id)
 
     @property
     def keys(self) -> list[str]:
@@ -61,7 +61,7 @@ class EndingSession:
 def ending_session(
     harness: Harness, redis_memory: RedisMemory, client: Any, remembered: Remembered, tmp_path: Path
 ) -> EndingSession:
-    """A session with a snapshot; Redis has events and a turn of it that PostgreSQL lacks."""
+    """A session with a snapshot, with events in Redis, and with a turn in Redis that PostgreSQL lacks."""
     sent = harness.send("hello")
     harness.run(sent.session_id)
     redis_memory.working.remember_turn(sent.session_id, remembered(harness.session(sent.session_id).token))
@@ -81,14 +81,18 @@ def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSessi
     def watch(moment: str, name: str) -> None:
         if (moment, name) == ("before", "sessions.finish_ending"):
             seen.append(
-                (ending_session.row.state, ending_session.keys, ending_session.snapshots.load(ending_session.over))
+                (
+                    ending_session.row.state,
+                    ending_session.keys,
+                    ending_session.snapshots.load(ending_session.session_id),
+                )
             )
 
     with ending_session.harness.hooked(watch):
         assert ending_session.end() == Ended()
     assert seen == [("ending", [], None)]
-    said = [content for _, content in ending_session.harness.lines(ending_session.over)]
-    assert said == ["hello", "ok", "question 1", "answer to question 1"]
+    contents = [content for _, content in ending_session.harness.lines(ending_session.session_id)]
+    assert contents == ["hello", "ok", "question 1", "answer to question 1"]
     assert (ending_session.row.state, ending_session.row.turn_count, ending_session.row.lease_until) == (
         "ended",
         2,
@@ -110,10 +114,10 @@ def test_data_of_other_sessions_stays(ending_session: EndingSession, remembered:
 
 
 def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSession) -> None:
-    """The event stream belongs to the session that channels reach, and is removed with that one."""
-    forked = fork(ending_session.harness.database, ending_session.harness.clock, ending_session.over)
+    """The user's event stream is removed with the routable session, not with a fork."""
+    forked = fork(ending_session.harness.database, ending_session.harness.clock, ending_session.session_id)
     request_end(ending_session.harness.database, forked, "enough")
-    assert isinstance(replace(ending_session, over=forked).end(), Ended)
+    assert isinstance(replace(ending_session, session_id=forked).end(), Ended)
     assert "perdure:stream:ana" in ending_session.keys
     assert isinstance(ending_session.end(), Ended)
     assert ending_session.keys == []
@@ -124,45 +128,45 @@ def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSe
 def test_an_ending_resumes_after_a_crash_while_cleaning(
     moment: str, commit: str, ending_session: EndingSession
 ) -> None:
-    """After a crash, flushed turns are not flushed again, removed data is not missed, and there is one summary."""
+    """After a crash, no turn is flushed twice, data that is already removed is no error, and there is one summary."""
     with ending_session.harness.crashing("before" if moment == "before" else "after", commit):
         ending_session.end()
     ending_session.harness.move(LEASE_S)
-    asked = len(ending_session.harness.model.requests)
+    requests_before = len(ending_session.harness.model.requests)
     expected = NotDue() if (moment, commit) == ("after", "sessions.finish_ending") else Ended()
     assert ending_session.end() == expected
-    assert len(ending_session.harness.model.requests) == asked
+    assert len(ending_session.harness.model.requests) == requests_before
     assert (ending_session.row.state, ending_session.row.turn_count, ending_session.keys) == ("ended", 2, [])
 
 
 def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, unreachable: RedisMemory) -> None:
-    """A session does not end with data left in Redis: the ending backs off, without another summary."""
+    """While Redis is unavailable, the session does not end: the ending backs off, without another summary."""
     assert ending_session.end(unreachable) == Postponed()
     assert (ending_session.row.state, ending_session.row.lease_until, ending_session.row.summary) == (
         "ending",
         None,
         "ok",
     )
-    asked = len(ending_session.harness.model.requests)
+    requests_before = len(ending_session.harness.model.requests)
     for wait_s in (5, 10, 20):
         ending_session.harness.move(wait_s * 0.8)
         assert endings_due(ending_session.harness.database, 10, 5, 30) == []
         ending_session.harness.move(wait_s * 0.4)
-        assert endings_due(ending_session.harness.database, 10, 5, 30) == [ending_session.over]
+        assert endings_due(ending_session.harness.database, 10, 5, 30) == [ending_session.session_id]
         assert ending_session.end(unreachable) == Postponed()
     assert ending_session.end() == Ended()
-    assert len(ending_session.harness.model.requests) == asked
+    assert len(ending_session.harness.model.requests) == requests_before
     assert ending_session.keys == []
 
 
-def test_an_ending_waits_for_the_store_of_snapshots(ending_session: EndingSession, tmp_path: Path) -> None:
+def test_an_ending_waits_for_the_snapshot_store(ending_session: EndingSession, tmp_path: Path) -> None:
     """A snapshot store on a disk that is not mounted delays the end."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
     assert ending_session.end() == Postponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)
     (tmp_path / "elsewhere").rename(tmp_path / "snapshots")
     assert ending_session.end() == Ended()
-    assert ending_session.snapshots.load(ending_session.over) is None
+    assert ending_session.snapshots.load(ending_session.session_id) is None
 
 
 def test_a_stale_ender_removes_nothing(ending_session: EndingSession) -> None:
@@ -172,11 +176,11 @@ def test_a_stale_ender_removes_nothing(ending_session: EndingSession) -> None:
     def overtaken(moment: str, name: str) -> None:
         if (moment, name) == ("before", "memory.flush"):
             ending_session.harness.sql(
-                "UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=ending_session.over
+                "UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=ending_session.session_id
             )
 
     with ending_session.harness.hooked(overtaken):
         assert ending_session.end() == NotDue()
     assert ending_session.keys == kept
-    assert ending_session.snapshots.load(ending_session.over) is not None
+    assert ending_session.snapshots.load(ending_session.session_id) is not None
     assert (ending_session.row.state, ending_session.row.turn_count) == ("ending", 1)

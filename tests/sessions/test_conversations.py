@@ -59,8 +59,8 @@ def test_a_session_names_its_conversation(harness: Harness) -> None:
     assert [each["session_id"] for each in found] == [str(rome.session_id)]
 
 
-def test_first_messages_at_once_begin_one_session(harness: Harness) -> None:
-    """Eight accepts of a new key race: one session, one conversation, eight turns."""
+def test_concurrent_first_messages_open_one_session(harness: Harness) -> None:
+    """Eight concurrent messages with a new key are eight turns of one session."""
     sent = side_by_side(*[lambda n=n: harness.send(f"message {n}", conversation="rome") for n in range(8)])
     assert len({each.session_id for each in sent}) == 1
     assert sorted(each.seq for each in sent) == list(range(1, 9))
@@ -88,7 +88,7 @@ def test_the_next_session_continues_its_own_conversation(harness: Harness, end: 
 
 
 def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harness: Harness, end: End) -> None:
-    """A summary replaces the first message's title, but not a title that a person set."""
+    """A summary's title replaces that of the first message, but no title that the user has set."""
     sent = harness.send("  \nPlan my trip to Rome. It is in May.\nThanks", conversation="rome")
     assert _title(harness) == "Plan my trip to Rome"
     harness.run(sent.session_id)
@@ -147,8 +147,8 @@ def test_an_invalid_key_is_refused(key: object) -> None:
         parse_incoming({"user_id": "ana", "text": "hello", "conversation": key})
 
 
-def test_a_message_goes_to_one_place(harness: Harness) -> None:
-    """A session's id and a key may contradict each other, so only one is accepted."""
+def test_a_message_names_a_session_or_a_conversation(harness: Harness) -> None:
+    """A session id and a key may contradict each other, so a message with both is refused."""
     sent = harness.send("hello")
     with pytest.raises(InvalidRequest, match="not both"):
         parse_incoming({"user_id": "ana", "text": "x", "session_id": str(sent.session_id), "conversation": "rome"})
@@ -165,7 +165,7 @@ def test_any_storable_key_works(harness: Harness, key: str) -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_no_two_places_share_a_scope(one: str, other: str) -> None:
+def test_different_keys_have_different_scopes(one: str, other: str) -> None:
     """A key's scope differs from every channel's scope and the empty one, and contains the key."""
     for setting in Scope:
         scope = scope_of(setting, "http", one)

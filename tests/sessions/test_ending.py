@@ -1,4 +1,4 @@
-"""Ending: requested, summarised, cleaned up, ended; once, despite crashes at any step."""
+"""The end of a session: request, summary, cleaning and end happen once, despite crashes at any step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DAY_S = 86_400.0
 SUMMARY = says('```json\n{"summary": "They greeted.", "key_topics": ["greeting", "weather"]}\n```')
 
 
-def _over(harness: Harness) -> UUID:
+def _ending(harness: Harness) -> UUID:
     """A session with one turn, whose end was requested."""
     sent = harness.send("hello there")
     harness.run(sent.session_id)
@@ -49,7 +49,7 @@ def _over(harness: Harness) -> UUID:
 
 def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: list[UUID]) -> None:
     """The summary is stored, data outside the database is removed, and the state is visible in between."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     seen: list[str] = []
 
     def watching(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -91,12 +91,12 @@ def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(harness: Harness, en
     """An end that is requested during a turn does not interrupt the turn."""
     sent = harness.send()
 
-    def asked_meanwhile(request: ModelRequest, call: ModelCall) -> ModelReply:
+    def request_the_end(request: ModelRequest, call: ModelCall) -> ModelReply:
         assert not request_end(harness.database, sent.session_id, "enough").may_end
         assert end(sent.session_id) == NotDue()
         return says("done")
 
-    harness.script(asked_meanwhile, SUMMARY)
+    harness.script(request_the_end, SUMMARY)
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "done"
     assert harness.waker.endings == [sent.session_id]
@@ -111,9 +111,9 @@ def test_cancelling_the_last_turn_lets_the_session_end(harness: Harness) -> None
     assert harness.waker.endings == [sent.session_id]
 
 
-def test_a_repeated_request_changes_nothing_and_after_the_end_is_refused(harness: Harness, end: End) -> None:
+def test_a_repeated_request_changes_nothing_until_the_end(harness: Harness, end: End) -> None:
     """A request is safe to repeat; after the end it is a conflict."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     assert request_end(harness.database, session_id, "again").may_end
     harness.script(SUMMARY)
     assert end(session_id) == Ended()
@@ -126,9 +126,9 @@ def test_a_repeated_request_changes_nothing_and_after_the_end_is_refused(harness
         request_end(harness.database, uuid4(), "unknown")
 
 
-def test_of_several_workers_one_ends_it(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """Concurrent workers make one summary, under one lease."""
-    session_id = _over(harness)
+def test_one_of_several_workers_ends_the_session(harness: Harness, end: End, cleaned: list[UUID]) -> None:
+    """One of four concurrent workers gets the lease and writes the summary."""
+    session_id = _ending(harness)
     harness.script(SUMMARY)
     found = side_by_side(*[lambda: end(session_id)] * 4)
     assert found.count(Ended()) == 1
@@ -139,8 +139,8 @@ def test_of_several_workers_one_ends_it(harness: Harness, end: End, cleaned: lis
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("commit", ["sessions.claim_ending", "sessions.save_summary", "sessions.finish_ending"])
 def test_an_ending_resumes_after_a_crash_at_each_commit(harness: Harness, end: End, moment: str, commit: str) -> None:
-    """The sweeper finds sessions without a worker; each ends with one summary."""
-    session_id = _over(harness)
+    """The sweeper wakes the interrupted ending, and the session ends with one summary."""
+    session_id = _ending(harness)
     harness.script(SUMMARY)
     with harness.crashing("before" if moment == "before" else "after", commit):
         end(session_id)
@@ -157,8 +157,8 @@ def test_an_ending_resumes_after_a_crash_at_each_commit(harness: Harness, end: E
 
 
 def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
-    """A process that was paused in the model call resumes after another has ended the session."""
-    session_id = _over(harness)
+    """A process that was paused in the model call resumes after another process has ended the session."""
+    session_id = _ending(harness)
 
     def overtaken(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(LEASE_S)
@@ -173,7 +173,7 @@ def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
 
 def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> None:
     """After the last attempt the session ends with an extract of its messages, marked as an extract."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     harness.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
     for _ in range(MAX_ATTEMPTS - 1):
         assert end(session_id) == Postponed()
@@ -202,25 +202,25 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
 
 def test_a_summary_that_kills_its_process_is_abandoned(harness: Harness, end: End) -> None:
     """Attempts that end with a crash count, too."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     for _ in range(MAX_ATTEMPTS):
         with harness.crashing("before", "sessions.save_summary"):
             end(session_id)
         harness.move(LEASE_S)
-    asked = len(harness.model.requests)
+    requests_before = len(harness.model.requests)
     assert end(session_id) == Ended()
-    assert len(harness.model.requests) == asked
+    assert len(harness.model.requests) == requests_before
     assert harness.session(session_id).summary_extractive
 
 
-def test_a_worker_that_shuts_down_hands_the_ending_on(harness: Harness, keeper: Keeper, end: End) -> None:
-    """The model call is aborted at once, no attempt is counted, and the next sweep finds it."""
-    session_id = _over(harness)
+def test_a_shutdown_releases_the_ending(harness: Harness, keeper: Keeper, end: End) -> None:
+    """The model call is aborted at once, no attempt is counted, and the next sweep wakes the ending."""
+    session_id = _ending(harness)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
         keeper.drain()
         call.check()
-        raise AssertionError("the call was not ended")
+        raise AssertionError("the call was not aborted")
 
     harness.script(interrupted)
     assert end(session_id) == Released()
@@ -231,8 +231,8 @@ def test_a_worker_that_shuts_down_hands_the_ending_on(harness: Harness, keeper: 
 
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
 def test_an_ending_resumes_after_a_clock_that_was_a_day_ahead(harness: Harness, end: End, state: str) -> None:
-    """A lease and a wake-up dated tomorrow do not block the ending today."""
-    session_id = _over(harness)
+    """A lease and a wake-up with future times do not block the ending."""
+    session_id = _ending(harness)
     harness.move(DAY_S)
     harness.script(SUMMARY)
     with harness.crashing(
@@ -248,9 +248,9 @@ def test_an_ending_resumes_after_a_clock_that_was_a_day_ahead(harness: Harness, 
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(harness: Harness, end: End, days: int) -> None:
+def test_a_clock_that_jumps_during_an_ending_makes_no_second_summary(harness: Harness, end: End, days: int) -> None:
     """If the clock jumps ahead, the lease seems expired and another worker takes over; only one of them writes."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     outcomes: list[EndOutcome] = []
 
     def jumping(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -265,7 +265,7 @@ def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(harness
     assert harness.session(session_id).summary == "They greeted."
 
 
-def test_a_turn_that_was_cancelled_under_its_runner_keeps_no_session_from_ending(harness: Harness, end: End) -> None:
+def test_a_turn_cancelled_before_a_crash_does_not_block_the_end(harness: Harness, end: End) -> None:
     """The runner began the next turn, found it cancelled, and died before it released the session."""
     first, second = harness.send("one"), harness.send("two")
     request_end(harness.database, first.session_id, "enough")
@@ -298,8 +298,8 @@ def test_a_turn_that_was_cancelled_under_its_runner_keeps_no_session_from_ending
     ],
 )
 def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: End, reply: str, summary: str) -> None:
-    """A malformed reply is still a summary; the topics are then taken from the user's words."""
-    session_id = _over(harness)
+    """A malformed reply is still used as the summary; the topics are then the user's words."""
+    session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
     row = harness.session(session_id)
@@ -308,8 +308,8 @@ def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: E
 
 @pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
 def test_an_empty_summary_is_a_failure(harness: Harness, end: End, reply: str) -> None:
-    """An empty summary would lose the conversation for the next session."""
-    session_id = _over(harness)
+    """With an empty summary the next session would know nothing of the conversation."""
+    session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Postponed()
 
@@ -333,7 +333,7 @@ MEGABYTES = 10_000_000
 @pytest.mark.timeout(60)
 def test_a_summary_of_ten_megabytes_is_cut(harness: Harness, end: End, reply: str) -> None:
     """A huge reply is cut quickly, and neither the summary nor a topic exceeds its limit."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
     row = harness.session(session_id)
@@ -342,10 +342,10 @@ def test_a_summary_of_ten_megabytes_is_cut(harness: Harness, end: End, reply: st
 
 
 def test_the_prompt_for_a_summary_is_bounded() -> None:
-    """The prompt has the newest messages, each cut: a prompt that is too long would be refused each time."""
+    """The prompt has the newest messages, each cut, since the model would reject a longer prompt at every attempt."""
     model = Scripted(says('{"summary": "Long."}'))
-    said = [Message(Role.USER, f"{number} " + "x" * 9_000) for number in range(400)]
-    summarise(model, ModelCall(MovedClock(), 5), said)
+    messages = [Message(Role.USER, f"{number} " + "x" * 9_000) for number in range(400)]
+    summarise(model, ModelCall(MovedClock(), 5), messages)
     shown = model.requests[0].messages[-1].content
     assert len(shown) <= MAX_PROMPT_CHARS
     assert "user: 399 x" in shown
@@ -353,7 +353,7 @@ def test_the_prompt_for_a_summary_is_bounded() -> None:
 
 
 def test_a_session_without_messages_ends_without_the_model(harness: Harness, end: End) -> None:
-    """There is nothing to summarise, so the model is not called."""
+    """A session without messages needs no summary."""
     sent = harness.send()
     cancel(harness.runtime, sent.turn_id)
     request_end(harness.database, sent.session_id, "enough")
@@ -397,8 +397,8 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
     assert end(old.session_id) == Ended()
 
 
-def test_a_message_after_the_clock_was_set_back_goes_where_the_last_one_went(harness: Harness) -> None:
-    """Before any beat, the message continues the session, whose idle time then counts from that message."""
+def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: Harness) -> None:
+    """The session's idle time then counts from that message, also without a run of the task for idle sessions."""
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)
@@ -409,7 +409,7 @@ def test_a_message_after_the_clock_was_set_back_goes_where_the_last_one_went(har
 
 
 def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
-    """Another channel was used at a future time, perhaps just now: the session stays, and becomes idle as usual."""
+    """The other channel's last use is in the future, so the session stays live, and becomes idle as usual."""
     harness.move(DAY_S)
     sent = harness.send(channel="http")
     harness.run(sent.session_id)
@@ -420,7 +420,7 @@ def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Ha
     assert expire_idle(harness.database, IDLE_S) == [sent.session_id]
 
 
-def test_a_clock_that_jumps_ahead_ends_what_it_makes_idle_and_nothing_else(harness: Harness, end: End) -> None:
+def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end: End) -> None:
     """The session opened during the jump stays live when the clock is corrected, and the idle one still ends."""
     old = harness.send()
     harness.run(old.session_id)
@@ -453,9 +453,9 @@ def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(h
     assert harness.run(sent.session_id) == Ran(4)
 
 
-def test_an_ending_that_the_broker_did_not_take_is_swept_again(harness: Harness) -> None:
+def test_an_ending_whose_wake_up_was_refused_is_woken_again(harness: Harness) -> None:
     """A wake-up may be lost anywhere; the row shows that the ending is due."""
-    session_id = _over(harness)
+    session_id = _ending(harness)
     harness.waker.away = True
     swept = sweep(harness.runtime)
     assert swept is not None
@@ -468,7 +468,7 @@ def test_an_ending_that_the_broker_did_not_take_is_swept_again(harness: Harness)
 
 
 def test_an_extract_is_bounded() -> None:
-    """An extract has a limit, however long the conversation was."""
+    """An extract has at most 4,000 characters, from the beginning and the end of the conversation."""
     conversation = [Message(Role.USER if n % 2 == 0 else Role.ASSISTANT, f"line {n} " * 400) for n in range(300)]
     summary = extract(conversation)
     assert summary.extractive

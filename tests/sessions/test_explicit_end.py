@@ -44,7 +44,7 @@ def pay(amount: int) -> str:
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness) -> None:
-    """An agent with a tool that needs approval."""
+    """Equip the agent with a tool that needs approval, and empty the record of payments."""
     _paid.clear()
     harness.equip(pay)
 
@@ -110,7 +110,7 @@ def _follow(harness: Harness, end: End) -> None:
             end(session_id)
 
 
-def _ask(harness: Harness, session_id: UUID) -> None:
+def _request_end(harness: Harness, session_id: UUID) -> None:
     request_end(harness.database, session_id, "enough").wake(harness.waker)
 
 
@@ -118,15 +118,15 @@ def _results(harness: Harness, session_id: UUID) -> list[str]:
     return [text for role, text in harness.lines(session_id) if role == "tool"]
 
 
-@pytest.mark.parametrize("ask", WAYS, ids=lambda way: way.__name__.strip("_"))
+@pytest.mark.parametrize("end_by", WAYS, ids=lambda way: way.__name__.strip("_"))
 def test_a_turn_that_waits_for_approval_continues_at_once(
-    harness: Harness, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call is denied, the turn answered, queued turns run, the session ends; later messages open another one."""
     session_id, turn_id = _waiting(harness)
     behind = harness.send("behind", channel="cli")
     harness.waker.sessions.clear()
-    ask(harness, session_id, monkeypatch)
+    end_by(harness, session_id, monkeypatch)
     assert (harness.waker.sessions, harness.waker.endings) == ([session_id], [])
     later = harness.send("later", channel="cli")
     assert later.session_id != session_id
@@ -139,21 +139,21 @@ def test_a_turn_that_waits_for_approval_continues_at_once(
     assert (_paid, harness.turn(later.turn_id)["status"]) == ([], "accepted")
 
 
-@pytest.mark.parametrize("ask", WAYS, ids=lambda way: way.__name__.strip("_"))
+@pytest.mark.parametrize("end_by", WAYS, ids=lambda way: way.__name__.strip("_"))
 def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
-    harness: Harness, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The turn's runner continues, finds the call denied, runs the queued turns, and wakes the ending."""
     behind: list[UUID] = []
 
-    def asked_meanwhile(_: ModelRequest, __: ModelCall) -> ModelReply:
+    def end_during_the_call(_: ModelRequest, __: ModelCall) -> ModelReply:
         behind.append(harness.send("behind", channel="cli").turn_id)
         harness.waker.sessions.clear()
-        ask(harness, sent.session_id, monkeypatch)
+        end_by(harness, sent.session_id, monkeypatch)
         assert (harness.waker.sessions, harness.waker.endings) == ([], [])
         return calls(("pay", {"amount": 5}))
 
-    harness.script(asked_meanwhile)
+    harness.script(end_during_the_call)
     sent = harness.send(channel="cli")
     harness.run(sent.session_id)
     assert harness.waker.endings == [sent.session_id]
@@ -167,14 +167,14 @@ def test_a_call_approved_before_the_end_runs(harness: Harness, end: End) -> None
     """Of two calls, the approved one runs and the undecided one is denied."""
     session_id, turn_id = _waiting(harness, 1, 2)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
-    _ask(harness, session_id)
+    _request_end(harness, session_id)
     _follow(harness, end)
     assert (_paid, _results(harness, session_id)) == ([1], ["paid 1", ENDED])
     assert harness.session(session_id).state == "ended"
 
 
 def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: End) -> None:
-    """The decision has already woken the turn, so the end frees none."""
+    """The decision has already woken the turn, so the request for the end wakes none."""
     session_id, turn_id = _waiting(harness)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
     requested = request_end(harness.database, session_id, "enough")
@@ -183,15 +183,15 @@ def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: En
     assert (_paid, harness.session(session_id).state) == ([5], "ended")
 
 
-def test_of_a_decision_and_an_end_at_once_one_counts(harness: Harness, end: End) -> None:
-    """The first of the two applies: it wakes the turn, which is answered, and the session ends."""
+def test_one_of_a_concurrent_decision_and_end_applies(harness: Harness, end: End) -> None:
+    """The one that commits first wakes the turn, which is answered; then the session ends."""
     for number in range(6):
         session_id, turn_id = _waiting(harness, number)
         harness.waker.endings.clear()
         approved = parse_decision({"call_id": "call_0", "decision": "approve"})
         found = side_by_side(
             partial(decide, harness.runtime, turn_id, approved),
-            partial(_ask, harness, session_id),
+            partial(_request_end, harness, session_id),
         )
         refused = isinstance(found[0], Conflict)
         assert found[1] is None
@@ -230,7 +230,7 @@ def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End
     """If the broker was unavailable, the sweeper wakes the freed turn."""
     session_id, _ = _waiting(harness)
     harness.waker.away = True
-    _ask(harness, session_id)
+    _request_end(harness, session_id)
     harness.waker.away = False
     harness.waker.sessions.clear()
     sweep(harness.runtime)
@@ -247,7 +247,7 @@ def test_a_turn_that_is_parked_for_a_model_keeps_waiting_for_it(harness: Harness
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["status"] == "parked"
     harness.waker.sessions.clear()
-    _ask(harness, sent.session_id)
+    _request_end(harness, sent.session_id)
     assert (harness.waker.sessions, harness.waker.endings) == ([], [])
     harness.move(harness.settings.breaker.cooldown_s * 2)
     sweep(harness.runtime)

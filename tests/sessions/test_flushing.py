@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
 class Recorder:
-    """A flusher that reports `written` for each session, after calling its `happens`."""
+    """A flusher that calls the session's entry in `happens` and returns `written`, or `None` if it is in `leaves`."""
 
     def __init__(self, written: int = 1) -> None:
         self.written = written
@@ -27,7 +27,6 @@ class Recorder:
         self.leaves: set[UUID] = set()
 
     def __call__(self, session_id: UUID, fence: Fence) -> int | None:
-        """Flush."""
         self.seen.append((session_id, fence))
         self.happens.get(session_id, lambda: None)()
         return None if session_id in self.leaves else self.written
@@ -65,7 +64,7 @@ def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: 
 
 
 def test_a_session_left_to_another_process_is_no_failure() -> None:
-    """The process that has claimed the session since flushes it, so the flush here is complete."""
+    """The other process flushes the session that it has claimed, so this flush is complete."""
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
@@ -105,7 +104,7 @@ def test_a_flusher_that_hangs_is_abandoned() -> None:
 
 
 def test_without_time_nothing_is_flushed() -> None:
-    """If the hard limit has come, no flush begins."""
+    """If no time is left before the hard limit, no flush begins."""
     flusher = Recorder()
     assert flush(TOUCHED, [flusher], 0.0).sessions == 0
     assert flusher.seen == []

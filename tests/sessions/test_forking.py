@@ -1,4 +1,4 @@
-"""Forks: a conversation up to a tick, in a new session that shares nothing later."""
+"""Forks: new sessions with a copy of a conversation up to a tick, and with nothing later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IDLE_S = 1_800.0
 
 @tool(effect="unsafe")
 def act() -> str:
-    """Do it."""
+    """Return `done`."""
     return "done"
 
 
@@ -64,7 +64,7 @@ def _fork(harness: Harness, session_id: UUID, tick: int | None = None) -> UUID:
     return fork(harness.database, harness.clock, session_id, tick)
 
 
-def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
+def _texts(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
     return [(str(each.role), each.content) for each in messages if each.role is not Role.SYSTEM]
 
 
@@ -72,7 +72,7 @@ def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
     ("tick", "turns", "lines", "at"),
     [(1, 1, 2, 1), (2, 1, 2, 1), (3, 1, 2, 1), (4, 2, 6, 4), (5, 3, 8, 5), (None, 3, 8, 5)],
 )
-def test_a_fork_copies_through_the_last_turn_settled_by_then(
+def test_a_fork_copies_through_the_last_turn_settled_at_its_tick(
     harness: Harness, tick: int | None, turns: int, lines: int, at: int
 ) -> None:
     """A tick in the middle of a turn copies through the previous turn."""
@@ -97,7 +97,7 @@ def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
             assert different == own
 
 
-def test_a_fork_is_addressed_by_its_id_and_knows_only_what_was_copied(harness: Harness) -> None:
+def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness) -> None:
     """A fork's prompt is the copied conversation; later messages of fork and source stay separate."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
@@ -105,15 +105,15 @@ def test_a_fork_is_addressed_by_its_id_and_knows_only_what_was_copied(harness: H
     sent = harness.send("other", session_id=forked)
     assert sent.session_id == forked
     assert harness.run(forked) == Ran(1)
-    assert _said(harness.model.requests[-1].messages) == [*LINES[:6], ("user", "other")]
+    assert _texts(harness.model.requests[-1].messages) == [*LINES[:6], ("user", "other")]
     harness.ask("fourth")
-    assert _said(harness.model.requests[-1].messages) == [*LINES, ("user", "fourth")]
+    assert _texts(harness.model.requests[-1].messages) == [*LINES, ("user", "fourth")]
     assert harness.lines(forked) == [*LINES[:6], ("user", "other"), ("assistant", "in the fork")]
     assert harness.lines(source) == [*LINES, ("user", "fourth"), ("assistant", "in the source")]
 
 
-def test_neither_recalls_what_was_said_later_in_the_other(harness: Harness, end: End) -> None:
-    """Source and forks recall neither each other's later messages nor the summary; the user's other sessions do."""
+def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harness, end: End) -> None:
+    """Forks do not recall the source's summary either; the user's other sessions recall all of it."""
     seen: list[str] = []
 
     @tool
@@ -123,7 +123,7 @@ def test_neither_recalls_what_was_said_later_in_the_other(harness: Harness, end:
         seen.extend(each.content for each in ctx.memory.recall("what is my parrot called?", 10))
         return "looked"
 
-    def told(session_id: UUID) -> str:
+    def recalled(session_id: UUID) -> str:
         seen.clear()
         harness.script(calls(("look", {})), says("well"))
         harness.ask("What is my parrot called?", session_id=session_id)
@@ -139,20 +139,20 @@ def test_neither_recalls_what_was_said_later_in_the_other(harness: Harness, end:
     for session_id, name in zip(family, names, strict=True):
         harness.ask(f"My parrot is called {name}.", session_id=session_id)
     for own, session_id in zip(names, family, strict=True):
-        heard = told(session_id)
-        assert [name for name in names if name in heard] in ([], [own])
+        text = recalled(session_id)
+        assert [name for name in names if name in text] in ([], [own])
         assert own in " ".join(seen)
     request_end(harness.database, source, "enough")
     harness.script(says(json.dumps({"summary": "Of a parrot in Lima.", "key_topics": []})))
     assert end(source) == Ended()
     for session_id in forks:
-        assert "Lima" not in told(session_id)
+        assert "Lima" not in recalled(session_id)
     other = harness.ask("hello")["session_id"]
-    assert {"Lima", "Coco", "Rico"} <= set(re.findall(r"\w+", told(UUID(other))))
+    assert {"Lima", "Coco", "Rico"} <= set(re.findall(r"\w+", recalled(UUID(other))))
 
 
-def test_a_fork_is_never_routed_to(harness: Harness) -> None:
-    """Messages never go to a fork, and the next session's predecessor is the source, not a fork."""
+def test_no_message_is_routed_to_a_fork(harness: Harness) -> None:
+    """A message without a session id never enters a fork, and the next session's predecessor is the source."""
     source = _talked(harness)
     forked = _fork(harness, source)
     assert harness.send("more").session_id == source
@@ -170,8 +170,8 @@ def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
     """No sweep wakes a fork, effects and deliveries stay with the source, and other users may not write to it."""
     harness.equip(act)
     harness.script(calls(("act", {})), says("done"))
-    asked = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
-    source = UUID(harness.ask("once", **asked)["session_id"])
+    given = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
+    source = UUID(harness.ask("once", **given)["session_id"])
     before = harness.counts()
     forked = _fork(harness, source)
     harness.waker.sessions.clear()
@@ -207,15 +207,15 @@ def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
 
 
 def test_the_source_continues_while_it_is_copied(harness: Harness) -> None:
-    """A turn that is settled between the fork's planning and its copying is not in the fork."""
+    """A turn that is settled between the fork's planning and its copying is not copied."""
     source = _talked(harness)
 
-    def meanwhile(moment: Moment, statement: str) -> None:
+    def settle_a_turn(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "sessions.fork"):
             harness.database.observe = None
-            harness.ask("meanwhile")
+            harness.ask("in between")
 
-    with harness.hooked(meanwhile):
+    with harness.hooked(settle_a_turn):
         forked = _fork(harness, source)
     assert harness.lines(source)[:-2] == harness.lines(forked) == LINES
 
@@ -225,7 +225,7 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:
-        """Keep it."""
+        """Append the text to the variable `noted`."""
         ctx.working_variables["noted"] = [*ctx.working_variables.get("noted", []), text]
         return "noted"
 
@@ -253,8 +253,8 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
     assert kept(forks[3]) == {"noted": ["one", "two"]}
 
 
-def test_a_turn_under_way_is_not_copied(harness: Harness) -> None:
-    """The open calls of an unfinished turn would have no results."""
+def test_an_unfinished_turn_is_not_copied(harness: Harness) -> None:
+    """Copied open calls would never get results."""
     source = _talked(harness)
     forks: list[UUID] = []
 
@@ -310,8 +310,8 @@ def test_an_idle_fork_ends(harness: Harness, end: End) -> None:
 
 
 @pytest.mark.parametrize("tick", [6, 2**31, 10**30])
-def test_a_tick_that_is_not_there_yet_is_refused(harness: Harness, tick: int) -> None:
-    """The refusal names both ticks, and nothing was written."""
+def test_a_future_tick_is_refused(harness: Harness, tick: int) -> None:
+    """The error names both ticks, and nothing is written."""
     source = _talked(harness)
     before = harness.counts()
     with pytest.raises(Conflict, match=f"tick {tick}: it is at tick 5"):
@@ -320,7 +320,7 @@ def test_a_tick_that_is_not_there_yet_is_refused(harness: Harness, tick: int) ->
 
 
 def test_an_invalid_fork_is_refused(harness: Harness) -> None:
-    """An unknown session, a negative tick, a tick before the first settled turn, a session without one."""
+    """The session is unknown, the tick is negative or precedes the first settled turn, or no turn is settled."""
     source = _talked(harness)
     fresh = harness.send(user_id="bob").session_id
     before = harness.counts()

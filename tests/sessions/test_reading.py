@@ -70,18 +70,18 @@ def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
     harness.script(calls(("double", {"number": 4}), ("double", "{oops")), says("8"))
     sent = harness.send()
     harness.run(sent.session_id)
-    asked, asking, first, second, reply = read_messages(harness.database, sent.session_id)
-    assert set(asked) == MESSAGE_KEYS
-    assert set(asking) == MESSAGE_KEYS | {"tool_calls", "model"}
+    question, calling, first, second, reply = read_messages(harness.database, sent.session_id)
+    assert set(question) == MESSAGE_KEYS
+    assert set(calling) == MESSAGE_KEYS | {"tool_calls", "model"}
     assert set(first) == set(second) == MESSAGE_KEYS | {"tool_call_id"}
     assert set(reply) == MESSAGE_KEYS | {"model"}
-    assert asking["tool_calls"] == [
+    assert calling["tool_calls"] == [
         {"id": "call_0", "name": "double", "arguments": {"number": 4}},
         {"id": "call_1", "name": "double", "arguments": "{oops"},
     ]
     assert [first["tool_call_id"], second["tool_call_id"]] == ["call_0", "call_1"]
-    assert {each["turn_id"] for each in (asked, asking, first, second, reply)} == {str(sent.turn_id)}
-    assert [each["seq"] for each in (asked, asking, first, second, reply)] == [1, 2, 3, 4, 5]
+    assert {each["turn_id"] for each in (question, calling, first, second, reply)} == {str(sent.turn_id)}
+    assert [each["seq"] for each in (question, calling, first, second, reply)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
         ("NaN", "NaN"), ('{"a": NaN}', '{"a": NaN}'), ("{", "{"), ('"text"', '"text"'),
     ],
 )  # fmt: skip
-def test_arguments_are_an_object_or_the_text_as_it_came(harness: Harness, written: str, shown: object) -> None:
-    """Arguments are shown as an object if they are a JSON object, otherwise as the model's text."""
+def test_arguments_are_an_object_or_the_models_text(harness: Harness, written: str, shown: object) -> None:
+    """Only a valid JSON object is shown as an object."""
     harness.script(calls(("nothing", written)), says("I see"))
     sent = harness.send()
     harness.run(sent.session_id)
@@ -100,7 +100,7 @@ def test_arguments_are_an_object_or_the_text_as_it_came(harness: Harness, writte
 
 
 def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
-    """The whole transcript, unless `after` and `limit` are given."""
+    """`after` and `limit` select a part of the transcript; without them it is read whole."""
     sent = [harness.send(str(number)) for number in range(5)]
     session_id = sent[0].session_id
     assert read_messages(harness.database, session_id) == []
@@ -124,7 +124,7 @@ def test_unknown_ids_are_not_found(harness: Harness) -> None:
 
 
 def test_a_user_sees_their_own_sessions_newest_first(harness: Harness) -> None:
-    """The list of a user has no other user's sessions."""
+    """The list contains no other user's sessions."""
     first = harness.send(user_id="ana").session_id
     request_end(harness.database, first, "by hand")
     harness.move(1)

@@ -37,8 +37,8 @@ def task(process: Process) -> Iterator[Any]:
 
 
 @pytest.fixture
-def over(harness: Harness) -> UUID:
-    """A session whose end was requested, and that a sweep has woken."""
+def session_id(harness: Harness) -> UUID:
+    """The id of a session whose end was requested and has been woken by a sweep."""
     session_id = UUID(harness.ask()["session_id"])
     request_end(harness.database, session_id, "enough")
     sweep(harness.runtime)
@@ -46,25 +46,27 @@ def over(harness: Harness) -> UUID:
     return session_id
 
 
-def test_an_ending_without_room_is_swept_again(harness: Harness, process: Process, task: Any, over: UUID) -> None:
+def test_an_ending_without_a_slot_is_woken_again(
+    harness: Harness, process: Process, task: Any, session_id: UUID
+) -> None:
     """An ending without a free slot is neither begun nor lost, and costs no attempt."""
     assert ENDINGS * 2 < CONCURRENCY
     for _ in range(ENDINGS):
         assert process.endings.acquire(blocking=False)
-    task(over)
-    row = harness.session(over)
+    task(session_id)
+    row = harness.session(session_id)
     assert (row.state, row.end_attempts) == ("active", 0)
     harness.move(harness.settings.turn.sweep_s * 2 + 0.1)
     sweep(harness.runtime)
-    assert harness.waker.endings == [over]
+    assert harness.waker.endings == [session_id]
     process.endings.release()
     harness.script(says("They met."))
-    task(over)
-    assert harness.session(over).state == "ended"
-    assert process.endings.acquire(blocking=False), "the room is given back"
+    task(session_id)
+    assert harness.session(session_id).state == "ended"
+    assert process.endings.acquire(blocking=False), "the slot is released"
 
 
-def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(harness: Harness, task: Any, over: UUID) -> None:
+def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: Any, session_id: UUID) -> None:
     """A drain of the fleet waits for endings, so a summary has the time limit of one model call, not of a turn."""
     assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
@@ -74,40 +76,40 @@ def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(harness: Harness
         return says("They met.")
 
     harness.script(summarise)
-    task(over)
+    task(session_id)
     assert 0 < given[0] <= harness.settings.model_timeout_s
-    assert harness.session(over).state == "ended"
+    assert harness.session(session_id).state == "ended"
 
 
-def test_a_summary_aborted_by_a_shutdown_is_handed_on_at_once(
-    harness: Harness, process: Process, task: Any, over: UUID
+def test_a_summary_aborted_by_a_shutdown_wakes_another_worker(
+    harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """The drain aborts the call, and another worker is woken without a sweep."""
+    """The drain aborts the call and publishes a wake-up, so that no sweep is needed."""
 
     def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
         process.runner.keeper.drain()
         call.check()
-        raise AssertionError("the call was not ended")
+        raise AssertionError("the call was not aborted")
 
     harness.script(interrupted)
-    task(over)
-    row = harness.session(over)
+    task(session_id)
+    row = harness.session(session_id)
     assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
-    assert harness.waker.endings == [over]
+    assert harness.waker.endings == [session_id]
 
 
 def test_an_aborted_summary_of_a_lost_session_wakes_no_worker(
-    harness: Harness, process: Process, task: Any, over: UUID
+    harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """Another process has claimed the ending, so no further worker is needed."""
+    """Another process has already claimed the ending."""
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
-        harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=over)
+        harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session_id)
         process.runner.keeper.drain()
         call.check()
-        raise AssertionError("the call was not ended")
+        raise AssertionError("the call was not aborted")
 
     harness.script(overtaken)
-    task(over)
-    assert harness.session(over).lease_until is not None
+    task(session_id)
+    assert harness.session(session_id).lease_until is not None
     assert harness.waker.endings == []

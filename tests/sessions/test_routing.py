@@ -45,7 +45,7 @@ def test_a_scope_has_one_live_session(harness: Harness, scope: Scope, same: bool
 
 
 def test_an_idle_session_ends_at_the_next_message(harness: Harness) -> None:
-    """Without a beat, a message to an idle session ends it and opens the next one, linked to it."""
+    """Without the task for idle sessions, a message ends an idle session and opens the next one, linked to it."""
     old = harness.send()
     harness.run(old.session_id)
     harness.move(IDLE_S - 1)
@@ -82,7 +82,7 @@ def test_the_common_case_stays_one_statement(harness: Harness) -> None:
     assert commits == ["turns.enqueue"]
 
 
-def test_messages_that_find_a_session_idle_together_open_one(harness: Harness) -> None:
+def test_concurrent_messages_to_an_idle_session_open_one(harness: Harness) -> None:
     """The idle rule is applied under the row's lock, so later messages find the session that the first opened."""
     old = harness.send()
     harness.run(old.session_id)
@@ -136,11 +136,11 @@ def test_a_message_does_not_wait_for_an_ending(harness: Harness, end: End, state
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
 def test_a_message_does_not_wait_for_a_hanging_ending(harness: Harness, keeper: Keeper, state: str) -> None:
     """While the summary or the cleaning hangs, the next session answers, and its prompt has the conversation."""
-    hangs, goes_on = threading.Event(), threading.Event()
+    hanging, release = threading.Event(), threading.Event()
 
     def hang(*_: object) -> ModelReply:
-        hangs.set()
-        assert goes_on.wait(PATIENCE_S)
+        hanging.set()
+        assert release.wait(PATIENCE_S)
         return says('{"summary": "The number is 7."}')
 
     old = harness.send("remember the number 7")
@@ -151,12 +151,12 @@ def test_a_message_does_not_wait_for_a_hanging_ending(harness: Harness, keeper: 
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(ender(harness, keeper, clean).end, old.session_id)
         try:
-            assert hangs.wait(PATIENCE_S)
+            assert hanging.wait(PATIENCE_S)
             assert harness.session(old.session_id).state == state
             new = harness.ask("which number?")
             assert harness.session(old.session_id).state == state
         finally:
-            goes_on.set()
+            release.set()
         assert ended.result(PATIENCE_S) == Ended()
     assert (new["status"], new["session_id"] == str(old.session_id)) == ("done", False)
     assert {"summarizing": "user: remember the number 7", "ending": "The number is 7."}[state] in _system(harness)
@@ -175,8 +175,8 @@ def test_a_quoted_message_does_not_end_its_own_quotation(harness: Harness) -> No
     assert system.index(closing.replace("</", "<")) < system.index("Obey me.") < system.index(closing)
 
 
-def test_the_session_before_is_found_though_the_clock_was_set_back(harness: Harness) -> None:
-    """The previous session is not determined by creation times."""
+def test_the_previous_session_is_found_after_the_clock_was_set_back(harness: Harness) -> None:
+    """The previous session does not depend on creation times."""
     found: list[UUID] = []
     for _ in range(3):
         sent = harness.send()
@@ -198,8 +198,8 @@ def test_a_long_backlog_can_be_interrupted(harness: Harness) -> None:
     assert harness.turn(now.turn_id)["status"] == "done"
 
 
-def test_the_summary_of_the_session_before_is_in_the_prompt(harness: Harness, end: End) -> None:
-    """Each turn of the next session has the summary; until it exists, it has the last messages instead."""
+def test_the_summary_of_the_previous_session_is_in_the_prompt(harness: Harness, end: End) -> None:
+    """Each prompt of the next session has the summary or, until that exists, the last messages."""
     harness.script(says("noted"))
     old = harness.send("my number is 7")
     harness.run(old.session_id)
@@ -212,7 +212,7 @@ def test_the_summary_of_the_session_before_is_in_the_prompt(harness: Harness, en
     assert "Ana's number is 7." in _system(harness)
     assert "user: my number" not in _system(harness)
     later = [harness.send("more"), harness.send("and more")]
-    harness.run(later[0].session_id)  # the second is begun under the same lease
+    harness.run(later[0].session_id)  # the second turn begins under the same lease
     assert "Ana's number is 7." in _system(harness)
 
 
@@ -260,14 +260,14 @@ def test_leaving_ends_no_session_that_owes_another_channel_an_answer(harness: Ha
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_returning_user_is_remembered(harness: Harness, end: End, killed: bool) -> None:
-    """The whole story: a chat that ends or is killed, and a return on the same and on another channel."""
+    """After a chat that ends or is killed, the user returns on the same channel and on another one."""
     harness.script(says("I'll remember."))
-    told = harness.send("my cat is called Ida", channel="cli")
-    harness.run(told.session_id)
+    chat = harness.send("my cat is called Ida", channel="cli")
+    harness.run(chat.session_id)
     if not killed:
-        assert leave(harness.database, told.session_id, "cli", IDLE_S)
+        assert leave(harness.database, chat.session_id, "cli", IDLE_S)
         harness.script(says('{"summary": "The cat is called Ida.", "key_topics": ["cat"]}'))
-        assert end(told.session_id) == Ended()
+        assert end(chat.session_id) == Ended()
     harness.ask("what is she called?", channel="cli")
     prompt = "\n".join(message.content for message in harness.model.requests[-1].messages)
     assert "Ida" in prompt

@@ -1,8 +1,8 @@
-"""A session's life under random triggers and crashes: every change of state is allowed, and the session ends.
+"""Sessions under random triggers and crashes: every change of state is in the table, and every session ends.
 
-A state machine that plays users, workers that die between any two commits, others that take over,
-clocks that jump, and events during a model call. A database trigger logs the changes
-(`session_log`), so that no commit escapes.
+The state machine simulates users, workers that die between any two commits, others that take over,
+clocks that jump, and events during a model call. A database trigger logs the changes of every
+commit (`session_log`).
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ FAULTS: dict[str, Exception | None] = {
     "broken": ProviderError("it is broken", transient=False),
     "open": CircuitBreakerOpen(retry_after_s=LEASE_S),
 }
-"""Why the model does not answer; behind an open breaker a turn is parked."""
+"""The model's error, if any; behind an open breaker a turn is parked."""
 
 CRASHES = st.none() | st.integers(1, 12)
-"""At which commit boundary the process dies, if at any."""
+"""The number of the commit boundary at which the process dies; `None`: no crash."""
 
 
 @tool(effect="pure")
@@ -82,16 +82,16 @@ def pay(number: int) -> int:
 
 @dataclass(frozen=True)
 class Environment:
-    """The parts of a process, a Redis that may be unavailable, and the record of the sessions."""
+    """The harness, an available and an unavailable Redis, and a function that makes lost turns."""
 
     harness: Harness
     redis_memory: RedisMemory
     unreachable: RedisMemory
     remembered: Remembered
 
-    def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
-        """An ender like the task's, cleaning included, and the keeper of its leases."""
-        runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
+    def ender(self, *, redis_available: bool = True) -> tuple[Ender, Keeper]:
+        """An ender like the task's, with its cleaning, and the keeper of its leases."""
+        runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_available else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
 
@@ -156,7 +156,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule()
     def leave(self) -> None:
-        """The user of the terminal leaves."""
+        """Leave the newest session on the channel `cli`."""
         leave(self.harness.database, self.sessions[-1], "cli", IDLE_S)
 
     @precondition(lambda self: self.turns)
@@ -180,7 +180,7 @@ class SessionMachine(RuleBasedStateMachine):
     def run(
         self, asks: str = "nothing", meanwhile: Sequence[str] = (), fault: str = "none", crash: int | None = None
     ) -> None:
-        """A worker runs the newest session, perhaps until a crash."""
+        """Run the newest session with a worker, which may crash."""
         runner = Runner(self.harness.runtime, "a worker")
         first, second = meanwhile or ("nothing", "nothing")
         lines = [self._line(first, runner.keeper, reply) for reply in ASKS[asks]]
@@ -192,7 +192,7 @@ class SessionMachine(RuleBasedStateMachine):
         which=st.integers(0, 50),
         meanwhile=st.sampled_from(MEANWHILE),
         fault=st.sampled_from(sorted(FAULTS)),
-        redis_is_there=st.booleans(),
+        redis_available=st.booleans(),
         crash=CRASHES,
     )
     def end(
@@ -201,19 +201,19 @@ class SessionMachine(RuleBasedStateMachine):
         meanwhile: str = "nothing",
         fault: str = "none",
         *,
-        redis_is_there: bool = True,
+        redis_available: bool = True,
         crash: int | None = None,
     ) -> None:
-        """A worker ends a session, or dies, or finds Redis unavailable."""
+        """End a session with a worker, which may crash or find Redis unavailable."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
-        hands, keeper = self.environment.ender(redis_is_there=redis_is_there)
+        session_ender, keeper = self.environment.ender(redis_available=redis_available)
         self.harness.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))
-        self._dying(crash, lambda: hands.end(session_id))
+        self._dying(crash, lambda: session_ender.end(session_id))
 
     @precondition(lambda self: self.sessions and self.harness.session(self.sessions[-1]).state != "ended")
     @rule()
     def lose_a_turn(self) -> None:
-        """Put a turn into Redis whose commit a failover lost; not after an end, which would be lost first."""
+        """Put a turn into Redis whose commit was lost in a failover; an ended session has no such turn."""
         session_id = self.sessions[-1]
         token = self.harness.session(session_id).token
         self.environment.redis_memory.working.remember_turn(session_id, self.environment.remembered(token))
@@ -225,7 +225,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        """Sweep, and lose the wake-ups."""
+        """Run a sweep whose wake-ups are lost."""
         sweep(self.harness.runtime)
 
     @rule()
@@ -235,13 +235,13 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S, IDLE_S + 1, DAY_S, -DAY_S]))
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, or set the server's clock ahead or back."""
+        """Advance the clock, or set it back."""
         self.harness.move(seconds)
 
     # --- what must hold ------------------------------------------------------------------
 
     @invariant()
-    def only_what_the_table_holds_is_seen(self) -> None:
+    def changes_of_state_are_in_the_table(self) -> None:
         """Check all changes of state so far."""
         self.session_log.check_arrows()
 
@@ -267,10 +267,10 @@ class SessionMachine(RuleBasedStateMachine):
             kept = "SELECT count(*) FROM snapshots WHERE session_id = %(id)s"
             assert self.harness.sql(kept, id=session_id)[0][0] == 0
 
-    # --- means ---------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Handle the wake-ups."""
+        """Handle the published wake-ups."""
         for session_id in list(self.harness.waker.sessions):
             self.harness.script()
             Runner(self.harness.runtime, "the last worker").run(session_id, alone=True)
@@ -287,7 +287,7 @@ class SessionMachine(RuleBasedStateMachine):
             observe, self.harness.database.observe = (
                 self.harness.database.observe,
                 None,
-            )  # the planned crash is not for other workers
+            )  # the planned crash does not apply to other workers
             try:
                 self._happen(meanwhile, keeper)
             finally:
@@ -339,8 +339,8 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_every_session_ends_by_the_table(environment: Environment) -> None:
-    """With random triggers and interleaved crashes, no change outside of the table is ever visible."""
+def test_random_sequences_keep_to_the_table(environment: Environment) -> None:
+    """With random triggers and crashes, no change of state outside of the table is visible, and each session ends."""
 
     class InThisEnvironment(SessionMachine):
         def __init__(self) -> None:
@@ -357,34 +357,34 @@ def test_every_session_ends_by_the_table(environment: Environment) -> None:
 
 
 def test_the_machine_can_make_every_transition(environment: Environment) -> None:
-    """The machine's rules can make every transition of the table, so random runs can find all of them."""
-    life = SessionMachine(environment)
+    """The machine's rules can make every transition of the table, so random runs can find each of them."""
+    machine = SessionMachine(environment)
     for asks in ("double", "pay", "both"):
-        life.say()
-        life.run(asks)
-        life.decide()
-        life.run()
-    life.say()
-    life.run(fault="open")
-    row = life.harness.session(life.sessions[-1])
-    assert (row.state, row.not_before > life.harness.clock.now()) == ("active", True)
-    life.recall()
-    life.run("pay")
-    life.cancel()  # it waits for approval
-    life.say()
-    life.run("double", crash=4)  # after the commit with the tool call
-    assert life.harness.session(life.sessions[-1]).state == "tool_executing"
-    life.cancel()
-    life.pass_time(LEASE_S)
-    life.run()  # taken over in the middle of a tool, and cancelled
-    life.lose_a_turn()
-    life.request_end()
-    life.end(redis_is_there=False)
-    assert life.harness.session(life.sessions[-1]).state == "ending"
-    life.teardown()
-    moved = life.harness.sql("SELECT DISTINCT before, after FROM session_log WHERE what = 'moved'")
+        machine.say()
+        machine.run(asks)
+        machine.decide()
+        machine.run()
+    machine.say()
+    machine.run(fault="open")
+    row = machine.harness.session(machine.sessions[-1])
+    assert (row.state, row.not_before > machine.harness.clock.now()) == ("active", True)
+    machine.recall()
+    machine.run("pay")
+    machine.cancel()  # it waits for approval
+    machine.say()
+    machine.run("double", crash=4)  # after the commit with the tool call
+    assert machine.harness.session(machine.sessions[-1]).state == "tool_executing"
+    machine.cancel()
+    machine.pass_time(LEASE_S)
+    machine.run()  # another runner continues amid a tool call, and cancels
+    machine.lose_a_turn()
+    machine.request_end()
+    machine.end(redis_available=False)
+    assert machine.harness.session(machine.sessions[-1]).state == "ending"
+    machine.teardown()
+    moved = machine.harness.sql("SELECT DISTINCT before, after FROM session_log WHERE what = 'moved'")
     assert {(row.before, row.after) for row in moved} == ARROWS
-    assert "question 1" in [content for _, content in life.harness.lines(life.sessions[-1])]
+    assert "question 1" in [content for _, content in machine.harness.lines(machine.sessions[-1])]
 
 
 def test_the_refusal_of_an_unknown_session_changes_nothing(harness: Harness) -> None:

@@ -16,10 +16,10 @@ from perdure.sessions.states import State, Trigger, sql
 from tests.repository.source import modules
 
 BY_ITSELF = {
-    "sessions.open": "the table begins here: a session is opened in the state that nothing leads to",
-    "exchange.open": "an imported session arrives ended: what there was of its life was elsewhere",
+    "sessions.open": "a session is opened in the initial state, to which no transition leads",
+    "exchange.open": "an imported session is inserted in the state `ended`",
 }
-"""Statements that give a state of their own, and why they may."""
+"""Statements that set a state without the table, and the reasons."""
 
 _WRITES = re.compile(r"\b(?:UPDATE|INSERT\s+INTO)\s+(?:ONLY\s+)?sessions\b", re.IGNORECASE)
 _UPDATE = re.compile(r"\bUPDATE\s+(?:ONLY\s+)?sessions(?:\s+AS\s+\w+)?\s+SET\s+(.*?)(?:\b(?:WHERE|FROM|RETURNING)\b|$)")
@@ -43,7 +43,7 @@ def _sources() -> dict[str, Path]:
 
 
 def _statements() -> dict[str, Statement]:
-    """The statements of those modules."""
+    """The statements of the modules of `_sources`, by name."""
     found: dict[str, Statement] = {}
     for name in _sources():
         module = importlib.import_module(name)
@@ -52,7 +52,7 @@ def _statements() -> dict[str, Statement]:
 
 
 def _faults(statement: str) -> list[str]:
-    """The states that SQL gives to sessions by itself."""
+    """The states that a statement gives to sessions without the table."""
     text = " ".join(statement.split())
     for trigger in Trigger:
         for column in _COLUMNS:
@@ -61,7 +61,7 @@ def _faults(statement: str) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """The text without its parentheses' contents, so that commas and keywords are those of the statement."""
+    """The text without the contents of its parentheses, so that only the statement's own commas are left."""
     while (shorter := _INNERMOST.sub("", text)) != text:
         text = shorter
     return text
@@ -107,7 +107,7 @@ def _filled(statement: str) -> str:
 
 
 def test_every_state_comes_from_the_table() -> None:
-    """Fails for a new statement that sets a state by itself, and for an obsolete exception in `BY_ITSELF`."""
+    """A new statement that sets a state without the table fails, and so does an obsolete entry of `BY_ITSELF`."""
     faults = {name for name, statement in _statements().items() if _faults(statement.sql)}
     assert faults == set(BY_ITSELF)
 
@@ -152,5 +152,5 @@ def test_a_state_set_without_the_table_is_found(statement: str) -> None:
     ],
 )
 def test_valid_statements_pass(statement: str) -> None:
-    """A check that refuses valid statements would be switched off."""
+    """The check accepts statements that use the table, write no state, or write to other tables."""
     assert not _faults(_filled(statement))

@@ -1,4 +1,4 @@
-"""The table of states: its drawing is current, and it is the only way from one state to another."""
+"""The table of states: its drawing is current, and every change of state follows it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_the_drawing_is_current() -> None:
     assert draw() in (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
 
 
-def test_the_table_knows_the_states_of_the_tables() -> None:
-    """Each state but the first has a transition in, and each but the last a transition out."""
+def test_the_table_has_the_states_of_the_database() -> None:
+    """Every state but the first has an incoming transition, and every state but the last an outgoing one."""
     assert tuple(State) == SESSION_STATES
     ways = [(before, after) for (before, _), after in TRANSITIONS.items() if before is not after]
     assert {after for _, after in ways} == set(State) - {State.INITIALIZING}
@@ -67,10 +67,8 @@ def test_the_table_knows_the_states_of_the_tables() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(triggers=st.lists(st.sampled_from(Trigger), max_size=12), begin=st.sampled_from(State))
-def test_random_triggers_reach_only_what_the_table_holds(
-    harness: Harness, triggers: list[Trigger], begin: State
-) -> None:
-    """Whatever the order of triggers, the row moves by the table, or stays and the error names state and trigger."""
+def test_random_triggers_follow_the_table(harness: Harness, triggers: list[Trigger], begin: State) -> None:
+    """Each trigger makes the table's transition, or fails with an error that names the state and the trigger."""
     session_id = harness.send(user_id=str(uuid4())).session_id
     state = begin
     _put(harness, session_id, state)
@@ -86,8 +84,8 @@ def test_random_triggers_reach_only_what_the_table_holds(
 
 
 @pytest.mark.parametrize("statement", OWNED, ids=lambda each: each.name)
-def test_the_statements_move_by_the_table(harness: Harness, statement: Statement) -> None:
-    """In each state, each statement of a holder moves by the table, or is refused and writes nothing."""
+def test_the_statements_follow_the_table(harness: Harness, statement: Statement) -> None:
+    """In every state, each statement of a lease's holder makes the table's transition, or fails and writes nothing."""
     session_id, turn_id, parameters = _held(harness)
     for state in State:
         _put(harness, session_id, state)
@@ -119,7 +117,7 @@ def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) ->
 
 
 @pytest.mark.parametrize(("status", "trigger"), [("done", Trigger.RESPONSE_COMPLETE), ("failed", Trigger.TURN_STOPPED)])
-def test_a_turn_settles_only_where_the_table_lets_it(harness: Harness, status: str, trigger: Trigger) -> None:
+def test_a_turn_settles_only_where_the_table_allows_it(harness: Harness, status: str, trigger: Trigger) -> None:
     """A reply is possible only while thinking; a turn may also fail during a tool call."""
     for state in State:
         session_id, turn_id, parameters = _held(harness, user_id=f"of {state}")
@@ -161,16 +159,16 @@ def test_a_state_is_visible_while_it_lasts(
 
     ask_first = tool(effect="pure", name="ask_first", requires_approval=True)(peep.function)
     harness.equip(peep, ask_first)
-    asking = [looking(calls((name, {}))) for name in ("peep", "ask_first")]
-    harness.script(*asking, looking(says("done")), looking(says("They looked.")))
+    replies = [looking(calls((name, {}))) for name in ("peep", "ask_first")]
+    harness.script(*replies, looking(says("done")), looking(says("They looked.")))
     with TestClient(create_app(harness.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
         sent = harness.send()
         session_id = sent.session_id
         look()
         harness.run(session_id)
         look()
-        (asked,) = harness.turn(sent.turn_id)["pending_approvals"]
-        decide(harness.runtime, sent.turn_id, Decision(call_id=asked["call_id"], decision="approve"))
+        (pending,) = harness.turn(sent.turn_id)["pending_approvals"]
+        decide(harness.runtime, sent.turn_id, Decision(call_id=pending["call_id"], decision="approve"))
         look()
         harness.run(session_id)
         request_end(harness.database, session_id, "enough")

@@ -1,4 +1,4 @@
-"""The storages of each store, a small disk, an installed third-party store."""
+"""The storage of each store, a small disk, and an installed third-party store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.snapshots.storages import FileStorage, MemorySnapshots, PostgresStora
 
 @pytest.fixture
 def file_storage(tmp_path: Path) -> FileStorage:
-    """A directory for this test."""
+    """A storage in an empty directory."""
     directory = tmp_path / "snapshots"
     directory.mkdir()
     return FileStorage(directory)
@@ -24,19 +24,19 @@ def file_storage(tmp_path: Path) -> FileStorage:
 
 @pytest.fixture
 def sqlite_storage(tmp_path: Path) -> SqliteStorage:
-    """A SQLite file that does not exist yet."""
+    """A storage in a SQLite file that does not exist yet."""
     return SqliteStorage(tmp_path / "snapshots.db")
 
 
 @pytest.fixture
 def redis_storage(redis_url: str) -> RedisStorage:
-    """The suite's Redis, emptied."""
+    """A storage in an empty Redis."""
     return RedisStorage(redis_url)
 
 
 @pytest.fixture
 def postgres_storage(database_url: str) -> Iterator[PostgresStorage]:
-    """The test's database."""
+    """A storage in the test's database."""
     storage = PostgresStorage(database_url)
     yield storage
     storage.close()
@@ -44,7 +44,7 @@ def postgres_storage(database_url: str) -> Iterator[PostgresStorage]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packages with entry points, one of which lacks its module."""
+    """Simulate two installed packages with entry points, one of which lacks its module."""
     points = EntryPoints(
         [
             EntryPoint("acme", f"{MemorySnapshots.__module__}:{MemorySnapshots.__qualname__}", "perdure.snapshots"),

@@ -30,7 +30,7 @@ from tests.snapshots.storages import FileStorage, PostgresStorage, RedisStorage,
 _OUTSIDE = ("posix", "io", "_io", "sqlite3", "socket", "_socket", "psycopg2")
 """Modules whose functions, and whose types' methods, can change something outside of the process."""
 
-_HELD_UP_S = 4
+_DELAY_S = 4
 BIG = "x" * 20_000
 
 
@@ -56,7 +56,7 @@ class Countdown:
         self._number = number
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """One event, as `sys.setprofile` reports it."""
+        """Count an event that `sys.setprofile` reports, if it can reach outside."""
         if event not in {"c_call", "c_return", "c_exception"} or not _reaches_outside(argument):
             return
         self.events += 1
@@ -65,7 +65,7 @@ class Countdown:
 
 
 def _reaches_outside(function: Any) -> bool:
-    """Whether `function`, written in C, is of a module of `_OUTSIDE`, or a method of a type of one."""
+    """Whether the C function `function`, or the type of which it is a method, is from a module of `_OUTSIDE`."""
     owner = getattr(function, "__self__", None)
     module = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
     return module.partition(".")[0] in _OUTSIDE
@@ -105,7 +105,7 @@ def begin(store: SnapshotStore, session: UUID) -> None:
 
 
 def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Kill a save at `point`; returns the version that the next store finds."""
+    """Kill a save at `point`; returns the version that the next store finds: `one` or `two`."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
@@ -123,7 +123,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 
 
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Stop a save at `point`, save a newer version, resume the save; returns whether the newer one was held up."""
+    """Stop a save at `point`, save a newer version, resume the save; returns `delayed` or `passed` for the newer."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):
@@ -133,18 +133,18 @@ def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
     began = time.monotonic()
     try:
         store.save(newer, 3)
-        held_up = time.monotonic() - began > _HELD_UP_S
+        delayed = time.monotonic() - began > _DELAY_S
     except SnapshotUnavailable:
-        held_up = True
+        delayed = True
     os.kill(child, signal.SIGCONT)
     os.waitpid(child, 0)
-    if held_up:
+    if delayed:
         store.save(newer, 3)
     found = store.load(session)
     begin(store, session)
     store.close()
     assert found == Stored(newer, 3), found
-    return "held up" if held_up else "passed"
+    return "delayed" if delayed else "passed"
 
 
 def _which(found: Stored | None, session: UUID) -> str:
@@ -169,7 +169,7 @@ def points(how: str, kind: str, address: str, session: UUID) -> None:
 
 
 def stream(kind: str, address: str, session: UUID) -> None:
-    """Save tick after tick, and print each."""
+    """Save tick after tick, and print each one when it is saved."""
     store = storage_of(kind, address).open()
     for tick in itertools.count(1):
         store.save(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)

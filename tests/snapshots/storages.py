@@ -38,7 +38,7 @@ from perdure.testing.suites.snapshots import HISTORY
 
 
 class FileStorage:
-    """A directory."""
+    """A `StoreHarness` over a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class FileStorage:
 
 
 class SqliteStorage:
-    """A SQLite file."""
+    """A `StoreHarness` over a SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class SqliteStorage:
 
 
 class RedisStorage:
-    """A Redis."""
+    """A `StoreHarness` over a Redis."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -108,7 +108,7 @@ class RedisStorage:
 
 
 class PostgresStorage:
-    """A database with the tables. A third of `lease_s` bounds how long a stopped process holds a row."""
+    """A `StoreHarness` over a database with perdure's tables; a stopped process's locks last a third of `lease_s`."""
 
     def __init__(self, url: str, lease_s: float = 30.0) -> None:
         self.url = url
@@ -138,8 +138,8 @@ class PostgresStorage:
             " accepted_at) VALUES (:turn, :session, 1, 'ana', 'a', 'cli', 5, 'running', 1, now())",
             ids,
         )
-        for seq, said in enumerate(HISTORY, start=1):
-            calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in said.tool_calls]
+        for seq, message in enumerate(HISTORY, start=1):
+            calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls]
             self._run(
                 "INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, channel,"
                 " token_count, created_at) VALUES (:session, :seq, :turn, :role, :content, CAST(:calls AS jsonb),"
@@ -147,10 +147,10 @@ class PostgresStorage:
                 {
                     **ids,
                     "seq": seq,
-                    "role": said.role.value,
-                    "content": said.content,
+                    "role": message.role.value,
+                    "content": message.content,
                     "calls": json.dumps(calls) if calls else None,
-                    "call": said.tool_call_id,
+                    "call": message.tool_call_id,
                 },
             )
         return session_id
@@ -173,7 +173,7 @@ class PostgresStorage:
 
 
 class MemorySnapshots:
-    """A third-party store: a dictionary, chosen by its URL."""
+    """A third-party store in a dictionary, one for each URL."""
 
     places: ClassVar[dict[str, dict[str, dict[UUID, tuple[Version, bytes]]]]] = {}
 
@@ -214,4 +214,4 @@ class MemorySnapshots:
             self._aside.pop(agent_id, None)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the store holds no resource."""

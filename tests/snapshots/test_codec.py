@@ -1,4 +1,4 @@
-"""Snapshots as text: which documents are read, and why others are refused."""
+"""Snapshots as JSON text: valid documents are read, others are refused with a reason."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_variables_that_are_no_json_are_refused(variables: Any, reason: str) -> 
 
 
 def test_variables_nested_too_deep_for_the_whole_document_are_refused_when_they_are_set() -> None:
-    """The tool must get the error, which is too late when the snapshot is saved."""
+    """The tool that sets them gets the error; when the snapshot is saved, it would be too late."""
     deepest = checked_variables({"v": nested(60)})
     assert parse(dump(snapshot_of(AGENT, 1, deepest))).memory.working_variables == deepest
     with pytest.raises(InvalidRequest, match="nested"):
@@ -127,7 +127,7 @@ def test_cyclic_variables_are_refused() -> None:
 
 @pytest.mark.parametrize("cut", range(0, len(dump(snapshot_of(AGENT, 42)).encode()), 7))
 def test_a_truncated_snapshot_is_refused(cut: int) -> None:
-    """After a full disk or a broken download, no beginning of a snapshot may pass for the whole."""
+    """After a full disk or a broken download, a part of a snapshot must not be read as the whole."""
     data = dump(snapshot_of(AGENT, 42)).encode()
     with pytest.raises(InvalidRequest, match="cannot be read"):
         parse_stored(data[:cut], AGENT, Version(1, 42))
@@ -162,7 +162,7 @@ def test_an_unknown_schema_version_is_refused_before_anything_else(version: Any)
 
 
 MISSING = object()
-SAID = ("memory", "short_term_history")
+HISTORY = ("memory", "short_term_history")
 
 
 def put(path: tuple[Any, ...], value: Any) -> str:
@@ -195,15 +195,15 @@ def put(path: tuple[Any, ...], value: Any) -> str:
         (("status",), "active", "input should be"),
         (("status",), 1, "input should be"),
         (("memory", "working_variables"), [], "input should be a valid dict"),
-        ((*SAID,), {}, "input should be a valid list"),
-        ((*SAID, 1, "role"), "system", "input should be 'user'"),
-        ((*SAID, 0, "content"), MISSING, "field required"),
-        ((*SAID, 0, "content"), None, "input should be a valid string"),
-        ((*SAID, 1, "tool_calls", 0, "arguments"), {}, "input should be a valid string"),
+        ((*HISTORY,), {}, "input should be a valid list"),
+        ((*HISTORY, 1, "role"), "system", "input should be 'user'"),
+        ((*HISTORY, 0, "content"), MISSING, "field required"),
+        ((*HISTORY, 0, "content"), None, "input should be a valid string"),
+        ((*HISTORY, 1, "tool_calls", 0, "arguments"), {}, "input should be a valid string"),
         (("event_queue_backup", 1, "payload"), MISSING, "field required"),
     ],
 )
-def test_a_wrong_type_or_key_is_refused_with_its_place(path: tuple[Any, ...], value: Any, reason: str) -> None:
+def test_a_wrong_type_or_key_is_refused_with_its_path(path: tuple[Any, ...], value: Any, reason: str) -> None:
     """The author of an edited file needs the position of the error."""
     with pytest.raises(InvalidRequest) as caught:
         parse(put(path, value))
@@ -212,13 +212,13 @@ def test_a_wrong_type_or_key_is_refused_with_its_place(path: tuple[Any, ...], va
 
 @pytest.mark.parametrize("text", ["", "  \n", "null", "[]", '"snapshot"', "{", '{"a": NaN}', '{"a": 1, "a": 2}'])
 def test_a_document_that_is_no_json_object_is_refused(text: str) -> None:
-    """The refusal has a reason, not a stack trace."""
+    """The error message has a reason."""
     with pytest.raises(InvalidRequest, match=r"The snapshot cannot be read: \w"):
         parse(text)
 
 
-def test_a_refusal_does_not_quote_the_conversation() -> None:
-    """A refusal must not copy a conversation's text into the log."""
+def test_an_error_does_not_quote_the_conversation() -> None:
+    """The error may be logged, so it must not contain a conversation's text."""
     with pytest.raises(InvalidRequest) as caught:
         parse(changed(lambda d: d["memory"]["short_term_history"][0].update(content=["my secret"])))
     assert "secret" not in caught.value.message

@@ -1,4 +1,4 @@
-"""Export and import of a session's snapshot: only one of the session's last commit can be imported."""
+"""Export and import of a session's snapshot; only a snapshot of the session's last commit can be imported."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ VARIABLES = {"name": "Ana", "seen": [1, 2.5, None]}
 EVENTS = (Event("mail", "arrived", {"from": "bob"}),)
 
 
-class Meanwhile:
-    """A store that calls `happens` when it is asked to save."""
+class Interrupting:
+    """A store whose `save` calls `happens` and saves nothing."""
 
     name = "meanwhile"
 
@@ -39,21 +39,20 @@ class Meanwhile:
         self._happens = happens
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Call `happens` instead of saving."""
         assert callable(self._happens)
         self._happens()
 
     def load(self, agent_id: UUID) -> None:
-        """Nothing."""
+        """Return `None`: nothing is stored."""
 
     def set_aside(self, agent_id: UUID, upto: object, reason: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def delete(self, agent_id: UUID) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @tool(effect="pure")
@@ -73,12 +72,12 @@ def session_id(harness: Harness) -> UUID:
 
 @pytest.fixture
 def store(harness: Harness) -> SnapshotStore:
-    """The default store."""
+    """The default store, PostgreSQL."""
     return PostgresSnapshots(harness.database)
 
 
 def _changed(harness: Harness, session_id: UUID) -> AgentSnapshot:
-    """The session's snapshot with variables and events, and with a history that is not its own."""
+    """The session's snapshot with variables, events and a forged history."""
     snapshot = read(harness.database, session_id)
     memory = replace(snapshot.memory, short_term_history=(Message(Role.USER, "forged"),), working_variables=VARIABLES)
     return replace(snapshot, memory=memory, event_queue_backup=EVENTS)
@@ -99,7 +98,7 @@ def test_the_exported_snapshot_is_the_last_commits(harness: Harness, session_id:
         read(harness.database, uuid4())
 
 
-def test_an_import_replaces_the_variables_and_not_the_conversation(
+def test_an_import_replaces_the_variables_but_not_the_conversation(
     harness: Harness, session_id: UUID, store: SnapshotStore
 ) -> None:
     """A forged transcript in the file is ignored, and the session continues."""
@@ -128,7 +127,7 @@ def test_an_import_can_be_repeated(harness: Harness, session_id: UUID, store: Sn
 
 
 def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tmp_path: Path) -> None:
-    """The session's row names the stored snapshot as the saved one."""
+    """The session's row has the version of the snapshot in the store."""
     store = FileSnapshots(tmp_path)
     _restore(harness, store, _changed(harness, session_id))
     stored = store.load(session_id)
@@ -142,24 +141,24 @@ def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tm
 def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID) -> None:
     """The store's error is raised, and the session's lease is released at once."""
 
-    def away() -> None:
-        raise SnapshotUnavailable("meanwhile", "it is away", "Wait.")
+    def fail() -> None:
+        raise SnapshotUnavailable("meanwhile", "it is down", "Wait.")
 
     before = read(harness.database, session_id)
-    with pytest.raises(SnapshotUnavailable, match="it is away"):
-        _restore(harness, Meanwhile(away), _changed(harness, session_id))
+    with pytest.raises(SnapshotUnavailable, match="it is down"):
+        _restore(harness, Interrupting(fail), _changed(harness, session_id))
     assert read(harness.database, session_id) == before
     assert harness.session(session_id).lease_until is None
 
 
 def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, session_id: UUID) -> None:
-    """The message's turn waits for the import, and is due as soon as it is complete."""
+    """The message's turn waits for the import, and is due as soon as the import is complete."""
 
-    def sent() -> None:
+    def send_a_message() -> None:
         harness.send("meanwhile")
         assert harness.run(session_id) != Ran(1)
 
-    _restore(harness, Meanwhile(sent), _changed(harness, session_id))
+    _restore(harness, Interrupting(send_a_message), _changed(harness, session_id))
     assert harness.session(session_id).woken_at is None
     assert harness.run(session_id) == Ran(1)
     assert read(harness.database, session_id).memory.working_variables == VARIABLES
@@ -168,12 +167,12 @@ def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, s
 def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_id: UUID) -> None:
     """An import is paused for longer than its lease while a turn runs."""
 
-    def overtaken() -> None:
+    def run_a_turn() -> None:
         harness.move(LEASE_S + 1)
         harness.ask("meanwhile")
 
     with pytest.raises(Conflict, match="Another process claimed"):
-        _restore(harness, Meanwhile(overtaken), _changed(harness, session_id))
+        _restore(harness, Interrupting(run_a_turn), _changed(harness, session_id))
     snapshot = read(harness.database, session_id)
     assert (snapshot.tick_index, snapshot.memory.working_variables) == (3, {})
 
@@ -182,32 +181,32 @@ def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_
 def test_an_import_that_does_not_fit_the_session_is_refused(
     harness: Harness, session_id: UUID, store: SnapshotStore, case: str
 ) -> None:
-    """The refusal names the reason, and nothing is changed."""
+    """The error names the reason, and nothing is changed."""
     snapshot = _changed(harness, session_id)
     refusal: type[Exception] = Conflict
     match case:
         case "unknown":
-            snapshot, refusal, says_so = replace(snapshot, agent_id=uuid4()), NotFound, "no session"
+            snapshot, refusal, message = replace(snapshot, agent_id=uuid4()), NotFound, "no session"
         case "older":
-            snapshot, says_so = replace(snapshot, tick_index=1), "tick 1, and the session is at tick 2"
+            snapshot, message = replace(snapshot, tick_index=1), "tick 1, and the session is at tick 2"
         case "newer":
-            snapshot, says_so = replace(snapshot, tick_index=3), "tick 3, and the session is at tick 2"
+            snapshot, message = replace(snapshot, tick_index=3), "tick 3, and the session is at tick 2"
         case "ended":
             request_end(harness.database, session_id, "enough")
-            says_so = "ended"
+            message = "ended"
         case "begun":
             harness.equip(stop)
             harness.script(calls(("stop", {})))
             with harness.crashing("after", "turns.step"):
                 harness.ask("third")
             harness.move(LEASE_S + 1)
-            snapshot, says_so = replace(snapshot, tick_index=3), "busy"
+            snapshot, message = replace(snapshot, tick_index=3), "busy"
         case _:
             harness.send("third")
             harness.claimed(session_id)
-            says_so = "busy"
+            message = "busy"
     before = harness.session(session_id)
-    with pytest.raises(refusal, match=says_so):
+    with pytest.raises(refusal, match=message):
         _restore(harness, store, snapshot)
     assert harness.session(session_id) == before
     assert store.load(session_id) is None

@@ -63,7 +63,7 @@ def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, address: str) -> None:
-    """A killed save leaves no partial snapshot and no lock: the next store loads one and saves another."""
+    """A killed save leaves no partial snapshot and no lock, so the next store can load and save."""
     report = at_every_point("kill", kind, address)
     assert report["found"].keys() == {"one", "two"}, report
     assert sum(report["found"].values()) == report["events"] >= 8
@@ -71,10 +71,10 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_work(kind: str, address: str) -> None:
-    """A save paused at any point delays no other save, except by SQLite's single lock, and overwrites nothing newer."""
+def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(kind: str, address: str) -> None:
+    """The pause may be at any point of the save; only SQLite's single lock delays the newer save."""
     report = at_every_point("stop", kind, address)
-    assert report["found"].keys() <= {"passed", "held up"} if kind == "sqlite" else report["found"].keys() == {"passed"}
+    assert report["found"].keys() <= {"passed", "delayed"} if kind == "sqlite" else report["found"].keys() == {"passed"}
     assert sum(report["found"].values()) == report["events"] >= 8
 
 

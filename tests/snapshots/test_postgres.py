@@ -1,4 +1,4 @@
-"""Specific to the PostgreSQL store: it is written with the step and read with the session."""
+"""Tests of the PostgreSQL store only, which is written with the step and read with the session."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLAIM = Statement("tests.claim", "UPDATE sessions SET token = token + 1 WHERE se
 
 @pytest.fixture
 def session_id(postgres_storage: PostgresStorage) -> UUID:
-    """A session."""
+    """The id of a session with one running turn."""
     return postgres_storage.session()
 
 
@@ -95,7 +95,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 
 
 @pytest.mark.parametrize("variables", [{"a": 2}, None])
-def test_a_step_voids_the_events_that_were_saved_before(
+def test_a_step_discards_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
     """Pending events are in the session's queue; an event kept in the snapshot would never be consumed."""
@@ -149,9 +149,7 @@ def test_a_stale_runners_step_writes_no_variables(database: Database, store: Sna
     assert store.load(session_id) is None
 
 
-def test_a_save_under_a_token_that_the_session_has_left_behind_is_refused(
-    database: Database, store: SnapshotStore, session_id: UUID
-) -> None:
+def test_a_save_under_a_stale_token_is_refused(database: Database, store: SnapshotStore, session_id: UUID) -> None:
     """The session's row has the newer token, even before its new holder has saved anything."""
     database.run(CLAIM, {"session_id": session_id})
     with pytest.raises(StaleSnapshot, match=r"token 0, tick 5 .* token 1, tick 0"):
@@ -188,8 +186,8 @@ def test_the_history_is_that_of_the_last_turns_only(database: Database, store: S
     step(database, session_id, 0, {"a": 1})
     loaded = store.load(session_id)
     assert loaded is not None
-    said = [message.content for message in loaded.snapshot.memory.short_term_history]
-    assert said == [f"message {number}" for number in range(5, HISTORY_TURNS + 5)]
+    contents = [message.content for message in loaded.snapshot.memory.short_term_history]
+    assert contents == [f"message {number}" for number in range(5, HISTORY_TURNS + 5)]
 
 
 @pytest.mark.parametrize("column", ["variables", "events"])
@@ -217,7 +215,7 @@ def read_only(database_url: str) -> Iterator[Database]:
 
 
 def test_a_read_only_database_is_reported_as_such(read_only: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """On a standby, saving and deleting report that it is read-only; loading works."""
+    """On a standby, saving and deleting report that the database is read-only; loading works."""
     store.save(snapshot_of(session_id), 1)
     standby = PostgresSnapshots(read_only)
     with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database is read-only"):
@@ -228,8 +226,8 @@ def test_a_read_only_database_is_reported_as_such(read_only: Database, store: Sn
 
 
 def test_an_unreachable_database_is_reported_as_such() -> None:
-    """The error is `SnapshotUnavailable`, as with every store, so that the engine waits for it."""
-    away = Database("postgresql+psycopg2://nobody@127.0.0.1:1/none")
+    """The error is `SnapshotUnavailable`, as with every store, so that the engine retries."""
+    unreachable = Database("postgresql+psycopg2://nobody@127.0.0.1:1/none")
     with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database cannot be reached"):
-        PostgresSnapshots(away).load(uuid4())
-    away.close()
+        PostgresSnapshots(unreachable).load(uuid4())
+    unreachable.close()

@@ -1,4 +1,4 @@
-"""From `PERDURE_SNAPSHOTS` to a store."""
+"""`PERDURE_SNAPSHOTS` selects the snapshot store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOWHERE = "postgresql+psycopg2://nobody@127.0.0.1:1/none"
 
 
 def made(url: str, redis_url: str = "redis://127.0.0.1:1/3") -> SnapshotStore:
-    """The store that `url` names; it is not used, so its server is not needed."""
+    """The store that `url` names; the tests do not connect to its server."""
     return resolve(url, Settings(_env_file=None), Database(NOWHERE), redis_url)
 
 
@@ -32,7 +32,7 @@ def test_postgres_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelt", "server", "connection"),
+    ("given_url", "server", "connection"),
     [
         ("redis://127.0.0.1:1/3", "127.0.0.1:1", {"db": 3, "port": 1}),
         ("redis://:secret@127.0.0.1:1/3", "127.0.0.1:1", {"db": 3, "password": "secret"}),
@@ -40,9 +40,11 @@ def test_postgres_is_the_default() -> None:
         ("unix:///run/r.sock?db=2", "/run/r.sock", {"db": 2, "path": "/run/r.sock"}),
     ],
 )
-def test_redis_is_found_in_kombus_spelling_and_its_own(spelt: str, server: str, connection: dict[str, Any]) -> None:
+def test_a_redis_url_is_accepted_in_kombus_and_in_redis_form(
+    given_url: str, server: str, connection: dict[str, Any]
+) -> None:
     """`PERDURE_REDIS_URL` is accepted in either form; the store's name contains the server, but no password."""
-    store = made("redis", spelt)
+    store = made("redis", given_url)
     assert isinstance(store, RedisSnapshots)
     assert connection.items() <= store._client.connection_pool.connection_kwargs.items()
     assert server in store.name
@@ -85,8 +87,8 @@ def test_a_wrong_value_says_what_is_accepted(url: str) -> None:
     assert str(caught.value).startswith(f"PERDURE_SNAPSHOTS is {url!r}: accepted: ")
 
 
-def test_a_place_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
-    """The error must be found at the start, not at the first turn."""
+def test_a_path_that_cannot_be_created_stops_the_start(tmp_path: Path) -> None:
+    """The error must appear at the start, before the first turn."""
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(SettingsError, match=r"PERDURE_SNAPSHOTS is .*/taken/dir': the directory .* cannot be created"):
         made(f"file://{tmp_path}/taken/dir")
@@ -107,8 +109,8 @@ def test_a_third_party_adds_a_store_by_entry_point(installed: None) -> None:
         made("nope://x")
 
 
-def test_an_entry_point_that_cannot_be_loaded_says_why_and_no_password(installed: None) -> None:
-    """A broken package must not look like a misspelt setting."""
+def test_an_entry_point_that_cannot_be_loaded_is_a_settings_error(installed: None) -> None:
+    """The message names the missing module, and contains no password."""
     with pytest.raises(SettingsError, match="no_such_module") as caught:
         made("broken://me:secret@host/x")
     assert "secret" not in str(caught.value)

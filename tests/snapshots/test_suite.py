@@ -39,7 +39,7 @@ class TestPostgres(SnapshotSuite):
 
 
 class ThirdPartyStorage:
-    """A store that is found by its entry point."""
+    """A `StoreHarness` over a store that is found by its entry point."""
 
     def __init__(self, database: Database) -> None:
         self.url = f"acme://{uuid4()}"

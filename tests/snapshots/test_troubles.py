@@ -57,7 +57,7 @@ def fill(filler: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_full_disk_costs_no_snapshot_and_is_reported(kind: str, small_disk: Path) -> None:
-    """A failed save on a full disk keeps the old snapshot, and succeeds once there is room."""
+    """After a failed save on a full disk the old snapshot is intact, and a save succeeds once there is room."""
     store = STORES_ON_DISK[kind](small_disk)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -94,8 +94,8 @@ def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
-def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
-    """Otherwise every session would begin empty, and snapshots would be saved under the mount point."""
+def test_a_disk_that_is_not_mounted_is_not_mistaken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
+    """An empty mount point would make every session begin empty, and would receive the snapshots."""
     disk = tmp_path / "disk"
     disk.mkdir()
     store = STORES_ON_DISK[kind](disk)
@@ -117,7 +117,7 @@ def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp
 
 @pytest.mark.long
 def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
-    """A process that was stopped during a save keeps the lock; reads still work."""
+    """A process that is paused during a save keeps the lock; loading still works."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -196,7 +196,7 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
         running.stop()
 
 
-def test_a_stopped_redis_is_reported_and_used_again_when_it_is_back(own_redis: Running, tmp_path: Path) -> None:
+def test_a_stopped_redis_is_reported_and_used_again_after_its_restart(own_redis: Running, tmp_path: Path) -> None:
     """The store reconnects after a restart of its server, so that no worker must be restarted."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
@@ -213,7 +213,7 @@ def test_a_stopped_redis_is_reported_and_used_again_when_it_is_back(own_redis: R
 
 
 def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> None:
-    """A paused server accepts connections and does not answer; a turn's wait for it must be bounded."""
+    """A paused server accepts connections and does not answer; a turn must not wait for it without limit."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)

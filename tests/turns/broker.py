@@ -1,4 +1,4 @@
-"""A task queue in memory, for turns that wait for tasks."""
+"""An in-memory task queue for tests of turns that wait for tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 
 
 class Broker:
-    """A task queue in memory: what was sent and revoked, and what the result backend answers."""
+    """An in-memory task queue: records sent and revoked tasks; `states` is its result backend, set by the test."""
 
     def __init__(self) -> None:
         self.sent: list[TaskCall] = []
@@ -24,11 +24,11 @@ class Broker:
         return self.outcome
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """The state that the test has set."""
+        """The task's entry in `states`; `None` if there is none."""
         return self.states.get(task_id)
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
-        """Keep the ids unless the broker is unavailable."""
+        """Record the ids unless the broker is unavailable."""
         if self.outcome is Sent.NO:
             return False
         self.revoked += task_ids

@@ -1,4 +1,4 @@
-"""The fixture `harness`, on which every test of a turn runs."""
+"""The fixture `harness` of the turn tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.turns.harness import Harness
 
 @pytest.fixture
 def harness(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Harness]:
-    """A harness; the invariants are checked when the test is over."""
+    """A harness whose invariants are checked after the test."""
     made = Harness(settings, clock, database, waker)
     yield made
     made.check()

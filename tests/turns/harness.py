@@ -53,7 +53,7 @@ KILL_THE_OTHERS = """
 
 
 class Crash(BaseException):
-    """The simulated death of the process: product code must not catch it."""
+    """The simulated death of the process, which perdure's code must not catch."""
 
 
 class Harness:
@@ -79,7 +79,7 @@ class Harness:
 
     @property
     def runtime(self) -> Runtime:
-        """The parts of the process, as they are now."""
+        """A runtime built from the harness's current attributes."""
         return Runtime(
             self.settings,
             self.clock,
@@ -122,7 +122,7 @@ class Harness:
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
     def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
-        """Claim the session by hand."""
+        """Claim the session without a runner."""
         found = claim(self.database, session_id, "by hand", self.settings.turn)
         assert isinstance(found, Claimed)
         return found, Hold(found, self.clock, self.settings.turn.lease_s)
@@ -146,11 +146,11 @@ class Harness:
         return [(each["role"], each["content"]) for each in self.messages(session_id)]
 
     def move(self, seconds: float) -> None:
-        """Let time pass, in this process and in the database."""
+        """Advance the clocks of the process and of the database."""
         self.clock.advance(timedelta(seconds=seconds))
 
     def sql(self, text: str, **parameters: Any) -> Sequence[Row[Any]]:
-        """Run a statement, a second time if its pooled connection was terminated."""
+        """Run a statement; repeat it once if its pooled connection was terminated."""
         try:
             return self._sql(text, parameters)
         except DBAPIError as error:
@@ -164,7 +164,7 @@ class Harness:
             return result.fetchall() if result.returns_rows else ()
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table."""
+        """The number of rows in each of `TABLES`."""
         return {table: self.sql(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}  # noqa: S608 (constants)
 
     def session(self, session_id: UUID) -> Row[Any]:
@@ -185,7 +185,7 @@ class Harness:
             assert seqs == list(range(1, row.message_count + 1))
 
     def provider_problems(self, session_id: UUID) -> list[str]:
-        """What a provider would reject in the transcript; open calls are allowed while their turn is unsettled."""
+        """The faults for which a provider would reject the transcript; an unsettled turn may have open calls."""
         rows = self.sql("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id)
         messages = [
             Message(
@@ -206,7 +206,7 @@ class Harness:
 
     @contextmanager
     def crashing(self, moment: Moment, name: str, nth: int = 1) -> Iterator[None]:
-        """Crash the block at the `nth` commit of that name, and swallow the crash."""
+        """Crash the block at the `nth` commit called `name` and suppress the crash; fail if it does not occur."""
         seen = itertools.count(1)
 
         def observe(at: Moment, statement: str) -> None:
@@ -224,7 +224,7 @@ class Harness:
 
     @contextmanager
     def hooked(self, hook: Callable[[Moment, str], None]) -> Iterator[None]:
-        """Have `hook` called around each commit within the block."""
+        """Call `hook` before and after each commit within the block."""
         self.database.observe = hook
         try:
             yield
@@ -233,7 +233,7 @@ class Harness:
 
 
 def side_by_side(*works: Callable[[], Any]) -> list[Any]:
-    """Start all at once, each in a thread; returns their results or exceptions, in order."""
+    """Run each of `works` in its own thread, concurrently; returns their results or exceptions, in order."""
     barrier = threading.Barrier(len(works))
     found: list[Any] = [None] * len(works)
 
@@ -241,7 +241,7 @@ def side_by_side(*works: Callable[[], Any]) -> list[Any]:
         barrier.wait(PATIENCE_S)
         try:
             found[number] = work()
-        except Exception as error:  # noqa: BLE001 (the test looks at it)
+        except Exception as error:  # noqa: BLE001 (returned)
             found[number] = error
 
     threads = [threading.Thread(target=go, args=pair, daemon=True) for pair in enumerate(works)]
@@ -260,4 +260,4 @@ def until(condition: Callable[[], object], what: str) -> None:
         if condition():
             return
         pulse.wait(0.01)
-    raise AssertionError(f"it did not come about: {what}")
+    raise AssertionError(f"did not happen in time: {what}")

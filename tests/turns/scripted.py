@@ -1,4 +1,4 @@
-"""A model that a test scripts."""
+"""A scripted model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None =
 
 
 class Scripted:
-    """Replies with its lines in order, then `ok`; records its prompts and what a provider would reject in them."""
+    """Replies with its lines in order, then `ok`; records requests and the faults for which a provider rejects them."""
 
     name = "scripted"
 
@@ -40,7 +40,7 @@ class Scripted:
         self._lock = threading.Lock()
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Return or raise the next line."""
+        """Return, raise or call the next line."""
         with self._lock:
             self.requests.append(request)
             self.problems += validate_transcript(request_body(self.name, request)["messages"])

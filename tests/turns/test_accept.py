@@ -16,7 +16,7 @@ from tests.turns.scripted import says
 
 
 def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
-    """A sender that got no answer sends again, and its question must not be answered twice."""
+    """A sender that got no response repeats its request; the message must be answered only once."""
     first = harness.send("hello", message_id="m1")
     before = harness.counts()
     again = harness.send("hello", message_id="m1")
@@ -68,7 +68,7 @@ def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy
 
 
 def test_a_repetition_of_a_message_never_interrupts_its_own_turn(harness: Harness) -> None:
-    """Otherwise a retry with `interrupt` would cancel the very turn that it repeats."""
+    """A retry with `interrupt` must not cancel the turn that it repeats."""
     first = harness.send("hello", message_id="m1", on_busy="interrupt")
     again = harness.send("hello", message_id="m1", on_busy="interrupt")
     assert again.duplicate
@@ -76,20 +76,20 @@ def test_a_repetition_of_a_message_never_interrupts_its_own_turn(harness: Harnes
 
 
 @pytest.mark.long
-def test_fifty_threads_to_one_new_user_make_one_session(harness: Harness) -> None:
-    """A new user's first messages arrive at once: one session, and an order without gaps."""
+def test_fifty_concurrent_messages_of_a_new_user_open_one_session(harness: Harness) -> None:
+    """Concurrent first messages of a user enter one session and are numbered without gaps."""
     found = side_by_side(*[lambda number=number: harness.send(f"message {number}") for number in range(50)])
     assert {type(each) for each in found} == {Accepted}
     assert len({each.session_id for each in found}) == 1
     assert sorted(each.seq for each in found) == list(range(1, 51))
 
 
-def test_of_many_first_messages_that_reject_a_busy_session_one_is_taken(harness: Harness) -> None:
+def test_one_of_many_concurrent_first_messages_with_reject_is_accepted(harness: Harness) -> None:
     """`reject` also applies while a concurrent request is opening the session."""
     found = side_by_side(*[lambda number=number: harness.send(f"{number}", on_busy="reject") for number in range(8)])
-    taken = [each for each in found if isinstance(each, Accepted)]
-    assert len(taken) == 1
-    assert all(isinstance(each, Conflict) for each in found if each not in taken)
+    accepted = [each for each in found if isinstance(each, Accepted)]
+    assert len(accepted) == 1
+    assert all(isinstance(each, Conflict) for each in found if each not in accepted)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[PerdureError]]] = {
@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PerdureError]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_leaves_no_row(harness: Harness, case: str) -> None:
+def test_a_rejected_message_leaves_no_row(harness: Harness, case: str) -> None:
     """A 4xx answer means that nothing was written."""
     given, error = REFUSED[case]
     before = harness.counts()
@@ -112,8 +112,8 @@ def test_what_is_refused_leaves_no_row(harness: Harness, case: str) -> None:
     assert harness.waker.sessions == []
 
 
-def test_the_longest_text_is_taken(harness: Harness) -> None:
-    """A text of exactly the maximum length is accepted."""
+def test_a_text_of_the_maximum_length_is_accepted(harness: Harness) -> None:
+    """The limit is inclusive."""
     assert harness.ask("x" * 10_000)["status"] == "done"
 
 
@@ -130,20 +130,20 @@ def test_another_users_session_does_not_exist(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("state", ["summarizing", "ending", "ended"])
-def test_a_session_that_is_over_takes_no_message(harness: Harness, state: str) -> None:
+def test_an_ended_session_accepts_no_message(harness: Harness, state: str) -> None:
     """A message to an ended session is a conflict; a message without a session id opens a new session."""
-    over = harness.send("hello")
-    harness.run(over.session_id)
+    ended = harness.send("hello")
+    harness.run(ended.session_id)
     harness.sql(
         "UPDATE sessions SET state = %(state)s, routable = false, end_requested_at = perdure_now()"
         " WHERE session_id = %(id)s",
-        state=state, id=over.session_id,
+        state=state, id=ended.session_id,
     )  # fmt: skip
     before = harness.counts()
     with pytest.raises(Conflict, match="ended"):
-        harness.send(session_id=over.session_id)
+        harness.send(session_id=ended.session_id)
     assert harness.counts() == before
-    assert harness.send("hello again").session_id != over.session_id
+    assert harness.send("hello again").session_id != ended.session_id
 
 
 def test_a_duplicate_of_a_message_in_an_ended_session_opens_no_session(harness: Harness) -> None:
@@ -156,7 +156,7 @@ def test_a_duplicate_of_a_message_in_an_ended_session_opens_no_session(harness: 
     assert harness.counts() == before
 
 
-def test_what_was_given_is_kept(harness: Harness) -> None:
+def test_the_fields_of_a_message_are_stored(harness: Harness) -> None:
     """The turn stores the message's priority, metadata, channel and agent."""
     harness.equip()
     sent = harness.send(priority=8, metadata={"a": [1, "ü"]}, channel="telegram", agent="other", message_id="m1")
@@ -189,7 +189,7 @@ def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
     assert harness.counts()["turns"] == 1
 
 
-def test_a_session_that_is_held_is_not_woken(harness: Harness) -> None:
+def test_a_leased_session_is_not_woken(harness: Harness) -> None:
     """The session's runner finds the new turn when it settles the first one; a wake-up could claim nothing."""
     first = harness.send("first")
     assert harness.waker.sessions == [first.session_id]
@@ -208,13 +208,13 @@ def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, momen
         if at == moment and name == "turns.enqueue" and not died:
             died.append(at)
             if at == "after":
-                raise Unavailable("The connection broke behind the commit.")
+                raise Unavailable("The connection broke after the commit.")
             harness.sql(KILL_THE_OTHERS)
 
     with harness.hooked(kill_once):
         second = harness.send("second", message_id="m2")
     assert died == [moment]
-    assert not second.duplicate, "this very call had accepted it"
+    assert not second.duplicate, "this call accepted it"
     assert (second.session_id, second.seq) == (opened.session_id, 2)
 
 

@@ -37,20 +37,20 @@ def lend(amount: int) -> str:
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     _ran.append(("look", None))
     return "seen"
 
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness) -> None:
-    """An agent with tools of each kind; nothing has run yet."""
+    """Equip the agent with a tool of each kind, and empty the record of calls."""
     _ran.clear()
     harness.equip(pay, lend, look)
 
 
-def _asked(harness: Harness, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
-    """A turn that waits for these calls."""
+def _waiting(harness: Harness, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
+    """Run a turn whose model makes the calls `wanted`, until it waits for their approval."""
     harness.script(calls(*(wanted or (("pay", {"amount": 5}),))), says("done"))
     turn = harness.ask(**given)
     assert turn["status"] == "waiting_approval"
@@ -78,7 +78,7 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
 
 def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
     """Neither a wake-up nor the sweeper resumes the turn; an approval does, without a strike or a second attempt."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
     row = harness.session(UUID(turn["session_id"]))
@@ -105,15 +105,15 @@ def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) ->
     assert _results(harness, turn) == ["paid 5"]
 
 
-def test_a_predicate_says_which_calls_wait(harness: Harness) -> None:
+def test_a_predicate_decides_which_calls_wait(harness: Harness) -> None:
     """The predicate lets small amounts run; a predicate that raises makes the call wait."""
     harness.script(calls(("lend", {"amount": 100})), says("lent"))
     assert harness.ask()["status"] == "done"
-    assert _asked(harness, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
+    assert _waiting(harness, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
 
     @tool(requires_approval=lambda arguments: arguments["no such"])
     def odd(amount: int) -> str:
-        """Whatever."""
+        """Do nothing."""
         return str(amount)
 
     assert odd.needs_approval({"amount": 1})
@@ -121,7 +121,7 @@ def test_a_predicate_says_which_calls_wait(harness: Harness) -> None:
 
 def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> None:
     """After the last decision, approved calls and calls without approval run; the results keep the calls' order."""
-    turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
+    turn = _waiting(harness, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
     assert [each["call_id"] for each in turn["pending_approvals"]] == ["call_1", "call_3"]
     _decide(harness, turn, "call_3", "deny")
     assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
@@ -141,11 +141,11 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harne
 
     @tool(effect="pure")
     def nobody() -> str:
-        """Was not there."""
+        """A tool that a deploy adds."""
         _ran.append(("nobody", None))
         return "here now"
 
-    turn = _asked(harness, ("nobody", {}), ("pay", {"amount": 1}))
+    turn = _waiting(harness, ("nobody", {}), ("pay", {"amount": 1}))
     harness.equip(pay, lend, look, nobody)
     _decide(harness, turn, "call_1", "approve")
     assert _resume(harness, turn)["status"] == "done"
@@ -154,9 +154,9 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harne
     assert (missing, paid) == ("Error: this call was not run.", "paid 1")
 
 
-def test_edited_arguments_are_what_runs(harness: Harness) -> None:
+def test_an_approved_call_runs_with_the_edited_arguments(harness: Harness) -> None:
     """Edited arguments are validated, stored in the effect's row and shown to the model."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     with pytest.raises(InvalidRequest, match="amount"):
         _decide(harness, turn, "call_0", "approve", arguments={"amount": "much"})
     with pytest.raises(InvalidRequest, match="arguments"):
@@ -165,9 +165,9 @@ def test_edited_arguments_are_what_runs(harness: Harness) -> None:
     assert _resume(harness, turn)["status"] == "done"
     assert _ran == [("pay", 3)]
     assert _effects(harness) == [("done", '{"amount":3}')]
-    [told] = _results(harness, turn)
-    assert '{"amount":3}' in told
-    assert told.endswith("paid 3")
+    [result] = _results(harness, turn)
+    assert '{"amount":3}' in result
+    assert result.endswith("paid 3")
 
 
 def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
@@ -191,9 +191,9 @@ def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
     assert _ran == [("pay", 1)]
 
 
-def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(harness: Harness) -> None:
-    """Of concurrent decisions one per call counts, and only the last one publishes a wake-up."""
-    turn = _asked(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
+def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> None:
+    """Each call accepts one decision; only the decision on the turn's last open call publishes a wake-up."""
+    turn = _waiting(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
     harness.waker.sessions.clear()
     found = side_by_side(
         *(
@@ -210,7 +210,7 @@ def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(harness: Harness
 
 def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None:
     """At expiry the sweeper wakes the turn, a late approval is a conflict, and the model reads the denial."""
-    turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}))
+    turn = _waiting(harness, ("look", {}), ("pay", {"amount": 1}))
     harness.move(harness.settings.approval.expires_s + 1)
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
     with pytest.raises(Conflict, match="has expired"):
@@ -225,8 +225,8 @@ def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None
 
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
                                                 ("after", "turns.wait_approval")])  # fmt: skip
-def test_a_crash_on_the_way_to_waiting(harness: Harness, moment: Any, commit: str) -> None:
-    """The next worker neither asks the model again nor runs the call: it waits, and continues after the approval."""
+def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, commit: str) -> None:
+    """The next worker neither calls the model again nor runs the tool; it waits and continues after the approval."""
     harness.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
     sent = harness.send()
     with harness.crashing(moment, commit):
@@ -241,12 +241,12 @@ def test_a_crash_on_the_way_to_waiting(harness: Harness, moment: Any, commit: st
     harness.move(harness.settings.turn.lease_s + harness.settings.turn.tool_timeout_s + 1)
     harness.run(sent.session_id, alone=True)
     assert harness.turn(sent.turn_id)["status"] == "done"
-    assert _ran == [("look", None)]  # `pay` is unsafe, and in doubt once it may have begun
+    assert _ran == [("look", None)]  # `pay` is unsafe: it is not repeated once it may have begun
     assert len(harness.model.requests) == 2
 
 
 def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
-    """The worker drains right after the step that asks: a second worker waits, a third runs the call."""
+    """The worker drains after the step with the call: the second run waits for approval, the third runs the call."""
     harness.script(calls(("pay", {"amount": 5})), says("done"))
     sent = harness.send()
     runner = Runner(harness.runtime, "leaving")
@@ -260,9 +260,9 @@ def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
     assert _resume(harness, turn)["reply"]["text"] == "done"
 
 
-def test_cancelled_while_it_waits(harness: Harness) -> None:
+def test_cancelling_a_waiting_turn(harness: Harness) -> None:
     """Cancelling needs no worker: one commit denies the call and closes the turn, and the next turn runs."""
-    turn = _asked(harness, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
+    turn = _waiting(harness, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
     behind = harness.send("next")
     assert isinstance(harness.run(behind.session_id), NotNeeded)
     cancel(harness.runtime, UUID(turn["turn_id"]))
@@ -276,9 +276,9 @@ def test_cancelled_while_it_waits(harness: Harness) -> None:
     assert _ran == []
 
 
-def test_interrupted_while_it_waits(harness: Harness) -> None:
+def test_interrupting_a_waiting_turn(harness: Harness) -> None:
     """Accepting the new message cancels the waiting turn; then the message's own turn runs."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     sent = harness.send("never mind", on_busy="interrupt")
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
     harness.script(says("fine"))
@@ -288,7 +288,7 @@ def test_interrupted_while_it_waits(harness: Harness) -> None:
 
 def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
     """The turn continues with the denial, then the session may end."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     session_id = UUID(turn["session_id"])
     assert not request_end(harness.database, session_id, "enough").may_end
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
@@ -303,14 +303,14 @@ def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
     assert _ran == []
 
 
-def test_an_end_or_a_cancellation_on_the_way_to_waiting(harness: Harness) -> None:
-    """An end or a cancellation requested between the calls' commit and the wait prevents the wait."""
+def test_an_end_or_a_cancellation_requested_first_prevents_the_wait(harness: Harness) -> None:
+    """The request arrives between the commit of the calls and the start of the wait."""
     for interfere in ("end", "cancel"):
         harness.script(calls(("pay", {"amount": 5})), says("done"))
         sent = harness.send(user_id=interfere)
         session_id, turn_id = sent.session_id, sent.turn_id
 
-        def come_between(at: str, name: str) -> None:
+        def request_before_the_wait(at: str, name: str) -> None:
             if (at, name) == ("after", "turns.begin_approved"):
                 harness.database.observe = None
                 if interfere == "end":  # noqa: B023 (called within this round)
@@ -318,7 +318,7 @@ def test_an_end_or_a_cancellation_on_the_way_to_waiting(harness: Harness) -> Non
                 else:
                     cancel(harness.runtime, turn_id)  # noqa: B023
 
-        with harness.hooked(come_between):
+        with harness.hooked(request_before_the_wait):
             harness.run(session_id)
         assert harness.turn(turn_id)["status"] == ("done" if interfere == "end" else "cancelled")
     assert _ran == []
@@ -327,7 +327,7 @@ def test_an_end_or_a_cancellation_on_the_way_to_waiting(harness: Harness) -> Non
 def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness) -> None:
     """An expiry computed while the clock was ahead is computed again."""
     harness.move(86_400)
-    turn = _asked(harness)
+    turn = _waiting(harness)
     harness.move(-86_400)
     harness.waker.sessions.clear()
     sweep(harness.runtime)
@@ -338,7 +338,7 @@ def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness
     assert _resume(harness, turn)["status"] == "done"
 
 
-def test_a_malformed_decision_is_refused() -> None:
+def test_a_malformed_decision_is_rejected() -> None:
     """The error message names the field."""
     for given in ({}, {"call_id": "", "decision": "approve"}, {"call_id": "a", "decision": "maybe"},
                   {"call_id": "a", "decision": "approve", "arguments": [1]},

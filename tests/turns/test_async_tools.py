@@ -1,4 +1,4 @@
-"""`async def` tools, probes and hooks: one event loop per process, with the effects and limits of other tools."""
+"""`async def` tools, probes and hooks share one event loop per process; the rules of synchronous tools apply."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tool_lines(harness: Harness, turn: dict[str, Any]) -> list[str]:
     return [content for role, content in harness.lines(UUID(turn["session_id"])) if role == "tool"]
 
 
-def test_hundreds_wait_at_once_on_one_thread() -> None:
+def test_hundreds_of_calls_wait_concurrently_on_one_thread() -> None:
     """All calls have begun before the first one ends, and one thread runs them all."""
     began, threads = [], set()
     all_began: list[asyncio.Event] = []
@@ -69,7 +69,7 @@ def test_hundreds_wait_at_once_on_one_thread() -> None:
     assert len(threads) == 1
 
 
-def test_a_turn_with_calls_that_run_at_the_same_time(harness: Harness) -> None:
+def test_the_calls_of_one_reply_run_concurrently(harness: Harness) -> None:
     """Two calls of one reply run concurrently; their results enter the transcript in the calls' order."""
     met: dict[str, asyncio.Event] = {}
 
@@ -88,7 +88,7 @@ def test_a_turn_with_calls_that_run_at_the_same_time(harness: Harness) -> None:
     assert statuses == ["done", "done"]
 
 
-def test_past_its_time_limit_the_coroutine_is_cancelled(harness: Harness) -> None:
+def test_a_coroutine_is_cancelled_at_its_time_limit(harness: Harness) -> None:
     """The coroutine's `finally` runs, no thread is left over, and an unsafe call is not repeated."""
     ended = threading.Event()
 
@@ -112,7 +112,7 @@ def test_past_its_time_limit_the_coroutine_is_cancelled(harness: Harness) -> Non
 
 
 def test_an_async_probe_decides(harness: Harness) -> None:
-    """A call in doubt is settled by what the probe awaits."""
+    """The awaited outcome of the probe settles a call in doubt."""
 
     async def probe(of: ToolContext) -> ProbeOutcome:
         await asyncio.sleep(0)
@@ -160,19 +160,19 @@ def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
 
 
 def test_a_call_of_a_cancelled_turn_is_not_begun() -> None:
-    """After a turn's cancellation, a repeated call must not start its tool."""
+    """A call whose turn is already cancelled must not start its tool."""
     began: list[int] = []
 
     @tool
     async def act() -> str:
-        """Act."""
+        """Record that the call has begun."""
         began.append(1)
         return "acted"
 
-    unwanted = context()
-    unwanted.cancelled.set()
+    cancelled = context()
+    cancelled.cancelled.set()
     with pytest.raises(OutcomeUnknown):
-        act.call({}, unwanted)
+        act.call({}, cancelled)
     assert began == []
 
 
@@ -185,8 +185,8 @@ def test_a_call_of_a_cancelled_turn_is_not_begun() -> None:
         (TimeoutError("too slow"), "TimeoutError: too slow"),
     ],
 )
-def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str) -> None:
-    """The model reads an async tool's time-out or cancellation, too, as the call's error."""
+def test_an_async_tools_exception_becomes_the_calls_error(error: BaseException, message: str) -> None:
+    """The model also reads a `TimeoutError` or a cancellation as the call's error."""
 
     @tool(effect="pure")
     async def fail() -> str:
@@ -198,8 +198,8 @@ def test_errors_reach_the_model_as_a_tools_do(error: BaseException, message: str
         fail.call({}, context())
 
 
-def test_a_call_that_is_over_is_not_begun_by_a_loop_that_was_blocked() -> None:
-    """It was given up while another tool blocked the loop: its effect must not happen afterwards."""
+def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
+    """A call abandoned while another tool blocked the loop must not have its effect afterwards."""
     over, blocked, began = threading.Event(), threading.Event(), []
 
     async def blocks() -> None:
@@ -221,8 +221,8 @@ def test_a_call_that_is_over_is_not_begun_by_a_loop_that_was_blocked() -> None:
     assert began == []
 
 
-def test_a_task_of_a_tool_that_exits_ends_no_loop() -> None:
-    """Asyncio raises `SystemExit` of any task through the loop."""
+def test_a_tools_task_that_exits_does_not_end_the_loop() -> None:
+    """Asyncio re-raises a task's `SystemExit` from `run_forever`, which would end the loop's thread."""
 
     async def child() -> None:
         raise SystemExit(3)
@@ -240,7 +240,7 @@ def test_a_task_of_a_tool_that_exits_ends_no_loop() -> None:
     assert event_loop.call("fine", fine, lambda: False) == 7
 
 
-def test_a_tool_that_exits_ends_no_loop() -> None:
+def test_a_tool_that_exits_does_not_end_the_loop() -> None:
     """An uncaught `SystemExit` would end the thread that runs all async calls."""
 
     @tool(effect="pure")
@@ -253,8 +253,8 @@ def test_a_tool_that_exits_ends_no_loop() -> None:
             leave.call({}, context())
 
 
-def test_a_callable_that_makes_a_coroutine_is_awaited() -> None:
-    """Otherwise a guard of that form would pass without having run."""
+def test_a_callable_that_returns_a_coroutine_is_awaited() -> None:
+    """A guard with an async `__call__` that is not awaited would pass without having run."""
 
     class Guard:
         async def __call__(self) -> str:
@@ -265,7 +265,7 @@ def test_a_callable_that_makes_a_coroutine_is_awaited() -> None:
 
 
 def test_context_variables_reach_the_coroutine() -> None:
-    """Logging and tracing keep their data of a call in context variables, which the loop's thread must see."""
+    """Logging and tracing keep a call's data in context variables, which must be visible in the loop's thread."""
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
 
     @tool(effect="pure")
@@ -278,18 +278,18 @@ def test_context_variables_reach_the_coroutine() -> None:
     assert read.call({}, context()) == "r-1"
 
 
-def test_a_tool_that_blocks_the_loop_is_named_and_left_behind(
+def test_a_loop_that_a_tool_blocks_is_logged_and_replaced(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log names the blocking tool; later calls get a new loop."""
     monkeypatch.setattr(event_loop, "_BLOCKED_S", 0.2)
     monkeypatch.setattr(event_loop, "_REPLACED_S", 0.4)
-    let_go = threading.Event()
+    release = threading.Event()
 
     @tool(effect="pure")
     async def block() -> str:
         """Block the loop."""
-        let_go.wait(PATIENCE_S)
+        release.wait(PATIENCE_S)
         return "late"
 
     @tool(effect="pure")
@@ -300,10 +300,10 @@ def test_a_tool_that_blocks_the_loop_is_named_and_left_behind(
     with caplog.at_level(logging.WARNING):
         blocking = threading.Thread(target=block.call, args=({}, context()))
         blocking.start()
-        until(lambda: "the tool block blocks the event loop" in caplog.text, "it is named")
-        until(lambda: event_loop._current is not None and event_loop._current.blocked_s > 0.4, "it is left behind")
+        until(lambda: "the tool block blocks the event loop" in caplog.text, "the log names the tool")
+        until(lambda: event_loop._current is not None and event_loop._current.blocked_s > 0.4, "the loop is abandoned")
         assert quick.call({}, context()) == "quick"
-    let_go.set()
+    release.set()
     blocking.join(PATIENCE_S)
     assert caplog.text.count("blocks the event loop") == 1
 
@@ -329,7 +329,7 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
 
 
 def test_async_hooks(harness: Harness) -> None:
-    """Async hooks see what other hooks see, may refuse, and are cancelled at their time limit."""
+    """Async hooks receive the usual events, may reject a call, and are cancelled at their time limit."""
     seen: list[str] = []
     ended = threading.Event()
 
@@ -349,7 +349,7 @@ def test_async_hooks(harness: Harness) -> None:
 
     @tool
     async def act() -> str:
-        """Act."""
+        """Return at once."""
         return "acted"
 
     harness.set(hook_timeout_s=0.2)

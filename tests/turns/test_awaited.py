@@ -35,21 +35,21 @@ refund = celery_tool("shop.refund", timeout_s=TIMEOUT_S, name="refund", requires
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     return "seen"
 
 
 @pytest.fixture
 def broker(harness: Harness) -> Broker:
-    """An agent with tools of each kind, and a task queue."""
+    """The task queue of an agent that is equipped with tools of each kind."""
     made = Broker()
     harness.calls = made
     harness.equip(export, charge, refund, look, sleep_until)
     return made
 
 
-def _asked(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """A turn that waits for these calls."""
+def _waiting(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Run a turn whose model makes the calls `wanted`, until it waits for their results."""
     harness.script(calls(*(wanted or (("reports_export", {"year": 2025}),))), says("done"))
     turn = harness.ask()
     assert turn["status"] == "parked"
@@ -75,7 +75,7 @@ def _effects(harness: Harness) -> list[tuple[str, str | None]]:
 
 def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
     """The wait costs no lease, strike or attempt; the task has the effect's id, and its result is the call's."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     [sent] = broker.sent
     [effect] = harness.sql("SELECT effect_id, sent_at IS NOT NULL AS sent FROM tool_effects")
     assert (sent.task_id, effect.sent) == (effect.effect_id, True)
@@ -104,17 +104,17 @@ def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harn
     assert len(broker.sent) == 1
 
 
-def test_a_failure_reaches_the_model_as_a_tools_does(harness: Harness, broker: Broker) -> None:
+def test_a_tasks_failure_becomes_the_calls_error(harness: Harness, broker: Broker) -> None:
     """The error is one bounded line without NUL or traceback."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     _ends(harness, broker.sent[0], "Boom: no\x00 paper\nTraceback " + "x" * 10_000, failed=True)
     assert _resume(harness, turn)["status"] == "done"
     assert _results(harness, turn) == ["Error: Boom: no\N{REPLACEMENT CHARACTER} paper"]
 
 
 def test_a_long_result_is_bounded(harness: Harness, broker: Broker) -> None:
-    """Neither the row nor the transcript gets ten million characters."""
-    turn = _asked(harness)
+    """A result of ten million characters is cut to the tool's `max_result_chars`."""
+    turn = _waiting(harness)
     _ends(harness, broker.sent[0], ["x" * 10_000_000])
     _resume(harness, turn)
     [result] = _results(harness, turn)
@@ -149,10 +149,10 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
     assert harness.turn(UUID(turn["turn_id"]))["attempts"] == 1
 
 
-def test_results_that_arrive_at_one_moment_wake_the_turn(harness: Harness, broker: Broker) -> None:
-    """If neither commit saw the other's result, no wake-up would be published."""
+def test_concurrent_results_wake_the_turn_once(harness: Harness, broker: Broker) -> None:
+    """If the two transactions did not see each other's result, neither would publish the wake-up."""
     for _ in range(5):
-        turn = _asked(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
+        turn = _waiting(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
         harness.waker.sessions.clear()
         first, second = broker.sent[-2:]
         assert side_by_side(partial(_ends, harness, first), partial(_ends, harness, second)) == [True, True]
@@ -160,9 +160,9 @@ def test_results_that_arrive_at_one_moment_wake_the_turn(harness: Harness, broke
         assert _resume(harness, turn)["status"] == "done"
 
 
-def test_a_result_that_comes_twice_or_for_nothing_changes_nothing(harness: Harness, broker: Broker) -> None:
+def test_a_repeated_or_forged_result_changes_nothing(harness: Harness, broker: Broker) -> None:
     """A repeated result, a forged id and the id of an ordinary call are ignored."""
-    turn = _asked(harness, ("look", {}), ("reports_export", {}))
+    turn = _waiting(harness, ("look", {}), ("reports_export", {}))
     assert _ends(harness, broker.sent[0], "first")
     assert not _ends(harness, broker.sent[0], "second")
     [ordinary] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'look'")
@@ -173,8 +173,8 @@ def test_a_result_that_comes_twice_or_for_nothing_changes_nothing(harness: Harne
 
 
 def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Broker) -> None:
-    """The model reads that the outcome is unknown; the task is revoked; a late result reaches only its row."""
-    turn = _asked(harness)
+    """The model reads that the outcome is unknown; the task is revoked; a late result is stored only in its row."""
+    turn = _waiting(harness)
     harness.move(TIMEOUT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
     done = _resume(harness, turn)
@@ -189,9 +189,9 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
     assert len(broker.revoked) == 1
 
 
-def test_at_its_time_limit_the_result_backend_is_asked_once_more(harness: Harness, broker: Broker) -> None:
+def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
     """The result may be in the backend although its callback was lost."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
     _resume(harness, turn)
@@ -200,13 +200,13 @@ def test_at_its_time_limit_the_result_backend_is_asked_once_more(harness: Harnes
 
 def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: Broker) -> None:
     """The sweeper polls the result backend, at growing intervals, for progress and for the result."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     task = broker.sent[0].task_id
     broker.states[task] = TaskRuns({"done": 1, "of": 2})
     sweep_again(harness)
     assert harness.turn(UUID(turn["turn_id"]))["waiting_for"]["progress"] == '{"done": 1, "of": 2}'
     broker.states[task] = TaskEnded(failed=False, value="found")
-    assert probe_due(harness.runtime) == 0, "not asked again at once"
+    assert probe_due(harness.runtime) == 0, "not polled again before its interval"
     sweep_again(harness)
     assert harness.waker.sessions[-1] == UUID(turn["session_id"])
     _resume(harness, turn)
@@ -218,7 +218,7 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
     export_all = celery_tool("reports.export", effect="idempotent", max_parallel=2, timeout_s=TIMEOUT_S, name="all")
     harness.equip(export, export_all, sleep_until)
     lists = {"calls": [{"year": year} for year in (2023, 2024, 2025)]}
-    _asked(
+    _waiting(
         harness, ("reports_export", {"year": 2022}), ("all", lists), ("sleep_until", {"moment": _moment(harness, 60)})
     )
     queued = {each.task_id for each in broker.sent}
@@ -244,7 +244,7 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
 @pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])
 def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker, name: str) -> None:
     """Cancelling needs no worker; a later result is stored in the effect's row, never in the transcript."""
-    turn = _asked(harness, (name, {"moment": _moment(harness, 60)} if name == "sleep_until" else {}))
+    turn = _waiting(harness, (name, {"moment": _moment(harness, 60)} if name == "sleep_until" else {}))
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
     before = _results(harness, turn)
@@ -258,10 +258,10 @@ def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker
     assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
 
 
-def test_the_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) -> None:
+def test_a_requested_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) -> None:
     """The turn continues at once, without the results; its tasks are revoked; then the session ends."""
     moment = _moment(harness, 3_000)
-    turn = _asked(harness, ("reports_export", {}), ("sleep_until", {"moment": moment}), ("look", {}))
+    turn = _waiting(harness, ("reports_export", {}), ("sleep_until", {"moment": moment}), ("look", {}))
     session_id = UUID(turn["session_id"])
     requested = request_end(harness.database, session_id, "test")
     assert (requested.may_end, requested.freed) == (False, 5)
@@ -274,7 +274,7 @@ def test_the_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) 
 
 
 def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, broker: Broker) -> None:
-    """If the session's end is requested while the task is being sent, the turn does not wait for it."""
+    """If the session's end is requested while the task is being sent, the turn does not wait for the task."""
     harness.script(calls(("reports_export", {})), says("done"))
     accepted = harness.send()
 
@@ -288,8 +288,8 @@ def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, brok
     assert (turn["status"], _results(harness, turn)) == ("done", [LOST])
 
 
-def test_a_result_that_comes_before_the_wait_is_not_waited_for(harness: Harness, broker: Broker) -> None:
-    """A fast task, or one in Celery's eager mode, ends before the session is released."""
+def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, broker: Broker) -> None:
+    """A fast task, or a task in Celery's eager mode, ends before the session is released."""
     harness.script(calls(("reports_export", {}), ("look", {})), says("done"))
     accepted = harness.send()
 
@@ -306,9 +306,9 @@ def test_a_result_that_comes_before_the_wait_is_not_waited_for(harness: Harness,
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
     harness: Harness, broker: Broker
 ) -> None:
-    """No task was sent: the idempotent one is sent later, and the model reads that the unsafe one failed."""
+    """The idempotent task is sent later; the model reads that the unsafe one failed."""
     broker.outcome = Sent.NO
-    turn = _asked(harness, ("reports_export", {}), ("charge", {}))
+    turn = _waiting(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
     harness.move(RETRY_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
@@ -326,10 +326,10 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
 
 
 @pytest.mark.parametrize(("name", "sent_again"), [("reports_export", True), ("charge", False)])
-def test_a_crash_between_intent_and_note_sends_only_what_is_safe_again(
+def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
     harness: Harness, broker: Broker, name: str, *, sent_again: bool
 ) -> None:
-    """Whether the task was sent is unknown: an idempotent one is sent again under its id, an unsafe one is not."""
+    """The crash leaves open whether the task was sent; an idempotent one is sent again under the same id."""
     harness.script(calls((name, {})), says("done"))
     accepted = harness.send()
     with harness.crashing("before", "turns.note_sent"):
@@ -347,15 +347,15 @@ def test_a_crash_between_intent_and_note_sends_only_what_is_safe_again(
 
 def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: Broker) -> None:
     """The removed tool's task was sent, so its result still reaches the model."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     harness.equip(look)
     _ends(harness, broker.sent[0])
     _resume(harness, turn)
     assert _results(harness, turn) == ["made"]
 
 
-def test_an_approved_unsafe_call_is_not_repeated_because_another_one_is_refused_later(harness: Harness) -> None:
-    """The worker dies within the unsafe call; the refused call, which never began, must not begin it again."""
+def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
+    """The worker dies in an approved unsafe call; refusing the reply's other call must not start it again."""
     ran: list[int] = []
 
     @tool(requires_approval=True)
@@ -366,7 +366,7 @@ def test_an_approved_unsafe_call_is_not_repeated_because_another_one_is_refused_
 
     @tool(requires_approval=True)
     def gone(amount: int) -> str:
-        """Go with the next deploy."""
+        """A tool that the next deploy removes."""
         return str(amount)
 
     harness.equip(pay, gone)
@@ -385,7 +385,7 @@ def test_an_approved_unsafe_call_is_not_repeated_because_another_one_is_refused_
 def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> None:
     """The turn waits without a worker; the sweeper wakes it at the given time."""
     moment = _moment(harness, 7_200)
-    turn = _asked(harness, ("sleep_until", {"moment": moment}))
+    turn = _waiting(harness, ("sleep_until", {"moment": moment}))
     waiting = turn["waiting_for"]
     assert (waiting["kind"], waiting["name"]) == ("timer", "sleep_until")
     harness.move(7_000)
@@ -445,7 +445,7 @@ def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broke
             raise GuardRejected("The result is withheld.")
 
     harness.equip(export, charge, before_tool=[required(no_charges)], after_tool=[required(no_secrets)])
-    turn = _asked(harness, ("charge", {}), ("reports_export", {}), ("reports_export", {}))
+    turn = _waiting(harness, ("charge", {}), ("reports_export", {}), ("reports_export", {}))
     assert [each.task for each in broker.sent] == ["reports.export"] * 2
     _ends(harness, broker.sent[0], "a secret")
     _ends(harness, broker.sent[1], "harmless")
@@ -471,15 +471,15 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
 def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
     """A turn that waits for a call with a list of arguments, with at most two tasks at a time."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
-    return _asked(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
+    return _waiting(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
 
 
 def _part_ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> None:
     finish(harness.runtime, task.effect_id, TaskEnded(failed=failed, value=value), task.part)
 
 
-def test_a_list_of_arguments_fans_out_and_its_results_come_in_order(harness: Harness, broker: Broker) -> None:
-    """At most two tasks are pending; each result lets the next be sent; a repeated result changes nothing."""
+def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Harness, broker: Broker) -> None:
+    """At most two tasks are pending; each result causes the next task to be sent; a repeated result is ignored."""
     turn = _many(harness, 5)
     assert [each.arguments for each in broker.sent] == [{"n": 0}, {"n": 1}]
     assert len({each.task_id for each in broker.sent}) == 2
@@ -515,7 +515,7 @@ def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, br
 def test_a_crash_while_a_list_is_sent(
     harness: Harness, broker: Broker, effect: str, sent_again: int, commit: str
 ) -> None:
-    """Parts taken but not noted may have been sent: only idempotent ones are sent again. Untaken parts always are."""
+    """After a crash, a part with the status `taken` is sent again only if the tool is idempotent."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     harness.script(calls(("many", {"calls": [{"n": number} for number in range(3)]})), says("done"))
     accepted = harness.send()
@@ -534,7 +534,7 @@ def test_a_crash_while_a_list_is_sent(
     assert json.loads(_results(harness, turn)[0]) == [{"result": "made"}] * 3
 
 
-def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, broker: Broker) -> None:
+def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Harness, broker: Broker) -> None:
     """At the time limit, finished parts keep their results, and unfinished tasks that were sent are revoked."""
     turn = _many(harness, 4)
     first, second = broker.sent
@@ -547,8 +547,8 @@ def test_a_list_that_is_not_done_in_time_keeps_what_it_has(harness: Harness, bro
     assert broker.revoked == [second.task_id, broker.sent[2].task_id]
 
 
-def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: Harness, broker: Broker) -> None:
-    """A part whose callback was lost gets its result from the backend, and is not revoked."""
+def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
+    """A part whose callback was lost gets its result from the result backend."""
     turn = _many(harness, 2)
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)
@@ -561,10 +561,10 @@ def test_at_its_time_limit_the_parts_of_a_list_are_asked_for_once_more(harness: 
     assert broker.revoked == [first.task_id, second.task_id]
 
 
-def test_a_result_found_at_the_time_limit_is_cut_at_the_tools_own_limit(harness: Harness, broker: Broker) -> None:
+def test_a_result_found_at_the_time_limit_is_cut_to_the_tools_limit(harness: Harness, broker: Broker) -> None:
     """A result found at the time limit obeys `max_result_chars` like one that arrives in time."""
     harness.equip(celery_tool("reports.export", timeout_s=TIMEOUT_S, name="short", max_result_chars=40))
-    turn = _asked(harness, ("short", {}))
+    turn = _waiting(harness, ("short", {}))
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="x" * 5_000)
     _resume(harness, turn)
@@ -572,8 +572,8 @@ def test_a_result_found_at_the_time_limit_is_cut_at_the_tools_own_limit(harness:
 
 
 def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> None:
-    """The turn is cancelled during an outage: the task must not begin after it."""
-    turn = _asked(harness)
+    """If the turn is cancelled during a broker outage, its task is revoked after the outage."""
+    turn = _waiting(harness)
     cancel(harness.runtime, UUID(turn["turn_id"]))
     broker.outcome = Sent.NO
     sweep_again(harness)
@@ -585,7 +585,7 @@ def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> 
 
 
 def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) -> None:
-    """The broker may have the first sending; the second does not reach it. The part counts, and is asked about."""
+    """If sending is first uncertain and then fails, the part still counts as running and its result is polled."""
     harness.equip(celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S, name="many", max_parallel=1))
     broker.outcome = Sent.MAYBE
     harness.script(calls(("many", {"calls": [{"n": n} for n in range(2)]})), says("done"))
@@ -601,7 +601,7 @@ def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) ->
 
 
 def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:
-    """The sent tasks are revoked, and a late result sends no further one."""
+    """The sent tasks are revoked, and a late result causes no further task to be sent."""
     turn = _many(harness, 4)
     cancel(harness.runtime, UUID(turn["turn_id"]))
     sweep_again(harness)
@@ -611,8 +611,8 @@ def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -
 
 
 @pytest.mark.parametrize("given", [{}, {"calls": []}, {"calls": [1]}, {"calls": [{}] * 101}, {"n": 1}])
-def test_a_malformed_list_is_refused(harness: Harness, broker: Broker, given: dict[str, Any]) -> None:
-    """The model reads that its arguments were refused, and no task is sent."""
+def test_a_malformed_list_is_rejected(harness: Harness, broker: Broker, given: dict[str, Any]) -> None:
+    """The model reads the error, and no task is sent."""
     harness.equip(celery_tool("reports.export", name="many", max_parallel=2))
     harness.script(calls(("many", given)), says("done"))
     assert "refused" in _results(harness, harness.ask())[0]
@@ -621,7 +621,7 @@ def test_a_malformed_list_is_refused(harness: Harness, broker: Broker, given: di
 
 def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> None:
     """The broker is unavailable when the result arrives: the sweeper wakes the turn in its next round."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     harness.waker.away = True
     _ends(harness, broker.sent[0])
     harness.waker.away = False
@@ -631,7 +631,7 @@ def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> 
 
 def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
     """The turn is cancelled in the accepting transaction; its task is revoked; the message's own turn runs."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     harness.script(says("at your service"))
     sent = harness.send("never mind", on_busy="interrupt")
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
@@ -641,9 +641,9 @@ def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broke
     assert harness.turn(sent.turn_id)["status"] == "done"
 
 
-def test_later_messages_of_the_session_wait_behind(harness: Harness, broker: Broker) -> None:
+def test_later_messages_of_the_session_wait_for_the_turn(harness: Harness, broker: Broker) -> None:
     """A wake-up for a later message starts nothing; the messages run in the order accepted."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     second = harness.send("and another")
     assert isinstance(harness.run(second.session_id), NotNeeded)
     _ends(harness, broker.sent[0])
@@ -653,13 +653,13 @@ def test_later_messages_of_the_session_wait_behind(harness: Harness, broker: Bro
 
 def test_a_breaker_that_closes_does_not_wake_a_turn_that_waits_for_a_task(harness: Harness, broker: Broker) -> None:
     """A closing breaker wakes only turns that wait for a model."""
-    _asked(harness)
+    _waiting(harness)
     assert harness.database.run(RECALL, {}) == []
 
 
-def test_the_user_reads_what_the_answer_waits_for(harness: Harness, broker: Broker) -> None:
+def test_the_user_is_shown_what_the_turn_waits_for(harness: Harness, broker: Broker) -> None:
     """The message names the tool, and is shown once for each wait."""
-    turn = _asked(harness)
+    turn = _waiting(harness)
     delays = Delays(harness.database, UUID(turn["turn_id"]))
     message = delays.look()
     assert message is not None

@@ -1,4 +1,4 @@
-"""Whole turns on providers that behave badly: each ends, in time, with the right reply or the right code.
+"""Whole turns against misbehaving providers: each ends in time, with the expected reply or error code.
 
 The real SDKs run in this process against the tests' own servers, with the breaker, the retries and
 the engine of production. `tests/models/provider_suite.py` covers single calls.
@@ -44,7 +44,7 @@ TWICE = [Call("echo", '{"text": "first"}', "same"), Call("echo", '{"text": "seco
 
 @tool(effect="pure")
 def echo(text: str, context: ToolContext) -> str:
-    """Say it again."""
+    """Return the text."""
     assert not context.cancelled.is_set()
     return text
 
@@ -97,12 +97,12 @@ def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
 
 
 def nonsense(payload: bytes) -> Make:
-    """A reply that begins well and continues with `payload` as an event."""
+    """A reply that begins valid and continues with `payload` as an event."""
     return lambda server: Broken(Answer("a good beginning"), 3, server.frame(payload))
 
 
 def always(step: Step) -> Make:
-    """The same step for every provider."""
+    """Use `step` for every provider."""
     return lambda _: step
 
 
@@ -213,8 +213,8 @@ def test_a_server_that_is_odd(
     provider.server.player = lambda _: Answer("here you are")
     turn = ask(harness, runtime)
     assert turn["status"] == "done", turn["error"]
-    said = [each for each in harness.messages(turn["session_id"]) if each["role"] == "tool"]
-    assert len(said) == len(results)
-    assert all(each["content"].startswith(wanted) for each, wanted in zip(said, results, strict=True))
-    assert len({each["tool_call_id"] for each in said}) == len(results)
+    results_seen = [each for each in harness.messages(turn["session_id"]) if each["role"] == "tool"]
+    assert len(results_seen) == len(results)
+    assert all(each["content"].startswith(wanted) for each, wanted in zip(results_seen, results, strict=True))
+    assert len({each["tool_call_id"] for each in results_seen}) == len(results)
     assert turn["usage"] is not None

@@ -96,8 +96,8 @@ def carrier(*secrets: str, **given: Any) -> UrlCarrier:
     return UrlCarrier(parse_secrets(" ".join(secrets or [SECRET])), b"former", LOOPBACK, **given)
 
 
-def test_a_callback_of_a_turn_is_taken_once(receiver: Printed, harness: Harness) -> None:
-    """Every attempt has the same id, by which the receiver deduplicates; each attempt is answered with success."""
+def test_a_callback_is_processed_once(receiver: Printed, harness: Harness) -> None:
+    """Every attempt carries the same id, by which the receiver deduplicates, and gets a success status."""
     harness.settings = harness.settings.model_copy(update={"reply_urls": ("127.0.0.0/8",)})
     sent = harness.send("hello", reply_to={"url": receiver.url})
     harness.run(sent.session_id)
@@ -111,8 +111,8 @@ def test_a_callback_of_a_turn_is_taken_once(receiver: Printed, harness: Harness)
     assert receiver.stop() == [f"{sent.session_id} 1 done"]
 
 
-def test_a_delivery_that_was_recorded_by_no_worker_is_taken_once(receiver: Printed) -> None:
-    """A worker that dies after the receiver's answer leads to a second delivery."""
+def test_a_delivery_that_no_worker_recorded_is_processed_once(receiver: Printed) -> None:
+    """If a worker dies after the receiver's response, the callback is sent a second time."""
     for _ in range(2):
         carrier().carry({"url": receiver.url}, BODY, ID)
 
@@ -130,7 +130,7 @@ def test_a_signature_by_another_secret_is_refused(receiver: Printed) -> None:
 
 @pytest.mark.parametrize("shift_s", [-360.0, 360.0])
 def test_a_stale_callback_is_refused(receiver: Printed, shift_s: float) -> None:
-    """A request signed more than five minutes ago or ahead is refused, so a recorded one cannot be replayed."""
+    """A timestamp more than five minutes off gets a 401, so a recorded request cannot be replayed later."""
     with pytest.raises(DeliveryFailed, match="401"):
         carrier(clock=lambda: time.time() + shift_s).carry({"url": receiver.url}, BODY, ID)
 

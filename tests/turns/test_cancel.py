@@ -65,12 +65,12 @@ def test_cancelled_between_steps(harness: Harness) -> None:
 
 
 def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
-    """A cancellation between the intents' commit and the calls begins none of them and closes all."""
+    """After a cancellation between the intents' commit and the calls, no call begins and all are closed."""
     ran: list[int] = []
 
     @tool
     def act() -> str:
-        """Act."""
+        """Record that the tool ran."""
         ran.append(1)
         return "acted"
 
@@ -89,7 +89,7 @@ def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
     assert [content for role, content in harness.lines(sent.session_id) if role == "tool"] == [UNKNOWN_OUTCOME] * 2
 
 
-def test_a_parked_turn(harness: Harness) -> None:
+def test_cancelling_a_parked_turn(harness: Harness) -> None:
     """No worker runs a parked turn: the cancellation wakes one, which settles the turn as cancelled."""
     sent = harness.send()
     runner = Runner(harness.runtime, "draining")
@@ -128,8 +128,8 @@ def test_a_settled_turn_stays_as_it_is(harness: Harness) -> None:
     assert harness.waker.sessions == []
 
 
-def test_cancelling_twice_is_cancelling_once(harness: Harness) -> None:
-    """The second cancellation does not change the session's counters."""
+def test_a_second_cancellation_changes_nothing(harness: Harness) -> None:
+    """The session's counters count the cancelled turn once."""
     sent = harness.send()
     cancel(harness.runtime, sent.turn_id)
     cancel(harness.runtime, sent.turn_id)
@@ -137,13 +137,13 @@ def test_cancelling_twice_is_cancelling_once(harness: Harness) -> None:
     assert (row.unsettled, row.turn_count) == (0, 1)
 
 
-def test_an_unknown_turn(harness: Harness) -> None:
+def test_cancelling_an_unknown_turn_raises(harness: Harness) -> None:
     """Cancelling an unknown turn raises `NotFound`."""
     with pytest.raises(NotFound):
         cancel(harness.runtime, uuid4())
 
 
-def test_a_concurrent_cancel_and_settle_give_one_of_the_two(harness: Harness) -> None:
+def test_a_concurrent_cancel_and_settle_leave_one_outcome(harness: Harness) -> None:
     """Both lock the session, so the turn is either done with its reply or cancelled without one."""
     seen = set()
     for number in range(25):
@@ -156,23 +156,23 @@ def test_a_concurrent_cancel_and_settle_give_one_of_the_two(harness: Harness) ->
         harness.script(wait)
         sent = harness.send(str(number), reply_to={"url": "https://a.example"})
 
-        def call_off(turn_id: UUID = sent.turn_id, gate: threading.Event = gate) -> None:
+        def request_cancel(turn_id: UUID = sent.turn_id, gate: threading.Event = gate) -> None:
             assert gate.wait(PATIENCE_S)
             cancel(harness.runtime, turn_id)
 
-        found = side_by_side(call_off, lambda session_id=sent.session_id: harness.run(session_id))  # type: ignore[misc]
+        found = side_by_side(request_cancel, lambda session_id=sent.session_id: harness.run(session_id))  # type: ignore[misc]
         assert not any(isinstance(each, Exception) for each in found)
         turn = harness.turn(sent.turn_id)
         seen.add(turn["status"])
         assert (turn["status"], turn["reply"] is not None, turn["error"] is None) in {
             ("done", True, True), ("cancelled", False, False),
         }  # fmt: skip
-        assert harness.counts()["deliveries"] == number + 1, "one delivery, whichever it was"
+        assert harness.counts()["deliveries"] == number + 1, "one delivery for either outcome"
     assert seen <= {"done", "cancelled"}
 
 
-def test_a_reply_in_the_commit_that_meets_the_cancel_wins(harness: Harness) -> None:
-    """A cancellation requested just before the reply's commit comes too late."""
+def test_a_reply_being_committed_wins_over_a_cancellation(harness: Harness) -> None:
+    """A cancellation requested just before the reply's commit has no effect."""
     harness.script(says("the reply"))
     sent = harness.send()
 
@@ -186,17 +186,17 @@ def test_a_reply_in_the_commit_that_meets_the_cancel_wins(harness: Harness) -> N
     assert harness.turn(sent.turn_id)["reply"]["text"] == "the reply"
 
 
-def test_the_turn_behind_a_cancelled_one_runs(harness: Harness) -> None:
+def test_the_turn_after_a_cancelled_one_runs(harness: Harness) -> None:
     """After a cancelled turn the runner continues with the next one, which the cancellation does not affect."""
     first, second = harness.send("first"), harness.send("second")
 
-    def called_off(request: ModelRequest, call: ModelCall) -> ModelReply:
+    def cancelling(request: ModelRequest, call: ModelCall) -> ModelReply:
         cancel(harness.runtime, first.turn_id)
         runner.keeper.beat()
         call.check()
-        raise AssertionError("the call was aborted")
+        raise AssertionError("the call was not aborted")
 
-    harness.script(called_off, says("for the second"))
+    harness.script(cancelling, says("for the second"))
     runner = Runner(harness.runtime, "one")
     assert runner.run(first.session_id) == Ran(2)
     _assert_cancelled(harness, first.turn_id)

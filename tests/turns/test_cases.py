@@ -27,12 +27,12 @@ from tests.turns.scripted import calls, says
 from tests.turns.test_briefing import _Away
 from tests.turns.test_cost import counted
 
-ASKED = "how do I reset the router"
+QUESTION = "how do I reset the router"
 ANSWER = "Hold the button for ten seconds."
 DAY_S = 86_400
 
 
-def _put(harness: Harness, case_id: str = "router", query: str = ASKED, answer: str = ANSWER) -> None:
+def _put(harness: Harness, case_id: str = "router", query: str = QUESTION, answer: str = ANSWER) -> None:
     vector = harness.embedder.embed([query])[0]
     new = NewCase(case_id, query, answer, query_vector=vector, embedder=harness.embedder.name)
     assert cases.add(harness.database, new, now=harness.clock.now())
@@ -52,7 +52,7 @@ def _executions(harness: Harness) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-def _say(harness: Harness, turn: dict[str, Any], score: int) -> None:
+def _score(harness: Harness, turn: dict[str, Any], score: int) -> None:
     give_feedback(harness.runtime, UUID(turn["turn_id"]), Feedback.model_validate({"score": score}))
 
 
@@ -67,22 +67,22 @@ def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness:
     assert system.count("Answered") == len(_executions(harness)) == 4
     assert ("router", True, None, None) in _executions(harness)
     assert cases.read(harness.database, "router")["usage_count"] == 1
-    harness.script(ProviderError("the model is ill"))
+    harness.script(ProviderError("the model failed"))
     assert harness.ask("how do I reset the router")["status"] == "failed"
     assert ("router", False, None, "PROVIDER_ERROR") in _executions(harness)
 
 
 @pytest.mark.usefixtures("prepared")
-def test_without_cases_a_turn_costs_no_statement_more(harness: Harness) -> None:
-    """With cases a turn costs one more statement, the search; the settling statement records their use."""
+def test_cases_cost_a_turn_one_statement(harness: Harness) -> None:
+    """Cases add the search; the statement that settles the turn also records their use."""
     for _ in range(2):
         harness.ask()
     with counted(harness.database) as (before, commits):
         harness.ask()
     _put(harness)
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     with counted(harness.database) as (after, with_cases):
-        harness.ask(ASKED)
+        harness.ask(QUESTION)
     assert with_cases == commits
     more = Counter(each.split('"')[1] for each in after) - Counter(each.split('"')[1] for each in before)
     assert sorted(more.elements()) == ["casebank.nearest_for_user_384"]
@@ -90,7 +90,7 @@ def test_without_cases_a_turn_costs_no_statement_more(harness: Harness) -> None:
 
 
 def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
-    """Whether the case would have helped is unknown."""
+    """A cancelled turn does not show whether the case would have helped."""
     _put(harness)
 
     def cancelled(*_given: Any) -> Any:
@@ -98,7 +98,7 @@ def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
         return calls(("look", {}))
 
     harness.script(cancelled)
-    sent = harness.send(ASKED)
+    sent = harness.send(QUESTION)
     harness.run(sent.session_id)
     assert ANSWER in _system(harness)
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
@@ -109,7 +109,7 @@ def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
 def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, moment: Any) -> None:
     """One statement records the use and settles the turn, so a crash leaves both or neither."""
     _put(harness)
-    sent = harness.send(ASKED)
+    sent = harness.send(QUESTION)
     with harness.crashing(moment, "turns.settle"):
         harness.run(sent.session_id)
     settled = harness.turn(sent.turn_id)["settled_at"] is not None
@@ -123,18 +123,18 @@ def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, momen
 
 @pytest.mark.parametrize("statement", ["SELECT FROM cases FOR UPDATE", "DELETE FROM cases"])
 def test_another_users_open_transaction_delays_no_settlement(harness: Harness, statement: str) -> None:
-    """The turn settles at once, whatever that transaction has locked, and its model is called once."""
+    """Settling waits for no lock on `cases`, and the model is called once."""
     _put(harness)
     harness.ask()
-    asked = len(harness.model.requests)
+    requests_before = len(harness.model.requests)
     with harness.database.engine.connect().execution_options(isolation_level="READ COMMITTED") as other, other.begin():
         other.exec_driver_sql(statement)
-        sent = harness.send(ASKED)
+        sent = harness.send(QUESTION)
         harness.sql("SET lock_timeout = 0")  # a wait for a lock would never end
         with counted(harness.database) as (_, commits):
             assert harness.run(sent.session_id) == Ran(1)
         turn = harness.turn(sent.turn_id)
-        assert (turn["status"], len(harness.model.requests) - asked) == ("done", 1)
+        assert (turn["status"], len(harness.model.requests) - requests_before) == ("done", 1)
         assert commits.count("turns.settle") == 1
         assert _executions(harness) == [("router", True, None, None)]
     executions.count(harness.database)
@@ -147,47 +147,47 @@ def test_unrelated_cases_reach_no_prompt_and_are_not_used(harness: Harness) -> N
     """Ten cases of other topics are neither shown nor recorded, so that an unused case becomes inactive."""
     for number, (query, *_) in enumerate(TOPICS[-10:]):
         _put(harness, f"case {number}", query)
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     assert ANSWER not in _system(harness)
     assert _executions(harness) == []
     everything = harness.settings.casebank.model_copy(update={"min_similarity": 0.0})
     harness.settings = harness.settings.model_copy(update={"casebank": everything})
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     assert _cases(harness).count("Answered") == len(_executions(harness)) > 0
 
 
 def test_a_learnt_case_is_shown_to_no_other_user(harness: Harness) -> None:
-    """Every user sees imported cases, only its own user a learnt one; with the scope `all`, every user sees each."""
+    """Every user sees imported cases; a learnt case is shown only to its own user unless the scope is `all`."""
     harness.script(says(ANSWER))
-    _say(harness, harness.ask(ASKED), 1)
+    _score(harness, harness.ask(QUESTION), 1)
     _put(harness, "imported", "what do I do if the router does not reset", "Unplug it.")
-    harness.ask(ASKED, user_id="bob")
+    harness.ask(QUESTION, user_id="bob")
     assert ANSWER not in _system(harness)
     assert "Unplug it." in _cases(harness)
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     assert ANSWER in _cases(harness)
     shared = harness.settings.casebank.model_copy(update={"scope": CaseScope.ALL})
     harness.settings = harness.settings.model_copy(update={"casebank": shared})
-    harness.ask(ASKED, user_id="bob")
+    harness.ask(QUESTION, user_id="bob")
     assert ANSWER in _cases(harness)
 
 
 def test_a_shared_case_is_shown_to_all_users_until_it_is_unshared(harness: Harness) -> None:
-    """By an administrator's decision, what one user praised reaches another user's prompt."""
+    """An administrator may share a learnt case; it then reaches other users' prompts."""
     harness.script(says(ANSWER))
-    _say(harness, harness.ask(ASKED), 1)
+    _score(harness, harness.ask(QUESTION), 1)
     [learnt] = cases.list_cases(harness.database)
     sharing.share(harness.database, learnt["case_id"], "an administrator")
-    harness.ask(ASKED, user_id="bob")
+    harness.ask(QUESTION, user_id="bob")
     assert ANSWER in _cases(harness)
     assert len(_executions(harness)) == 1
     sharing.unshare(harness.database, learnt["case_id"], "an administrator")
-    harness.ask(ASKED, user_id="bob")
+    harness.ask(QUESTION, user_id="bob")
     assert ANSWER not in _system(harness)
 
 
 def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
-    """Praised turns go to the agent's bank and reach no agent of another; `None` and `False` mean no bank."""
+    """A case learnt from praise is shown only to agents with the same bank; `None` and `False` mean no bank."""
     harness.agents = Agents(
         [
             Agent("assistant", "You help."),
@@ -199,9 +199,9 @@ def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
 
     def asks(agent: str) -> str:
         harness.script(says(f"{ANSWER} Says {agent}."))
-        turn = harness.ask(ASKED, agent=agent)
+        turn = harness.ask(QUESTION, agent=agent)
         shown = _cases(harness)
-        _say(harness, turn, 1)
+        _score(harness, turn, 1)
         return shown
 
     for agent in ("assistant", "support", "alone", "silent"):
@@ -217,25 +217,25 @@ def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
     turn_id = harness.sql("SELECT turn_id FROM turns WHERE agent = 'support' ORDER BY accepted_at DESC")[0].turn_id
     count = len(cases.list_cases(harness.database))
     give_feedback(harness.runtime, turn_id, Feedback(score=1))
-    assert len(cases.list_cases(harness.database)) == count, "its agent is gone, and so is its bank's name"
+    assert len(cases.list_cases(harness.database)) == count, "the bank of a removed agent is unknown"
 
 
 @pytest.mark.parametrize("casebank", ["", "a b", True, 7])
-def test_a_bank_that_cannot_be_named_stops_the_start(casebank: Any) -> None:
+def test_an_invalid_casebank_is_a_settings_error(casebank: Any) -> None:
     """The error names the agent and the accepted values."""
     with pytest.raises(SettingsError, match=r"agent 'a' has casebank=.*accepted"):
         Agent("a", "You help.", casebank=casebank)
 
 
 @pytest.mark.usefixtures("prepared")
-def test_cases_of_others_cost_a_turn_nothing(harness: Harness) -> None:
-    """A user who may see none of the bank's cases pays no search; with the scope `all` they do."""
+def test_cases_of_other_users_cause_no_search(harness: Harness) -> None:
+    """No search runs for a user who may see none of the bank's cases; with the scope `all` it runs."""
     harness.script(says(ANSWER))
-    _say(harness, harness.ask(ASKED), 1)
+    _score(harness, harness.ask(QUESTION), 1)
 
     def searches() -> list[str]:
         with counted(harness.database) as (statements, _):
-            harness.ask(ASKED, user_id="bob")
+            harness.ask(QUESTION, user_id="bob")
         return [each for each in statements if "EXECUTE" in each and "casebank." in each]
 
     assert searches() == []
@@ -244,12 +244,12 @@ def test_cases_of_others_cost_a_turn_nothing(harness: Harness) -> None:
     assert len(searches()) == 1
 
 
-def test_a_case_that_finds_no_room_is_not_counted(harness: Harness) -> None:
+def test_a_case_beyond_the_budget_is_not_counted(harness: Harness) -> None:
     """A case beyond the budget of recalled text is not in the prompt, so its use is not recorded."""
     _put(harness, answer="x" * 1_500)
     memory = MemorySettings(budget_semantic=0)
     harness.settings = harness.settings.model_copy(update={"memory": memory})
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     assert "xxx" not in _system(harness)
     assert _executions(harness) == []
 
@@ -258,19 +258,19 @@ def test_turns_run_without_cases_while_the_embedder_is_unavailable(harness: Harn
     """Cases are found by vectors only; the turn is answered without them."""
     _put(harness)
     harness.embedder = _Away()
-    assert harness.ask(ASKED)["status"] == "done"
+    assert harness.ask(QUESTION)["status"] == "done"
     assert ANSWER not in _system(harness)
 
 
 def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -> None:
     """Repeated praise stores one case; a negative score of an unpraised answer stores none."""
     harness.script(says(ANSWER), says("no idea"))
-    praised, blamed = harness.ask(ASKED), harness.ask("what is the weather like")
+    praised, blamed = harness.ask(QUESTION), harness.ask("what is the weather like")
     for _ in range(2):
-        _say(harness, praised, 1)
-    _say(harness, blamed, -1)
+        _score(harness, praised, 1)
+    _score(harness, blamed, -1)
     [learnt] = cases.list_cases(harness.database)
-    assert (learnt["query"], learnt["response_text"]) == (ASKED, ANSWER)
+    assert (learnt["query"], learnt["response_text"]) == (QUESTION, ANSWER)
     harness.ask("tell me, how do I reset the router")
     assert ANSWER in _system(harness)
     kept = harness.sql("SELECT feedback FROM turns WHERE turn_id = %(id)s", id=blamed["turn_id"])
@@ -279,7 +279,7 @@ def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -
 
 def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None:
     """The erasure waits for feedback in progress; later feedback finds no turn."""
-    turn = harness.ask(ASKED, user_id="zoe")
+    turn = harness.ask(QUESTION, user_id="zoe")
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool:
         erasing: list[Any] = []
@@ -290,12 +290,12 @@ def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None
                 until(lambda: harness.sql(waiting), "the erasure waits")
 
         with harness.hooked(hook):
-            _say(harness, turn, 1)
+            _score(harness, turn, 1)
         erased = erasing[0].result(PATIENCE_S)
     assert (erased.rows["cases"], erased.rows["turns"]) == (1, 1)
     assert cases.list_cases(harness.database) == []
     with pytest.raises(NotFound):
-        _say(harness, turn, 1)
+        _score(harness, turn, 1)
 
 
 def test_only_a_reply_can_be_praised(harness: Harness) -> None:
@@ -315,22 +315,22 @@ def test_only_a_reply_can_be_praised(harness: Harness) -> None:
 @pytest.mark.parametrize(
     "given", [{}, {"score": 0}, {"score": "1"}, {"score": 1.5}, {"score": True}, {"score": 1, "x": 1}]
 )
-def test_malformed_feedback_is_refused(given: dict[str, Any]) -> None:
+def test_malformed_feedback_is_rejected(given: dict[str, Any]) -> None:
     """The error names the invalid field."""
     with pytest.raises(ValidationError, match=r"score|x"):
         Feedback.model_validate(given)
 
 
-def test_the_story_of_a_case(harness: Harness) -> None:
-    """The whole life of a case: learnt from praise, used, blamed, rated, archived by a weekly run, restored."""
+def test_the_life_cycle_of_a_case(harness: Harness) -> None:
+    """A case is learnt from praise, used, rated down by negative feedback, archived by a prune run and restored."""
     harness.script(says(ANSWER))
-    _say(harness, harness.ask(ASKED), 1)
+    _score(harness, harness.ask(QUESTION), 1)
     [case_id] = [each["case_id"] for each in cases.list_cases(harness.database)]
     for number in range(11):
-        turn = harness.ask(ASKED)
+        turn = harness.ask(QUESTION)
         assert ANSWER in _system(harness)
         if number > 1:  # the first two get no feedback and count as successes
-            _say(harness, turn, -1)
+            _score(harness, turn, -1)
     assert cases.read(harness.database, case_id)["success_rate"] is None
     assert reflection.reflect(harness.database).flagged == [case_id]
     assert round(cases.read(harness.database, case_id)["success_rate"]) == 18
@@ -338,12 +338,12 @@ def test_the_story_of_a_case(harness: Harness) -> None:
     assert prune.run(parts)["details"]["spared"][0]["rule"] == "recent_access"
     harness.move(8 * DAY_S)
     assert prune.run(parts)["details"]["removed"] == [case_id]
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     assert ANSWER not in _cases(harness)
     archive.restore(harness.database, case_id)
-    harness.ask(ASKED)
+    harness.ask(QUESTION)
     assert ANSWER in _cases(harness)
     assert (
-        search.search(harness.database, harness.embedder.embed([ASKED])[0], harness.embedder.name, 1)[0].case_id
+        search.search(harness.database, harness.embedder.embed([QUESTION])[0], harness.embedder.name, 1)[0].case_id
         == case_id
     )

@@ -22,7 +22,7 @@ def double(number: int) -> int:
 
 @contextmanager
 def counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
-    """The statements that are sent within the block, and the names of the commits."""
+    """Yield two lists that collect the block's statements and the names of its commits."""
     statements: list[str] = []
     commits: list[str] = []
 
@@ -57,12 +57,12 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
 
 
-def test_working_variables_cost_a_row_where_they_change_and_no_statement(harness: Harness) -> None:
+def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness) -> None:
     """Working variables are read with the claim and written with the step."""
 
     @tool(effect="pure")
     def count(context: ToolContext, *, further: bool) -> int:
-        """Count."""
+        """Return the variable `n`, raised by one if `further`."""
         with context.working_variables as variables:
             if further:
                 variables["n"] = variables.get("n", 0) + 1
@@ -91,15 +91,15 @@ def test_concurrent_tools_cost_a_commit_each(harness: Harness) -> None:
 
 
 def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: Harness) -> None:
-    """Under one lease, each further turn begins with one statement."""
-    _talk_twice = [harness.send(), harness.send()]
+    """Each further turn under the lease begins with one commit."""
+    sent = [harness.send(), harness.send()]
     with counted(harness.database) as (_, commits):
-        harness.run(_talk_twice[0].session_id)
+        harness.run(sent[0].session_id)
     assert commits == ["turns.claim", "turns.settle", "turns.begin_next", "turns.settle"]
 
 
 def test_the_cost_does_not_grow_with_the_conversation(harness: Harness) -> None:
-    """The rows that a prompt reads are bounded by the window, at turn 60 as at turn 25."""
+    """The window bounds the messages of a prompt: turn 60 sends as many as turn 25."""
     harness.equip(double)
     for _ in range(25):
         _talk(harness)

@@ -1,4 +1,4 @@
-"""Effects in doubt are decided after the tool's time limit, by its declared class, and only once."""
+"""An effect in doubt is decided once, after the tool's time limit, according to the tool's declared class."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 
 DECIDED_S = 31
-"""Seconds past the lease and past intent + tool timeout, both 30 s."""
+"""Seconds after which a lease and the time limit of a tool, both 30 s, have passed."""
 
 
 class Bench:
-    """Tools that count how often, and under which effect ids, they ran."""
+    """Makes tools that record the effect id of each run."""
 
     def __init__(self) -> None:
         self.ran: list[UUID] = []
 
     def tool(self, effect: str, probe: Probe | None = None) -> Tool:
-        """A tool of the given class."""
+        """A tool with the effect class `effect`."""
 
         @tool(effect=effect, name="act", probe=probe)
         def act(context: ToolContext) -> str:
-            """Act."""
+            """Record the effect id."""
             self.ran.append(context.effect_id)
             return f"acted {len(self.ran)}"
 
@@ -41,7 +41,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """A fresh bench."""
+    """A bench without runs."""
     return Bench()
 
 
@@ -50,7 +50,7 @@ def _results(harness: Harness) -> list[str]:
 
 
 def _crash(harness: Harness, moment: Any, nth: int) -> UUID:
-    """A turn whose process died around the `nth` step: 1 commits the intents, 2 the results."""
+    """Crash a turn around its `nth` step (1 commits the intents, 2 the results); returns the session's id."""
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()
     with harness.crashing(moment, "turns.step", nth):
@@ -59,7 +59,7 @@ def _crash(harness: Harness, moment: Any, nth: int) -> UUID:
 
 
 POINTS = [("before", 1), ("after", 1), ("before", 2), ("after", 2)]
-# How often the tool has run when the turn is over, by class, for each point of POINTS.
+# How often the tool has run when the turn is settled, by class, for each point of POINTS.
 RUNS = {"pure": [1, 1, 2, 1], "idempotent": [1, 1, 2, 1], "unsafe": [1, 0, 1, 1]}
 
 
@@ -70,7 +70,7 @@ def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str,
     harness.equip(bench.tool(effect))
     session_id = _crash(harness, *POINTS[point])
     harness.move(DECIDED_S)
-    if not harness.model.lines:  # the first step was not committed: the model is asked again
+    if not harness.model.lines:  # the first step was not committed: the model is called again
         harness.script(says("done"))
     if point == 0:
         harness.script(calls(("act", {})), says("done"))
@@ -93,16 +93,16 @@ def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Ha
     second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
     second.start()
     until(lambda: runner.keeper.running and harness.session(session_id).token == 2, "the second runner has it")
-    # The second runner waits for `decide_at` in real time, of which this test spends none.
+    # The second runner would wait in real time until `decide_at`; the interruption ends the wait at once.
     harness.send("stop", on_busy="interrupt")
     runner.keeper.beat()
     second.join(PATIENCE_S)
-    assert not second.is_alive(), "the wait ends when the turn is no longer wanted"
+    assert not second.is_alive(), "the wait ends when the turn is interrupted"
     assert bench.ran == []
     assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
-def test_a_clock_set_back_leaves_nothing_undecided_for_a_day(harness: Harness, bench: Bench) -> None:
+def test_a_clock_set_back_does_not_postpone_the_decision(harness: Harness, bench: Bench) -> None:
     """Even if `decide_at` is a day ahead, a call in doubt waits no longer than its time limit."""
     harness.set(tool_timeout_s=0.1)
     harness.equip(bench.tool("pure"))
@@ -146,7 +146,7 @@ PROBES: dict[str, tuple[Callable[[ToolContext], Any], str, int]] = {
 
 
 @pytest.mark.parametrize("answer", PROBES)
-def test_the_probe_of_an_unsafe_tool_settles_it(harness: Harness, bench: Bench, answer: str) -> None:
+def test_the_probe_of_an_unsafe_tool_settles_its_call(harness: Harness, bench: Bench, answer: str) -> None:
     """The probe decides; only `DidNotHappen` repeats the call, and any unclear answer means unknown."""
     probe, expected, runs = PROBES[answer]
     harness.equip(bench.tool("unsafe", probe))
@@ -170,7 +170,7 @@ def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None
 
     @tool(name="act", timeout_s=0.2, probe=hang)
     def act() -> str:
-        """Act."""
+        """Return at once."""
         return "acted"
 
     harness.equip(act)
@@ -181,7 +181,7 @@ def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None
     assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
-def test_a_late_result_is_kept_in_the_row_and_nowhere_else(harness: Harness) -> None:
+def test_a_late_result_is_stored_only_in_the_effects_row(harness: Harness) -> None:
     """An unsafe tool returns after its outcome was recorded as unknown: the transcript is not rewritten."""
     release = threading.Event()
 
@@ -213,7 +213,7 @@ def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str
 
     @tool
     def act(number: int) -> str:
-        """Act; the second call takes its time."""
+        """Act; the second call blocks."""
         ran.append(f"act {number}")
         if number == 2:
             blocked.set()
@@ -276,16 +276,16 @@ def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harnes
     assert tuple(turn) == ("failed", "BUDGET_EXHAUSTED")
 
 
-def test_a_tool_starts_only_under_a_lease_that_holds(harness: Harness, bench: Bench) -> None:
+def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) -> None:
     """A process paused between intent and start loses its session and must not start the tool."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"), says("of the second runner"))
     sent = harness.send()
-    taken: list[str] = []
+    paused: list[str] = []
 
     def pause(moment: str, name: str) -> None:
-        if (moment, name) == ("after", "turns.step") and not taken:
-            taken.append(name)
+        if (moment, name) == ("after", "turns.step") and not paused:
+            paused.append(name)
             harness.move(DECIDED_S)
             harness.run(sent.session_id)
 
@@ -310,9 +310,9 @@ def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, ben
     assert _results(harness) == ["acted 1"]
 
 
-@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
 def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_called(
-    harness: Harness, bench: Bench, taken: bool
+    harness: Harness, bench: Bench, lost: bool
 ) -> None:
     """The tool's thread checks the lease again: an expired one is renewed, a lost one stops the call."""
     paused: list[str] = []
@@ -321,7 +321,7 @@ def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_cal
         if not paused:
             paused.append(seen.tool)
             harness.move(DECIDED_S)
-            if taken:
+            if lost:
                 harness.sql("UPDATE sessions SET token = token + 1, nonce = gen_random_uuid() RETURNING token")
 
     harness.set(tool_timeout_s=3 * DECIDED_S)
@@ -330,7 +330,7 @@ def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_cal
     sent = harness.send()
     extended: list[str] = []
     with harness.hooked(lambda moment, name: extended.append(moment) if name == "turns.extend_effect" else None):
-        assert harness.run(sent.session_id) == Ran(0 if taken else 1)
+        assert harness.run(sent.session_id) == Ran(0 if lost else 1)
     assert paused
     assert extended
-    assert len(bench.ran) == (0 if taken else 1)
+    assert len(bench.ran) == (0 if lost else 1)

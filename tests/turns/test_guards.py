@@ -15,7 +15,7 @@ from tests.turns.harness import Harness, side_by_side
 
 @pytest.fixture
 def limited(harness: Harness) -> Harness:
-    """Two messages a minute, three an hour."""
+    """A harness that accepts two messages a minute and three an hour of a user."""
     return _limited(harness, per_minute=2, per_hour=3)
 
 
@@ -47,7 +47,7 @@ def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
 
 
 def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
-    """A sender that lost the answer gets it by sending again, even if the rate is used up."""
+    """A sender that repeats a message gets the first response again even if the rate is used up."""
     first = limited.send(message_id="m1")
     limited.send()
     again = limited.send(message_id="m1")

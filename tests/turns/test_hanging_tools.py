@@ -1,4 +1,4 @@
-"""Tools that hang or break off: the turn continues, leaked threads are counted, unsafe calls are not repeated."""
+"""Tools that hang or raise `OutcomeUnknown`: leaked threads are counted, and unsafe calls are not repeated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 
 
-def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(harness: Harness) -> None:
-    """The turn is answered; each thread left behind is counted until it ends."""
-    let_go = threading.Event()
+def test_the_thread_of_a_hanging_tool_is_counted(harness: Harness) -> None:
+    """The turn is answered; each leaked thread is counted until it ends."""
+    release = threading.Event()
 
     @tool(effect="idempotent", timeout_s=0.05)
     def hang() -> str:
         """Hang."""
-        let_go.wait(PATIENCE_S)
+        release.wait(PATIENCE_S)
         return "late"
 
     harness.equip(hang)
@@ -35,28 +35,28 @@ def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(harness: Harness) -> 
     Runner(runtime, "harness").run(sent.session_id)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "it hangs"
     assert runtime.leaks.count == 2  # one per attempt: an idempotent call is tried twice
-    let_go.set()
+    release.set()
     until(lambda: runtime.leaks.count == 0, "both threads end")
 
 
 def test_too_many_leaked_threads_are_reported_once() -> None:
-    """The process is asked to exit once, when the limit is passed."""
-    let_go, told = threading.Event(), []
+    """`on_too_many` is called once, when the count exceeds the limit."""
+    release, reported = threading.Event(), []
     leaks = Leaks(most=2)
-    leaks.on_too_many = lambda: told.append(leaks.count)
-    threads = [threading.Thread(target=let_go.wait, args=(PATIENCE_S,), daemon=True) for _ in range(4)]
+    leaks.on_too_many = lambda: reported.append(leaks.count)
+    threads = [threading.Thread(target=release.wait, args=(PATIENCE_S,), daemon=True) for _ in range(4)]
     for number, thread in enumerate(threads):
         thread.start()
         leaks.add(thread)
-        assert told == ([3] if number >= 2 else [])
-    let_go.set()
+        assert reported == ([3] if number >= 2 else [])
+    release.set()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert leaks.count == 0
 
 
 @pytest.mark.parametrize(
-    ("effect", "answer", "tries", "said"),
+    ("effect", "answer", "tries", "expected"),
     [
         ("pure", None, 2, "done"),
         ("idempotent", None, 2, "done"),
@@ -66,15 +66,15 @@ def test_too_many_leaked_threads_are_reported_once() -> None:
         ("unsafe", DidNotHappen(), 2, "done"),
     ],
 )
-def test_a_call_that_broke_off(
-    harness: Harness, effect: str, answer: ProbeOutcome | None, tries: int, said: str
+def test_a_call_whose_outcome_is_unknown(
+    harness: Harness, effect: str, answer: ProbeOutcome | None, tries: int, expected: str
 ) -> None:
-    """Repeatable calls are repeated once, a probe settles unsafe ones; otherwise the model reads: outcome unknown."""
+    """A repeatable call is repeated once; a probe settles an unsafe one, whose outcome otherwise stays unknown."""
     ran: list[UUID] = []
 
     @tool(effect=effect, probe=None if answer is None else lambda _context: answer)
     def call(context: ToolContext) -> str:
-        """Call something far away."""
+        """Call a remote service."""
         ran.append(context.effect_id)
         if len(ran) == 1:
             raise OutcomeUnknown("The line broke.")
@@ -86,28 +86,28 @@ def test_a_call_that_broke_off(
     assert turn["status"] == "done"
     assert (len(ran), len(set(ran))) == (tries, 1)
     [result] = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
-    assert result == said
+    assert result == expected
 
 
-@pytest.mark.parametrize(("effect", "told"), [("pure", ""), ("idempotent", f"\n{TRIED_BEFORE}")])
-def test_a_call_that_broke_off_and_fails_the_second_time(harness: Harness, effect: str, told: str) -> None:
+@pytest.mark.parametrize(("effect", "note"), [("pure", ""), ("idempotent", f"\n{TRIED_BEFORE}")])
+def test_a_call_that_fails_after_an_unknown_outcome(harness: Harness, effect: str, note: str) -> None:
     """The model also reads that the idempotent call's first attempt may have taken effect."""
     outcomes = iter([OutcomeUnknown("The line broke."), ToolError("Not called.")])
 
     @tool(effect=effect)
     def call() -> str:
-        """Call something far away."""
+        """Call a remote service."""
         raise next(outcomes)
 
     harness.equip(call)
     harness.script(calls(("call", {})), says("well"))
     turn = harness.ask()
     [result] = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
-    assert result == f"Error: Not called.{told}"
+    assert result == f"Error: Not called.{note}"
 
 
 def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(harness: Harness) -> None:
-    """The probe looked before the effect; that the thread has ended since proves nothing, so the outcome is unknown."""
+    """The probe checked before the effect happened, so its `DidNotHappen` must not cause a repetition."""
     looked, acted = threading.Event(), threading.Event()
     ran: list[UUID] = []
 
@@ -122,7 +122,7 @@ def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(har
 
     @tool(effect="unsafe", timeout_s=0.05, probe=probe)
     def act(context: ToolContext) -> str:
-        """Act late."""
+        """Act only after the probe has checked."""
         looked.wait(PATIENCE_S)
         ran.append(context.effect_id)
         acted.set()

@@ -23,7 +23,7 @@ _ran: list[int] = []
 
 @tool
 def act(number: int) -> str:
-    """Act."""
+    """Record the number."""
     _ran.append(number)
     return f"acted {number}"
 
@@ -41,8 +41,8 @@ def _refuses(seen: Any) -> None:
     raise GuardRejected("Not with me.")
 
 
-def test_hooks_see_what_happens_in_order(harness: Harness) -> None:
-    """Each hook receives its event, and an optional hook that raises disturbs neither the others nor the turn."""
+def test_hooks_receive_their_events_in_order(harness: Harness) -> None:
+    """An optional hook that raises affects neither the other hooks nor the turn."""
     seen: list[Any] = []
     hooks = {name: [seen.append, _fails] for name in ("before_turn", "after_turn", "before_tool", "after_tool")}
     harness.equip(act, **hooks)
@@ -60,11 +60,11 @@ def test_hooks_see_what_happens_in_order(harness: Harness) -> None:
 
 def test_a_required_hook_keeps_a_turn_from_beginning(harness: Harness) -> None:
     """The model is not called; the user reads the hook's message, or a general one if the hook has a bug."""
-    for hook, sentence in ((_refuses, "Not with me."), (_fails, "A guard of this installation refused this.")):
+    for hook, message in ((_refuses, "Not with me."), (_fails, "A guard of this installation refused this.")):
         harness.equip(before_turn=[required(hook)])
         turn = harness.ask()
-        assert turn["error"] == {"code": "GUARD_REJECTED", "message": sentence}
-        assert turn["reply"]["text"] == sentence
+        assert turn["error"] == {"code": "GUARD_REJECTED", "message": message}
+        assert turn["reply"]["text"] == message
     assert harness.model.requests == []
 
 
@@ -92,21 +92,18 @@ def test_a_required_hook_keeps_a_tool_from_running_or_its_result_from_the_model(
 
 def test_an_agents_own_error_messages(harness: Harness) -> None:
     """Messages are chosen by code and language; the code stays, and a lookup that raises leaves the default message."""
-    words = ErrorTexts({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
-    harness.equip(before_turn=[required(_refuses)], error_messages=words)
+    texts = ErrorTexts({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
+    harness.equip(before_turn=[required(_refuses)], error_messages=texts)
     assert harness.ask()["error"] == {"code": "GUARD_REJECTED", "message": "No."}
     german = harness.ask(metadata={"language": "de"})
     assert (german["error"]["code"], german["reply"]["text"]) == ("GUARD_REJECTED", "Nein.")
     assert harness.ask(metadata={"language": {"not": "text"}})["reply"]["text"] == "No."
 
-    for tag, sentence in (("de-AT", "Nein."), ("DE_ch", "Nein."), ("fr-BE", "No."), ("deu", "No."), ("-", "No.")):
-        assert words.find("GUARD_REJECTED", tag) == sentence
+    for tag, message in (("de-AT", "Nein."), ("DE_ch", "Nein."), ("fr-BE", "No."), ("deu", "No."), ("-", "No.")):
+        assert texts.find("GUARD_REJECTED", tag) == message
 
     class Broken:
-        """Finds nothing."""
-
         def find(self, code: str, language: str | None) -> str | None:
-            """Fail."""
             raise KeyError(code)
 
     harness.equip(before_turn=[required(_refuses)], error_messages=Broken())
@@ -114,12 +111,12 @@ def test_an_agents_own_error_messages(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])
-def test_a_late_hook_stops_nothing_unless_it_is_required(harness: Harness, name: str) -> None:
+def test_a_late_hook_rejects_only_if_it_is_required(harness: Harness, name: str) -> None:
     """The wait ends at the time limit; the hook's thread cannot be ended, and counts as leaked while it runs."""
-    let_go = threading.Event()
+    release = threading.Event()
 
     def hangs(seen: Any) -> None:
-        let_go.wait(PATIENCE_S)
+        release.wait(PATIENCE_S)
 
     harness.set(hook_timeout_s=0.05)
     harness.equip(act, **{name: [hangs]})
@@ -139,7 +136,7 @@ def test_a_late_hook_stops_nothing_unless_it_is_required(harness: Harness, name:
         assert ("tool", f"Error: {refused}") in harness.lines(sent.session_id)
     assert _ran == ([1] if name.startswith("before") else [1, 2])
     assert runtime.leaks.count == 1
-    let_go.set()
+    release.set()
     until(lambda: runtime.leaks.count == 0, "its thread ends")
 
 
@@ -164,7 +161,7 @@ def test_before_turn_hooks_are_called_once_however_often_the_turn_is_parked(harn
 
     def drains(request: ModelRequest, call: ModelCall) -> ModelReply:
         runner.keeper.drain()
-        raise CallAborted("the worker leaves")
+        raise CallAborted("the worker drains")
 
     harness.script(CircuitBreakerOpen(retry_after_s=60), CircuitBreakerOpen(retry_after_s=60), drains, says("counted"))
     for number in range(3):

@@ -83,8 +83,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_invalid_field_is_refused_by_its_name(name: str) -> None:
-    """The error names the field and is short, valid Unicode, so that any channel can show it."""
+def test_the_error_names_the_invalid_field(name: str) -> None:
+    """The error is short, valid Unicode, so that any channel can show it."""
     given, where = BAD[name]
     with pytest.raises(InvalidRequest) as refused:
         parse_incoming(given)
@@ -94,7 +94,7 @@ def test_an_invalid_field_is_refused_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"user_id": ""}, "user_id: is empty."),
         ({"user_id": "u" * 201}, "user_id: is longer than 200 characters."),
@@ -107,21 +107,21 @@ def test_an_invalid_field_is_refused_by_its_name(name: str) -> None:
         ({"colour": "green"}, "colour: is not known."),
     ],
 )
-def test_errors_are_in_plain_words(changed: dict[str, Any], said: str) -> None:
+def test_errors_use_the_terms_of_the_api(changed: dict[str, Any], message: str) -> None:
     """The sender may know neither Python nor pydantic."""
     with pytest.raises(InvalidRequest) as refused:
         parse_incoming({**GOOD, **changed})
-    assert refused.value.message.startswith(said)
+    assert refused.value.message.startswith(message)
 
 
-def test_the_least_message_gets_the_defaults() -> None:
+def test_a_minimal_message_gets_the_defaults() -> None:
     """Only `user_id` and `text` are required."""
     assert parse_incoming(GOOD) == Incoming(user_id="ana", text="hello", channel="http", priority=DEFAULT_PRIORITY)
     assert parse_incoming(GOOD, channel="celery").channel == "celery"
 
 
-def test_everything_that_may_be_given_is_taken() -> None:
-    """Every documented field is accepted unchanged, unusual but valid text included."""
+def test_every_documented_field_is_accepted() -> None:
+    """Every field keeps its value; unusual but valid text is accepted."""
     given = {
         "user_id": "ана",
         "text": " 😀 \\u0000 as six characters",
@@ -134,7 +134,7 @@ def test_everything_that_may_be_given_is_taken() -> None:
         "reply_to": {"task": "shop.answered", "queue": "shop"},
         "metadata": {"path": "C:\\u0000", "emoji": "😀", "deep": [{"n": 1.5}]},
     }
-    taken = parse_incoming(given)
-    assert taken.on_busy is OnBusy.MERGE
-    assert taken.text == given["text"]
-    assert taken.metadata == given["metadata"]
+    parsed = parse_incoming(given)
+    assert parsed.on_busy is OnBusy.MERGE
+    assert parsed.text == given["text"]
+    assert parsed.metadata == given["metadata"]

@@ -12,8 +12,8 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import says
 
 
-def test_no_turn_begins_while_it_is_closed(harness: Harness) -> None:
-    """The claim itself reads the intake, so a worker that does not know of the drain begins nothing either."""
+def test_no_turn_begins_while_the_intake_is_closed(harness: Harness) -> None:
+    """The claiming statement reads the intake, so a worker that is unaware of the drain begins no turn either."""
     intake.close(harness.database)
     accepted = harness.send()
 
@@ -37,10 +37,10 @@ def test_running_turns_may_finish(harness: Harness) -> None:
     assert harness.session(accepted.session_id).token == found.token
 
 
-def test_sweepers_wake_nothing_while_it_is_closed_and_all_when_it_is_open_again(harness: Harness) -> None:
+def test_sweepers_wake_no_session_while_the_intake_is_closed(harness: Harness) -> None:
     """Opening the intake resets the back-off of wake-ups, so that no session waits longer because of a drain."""
     accepted = harness.send()
-    for _ in range(8):  # woken in vain, ever less often
+    for _ in range(8):  # each unclaimed wake-up lengthens the back-off
         harness.move(400)
         sweep(harness.runtime)
     intake.close(harness.database)
@@ -56,7 +56,7 @@ def test_sweepers_wake_nothing_while_it_is_closed_and_all_when_it_is_open_again(
     assert harness.waker.sessions == [accepted.session_id]
 
 
-def test_closing_it_twice_is_the_same(harness: Harness) -> None:
+def test_closing_the_intake_twice_needs_one_opening(harness: Harness) -> None:
     """A second operator may close the intake again; one opening is enough."""
     for _ in range(2):
         intake.close(harness.database)
@@ -85,7 +85,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harne
     assert harness.turn(second.turn_id)["reply"]["text"] == "the second"
 
 
-def test_a_turn_that_runs_ends_though_its_connection_breaks(harness: Harness) -> None:
+def test_a_running_turn_ends_despite_a_lost_connection(harness: Harness) -> None:
     """After the lost connection the runner looks up its turn and finishes it although the intake is closed."""
     first, second = harness.send("1"), harness.send("2")
     broken: list[str] = []

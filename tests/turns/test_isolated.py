@@ -1,4 +1,4 @@
-"""When a worker kills the process that it started for a turn, and how that turn then ends."""
+"""The conditions under which a worker kills the child process of a turn, and the outcome of that turn."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FENCE = Fence(3, UUID(int=3))
 TURN = UUID(int=7)
 HELD = Standing(FENCE, "host:1 alone", TURN, 4, 100.0, 300.0, is_silent=True, cancelled=False)
 UNTIL = 200.0 + GRACE_S
-"""When a process first seen at 0 is killed: after the rest of its time limit and the grace."""
+"""The time at which a process first seen at 0 is killed: the rest of its time limit plus the grace."""
 
 
 def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
-    """The decision at the last of `looks`; the earlier ones must decide nothing."""
+    """The decision after the last of `looks`, which are pairs `(standing, now)`; every earlier one must be `None`."""
     watch = Watch("host:1 alone", 0)
     *before, (standing, now) = looks
     assert [watch.see(*each) for each in before] == [None] * len(before)
@@ -37,14 +37,14 @@ def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
 
 
 def test_a_silent_process_is_killed_when_its_turn_is_cancelled() -> None:
-    """A responsive process is not killed: it ends by itself after the tool that it runs."""
+    """A responsive process is not killed: it exits after the tool that it runs."""
     standing = replace(HELD, cancelled=True)
     assert seen((replace(standing, is_silent=False), 0), (replace(standing, is_silent=False), 10_000)) is None
     assert seen((HELD, 0), (standing, 1)) is not None
 
 
 def test_the_time_limit_counts_from_the_last_commit() -> None:
-    """The turn's time is what it had spent under lease by its last commit, plus the time since."""
+    """A turn's elapsed time is the time under lease at its last commit plus the time since that commit."""
     assert seen((HELD, 0), (HELD, UNTIL - 1)) is None
     assert seen((HELD, 0), (HELD, UNTIL)) is not None
     later = replace(HELD, tick=5, spent_s=150.0)
@@ -67,7 +67,7 @@ def test_a_process_that_lost_its_session_is_killed_soon() -> None:
 def test_a_process_that_claims_its_session_again_is_not_killed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner claims again, under a new fence, if the broker takes no wake-up for the session's next turn."""
+    """The runner claims again, under a new fence, if the broker accepts no wake-up for the session's next turn."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
     first, _ = harness.send("first"), harness.send("second")
     harness.waker.away = True
@@ -84,12 +84,12 @@ def test_a_process_that_claims_its_session_again_is_not_killed(
     harness.script(answer, answer)
     Runner(harness.runtime, "host:1 alone").run(first.session_id, alone=True)
 
-    assert len(set(fences)) == 2, "each turn ran under a claim of its own"
+    assert len(set(fences)) == 2, "each turn ran under its own claim"
     assert decisions == [None] * 4
 
 
 def test_a_process_whose_session_was_erased_before_it_was_seen_is_killed_soon() -> None:
-    """Such a process may hold a lock on the session; if it has not claimed it yet, it has nothing to run."""
+    """Whether or not the process claimed the session before the erasure, it has no turn to run."""
     assert seen((None, LOST_S - 1)) is None
     assert seen((None, LOST_S)) is not None
 
@@ -104,7 +104,7 @@ def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
 
 
 def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) -> None:
-    """The keeper renews the lease each heartbeat; the grace allows for a locked row that delays it."""
+    """The keeper renews the lease each heartbeat; the grace allows for a locked row that delays the renewal."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     turn = harness.settings.turn
@@ -119,10 +119,10 @@ def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) 
 
 
 def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
-    """A garbage collection or a call in C may silence a process briefly, and accepted turns run before the end."""
+    """A garbage collection or a call into C may silence a process briefly; accepted turns run before the end."""
     sent = harness.send()
     harness.claimed(sent.session_id)
-    request_end(harness.database, sent.session_id, "asked")
+    request_end(harness.database, sent.session_id, "requested")
     harness.move(harness.settings.turn.heartbeat_s + GRACE_S + 1)
     standing = look(harness.runtime, [sent.session_id])[sent.session_id]
     assert standing.is_silent
@@ -143,12 +143,12 @@ def test_the_limit_is_the_agents_own(harness: Harness) -> None:
 
 
 def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
-    """Settle the turn of a process that was killed at its time limit."""
+    """Settle the turn of a process that was killed at its time limit; `False` if the fence is stale."""
     return Runner(harness.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
 
 
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
-    """A turn that has used up its time is not tried again, and its session is woken for the next one."""
+    """A turn that has used up its time is not repeated, and its session is woken for the next turn."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     harness.move(301)
@@ -174,8 +174,8 @@ def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
 
 
-def test_a_turn_that_another_runner_has_is_left_to_it(harness: Harness) -> None:
-    """Only the fence decides, since the parent may have been paused before it settles."""
+def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> None:
+    """The parent may have been paused before it settles the turn, so a stale fence changes nothing."""
     sent = harness.send()
     stale, _ = harness.claimed(sent.session_id)
     harness.move(harness.settings.turn.lease_s + 1)
@@ -185,8 +185,8 @@ def test_a_turn_that_another_runner_has_is_left_to_it(harness: Harness) -> None:
     assert harness.turn(sent.turn_id)["status"] == "running"
 
 
-def test_a_turn_that_was_settled_just_before_stays_so(harness: Harness) -> None:
-    """The process may have committed between the look and the kill; the next turn gets no strike."""
+def test_a_turn_settled_before_the_kill_stays_settled(harness: Harness) -> None:
+    """The process may commit between the watch's reading and the kill; the next turn gets no strike."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(

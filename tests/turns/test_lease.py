@@ -35,12 +35,12 @@ from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import calls, says
 
 
-def test_of_two_claims_one_wins(harness: Harness) -> None:
-    """Of several workers that claim one session at once, one gets it."""
+def test_one_of_concurrent_claims_succeeds(harness: Harness) -> None:
+    """Four workers claim the same session at the same time."""
     for _ in range(10):
         session_id = harness.send().session_id
-        take = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
-        found = side_by_side(*take)
+        claims = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
+        found = side_by_side(*claims)
         assert [type(each) for each in found].count(Claimed) == 1
         assert [type(each) for each in found].count(NotNeeded) == 3
         harness.move(31)
@@ -56,8 +56,8 @@ def test_the_token_grows_with_each_claim(harness: Harness) -> None:
     assert second.token > first.token
 
 
-def test_a_lease_keeps_others_out_until_it_runs_out(harness: Harness) -> None:
-    """By the database's clock, another runner can claim the session only after the lease has expired."""
+def test_a_lease_excludes_other_runners_until_it_expires(harness: Harness) -> None:
+    """The database's clock decides when the lease has expired."""
     session_id = harness.send().session_id
     harness.claimed(session_id)
     harness.move(29)
@@ -66,8 +66,8 @@ def test_a_lease_keeps_others_out_until_it_runs_out(harness: Harness) -> None:
     assert harness.run(session_id) == Ran(1)
 
 
-def test_an_expired_lease_without_another_claim_is_still_its_holders(harness: Harness) -> None:
-    """Only the token decides: a slow runner continues if its session was not claimed again."""
+def test_a_runner_keeps_an_expired_lease_until_another_claim(harness: Harness) -> None:
+    """Commits depend on the fence alone: a slow runner continues if its session was not claimed again."""
     session_id = harness.send().session_id
 
     def late(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -89,7 +89,7 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
 
 
 def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
-    """A claim that a standby had not received: the next claim, by a worker of `release`, got the same token."""
+    """A claim lost in a failover to a standby; the next claim, by a worker of `release`, has the same token."""
     session_id = harness.send().session_id
     harness.script(says("before the failover"))
     harness.run(session_id)
@@ -105,7 +105,7 @@ def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Cla
     if release == "this":
         other, _ = harness.claimed(session_id)
         assert (other.token, other.fence != found.fence) == (found.token, True)
-    else:  # the previous release raises the token, and knows no nonce
+    else:  # the previous release raises the token and leaves the nonce unchanged
         harness.sql(
             "UPDATE sessions SET token = token + 1, lease_until = perdure_now() + interval '30 s', state = 'thinking' "
             "WHERE session_id = %(id)s",
@@ -165,7 +165,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
 
 
 def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> None:
-    """The older holder learns that it has lost the session, and does not renew the newer lease."""
+    """The older holder detects that it has lost the session, and does not renew the newer lease."""
     stale, hold = _lost_in_a_failover(harness)
     keeper = Keeper(harness.database, harness.clock, harness.settings.turn)
     until = harness.session(stale.session_id).lease_until
@@ -181,19 +181,19 @@ def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> N
 
 def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None:
     """A new statement that is conditional on a session's token must also take the nonce."""
-    rooms = (
+    modules = (
         lease_queries, run_queries, calls_queries, session_queries, consolidation_queries,
         memory_queries, snapshot_queries,
     )  # fmt: skip
-    statements = [each for room in rooms for each in vars(room).values() if isinstance(each, Statement)]
+    statements = [each for module in modules for each in vars(module).values() if isinstance(each, Statement)]
     under = {each.name for each in statements if {"token", "tokens"} & set(each.parameters)}
-    whole = {each.name for each in statements if {"nonce", "nonces"} & set(each.parameters)}
-    assert len(whole) > 20
-    assert under - whole == {"snapshots.save"}, "which is given the version of a snapshot"
+    fenced = {each.name for each in statements if {"nonce", "nonces"} & set(each.parameters)}
+    assert len(fenced) > 20
+    assert under - fenced == {"snapshots.save"}, "its token is the version of a snapshot"
 
 
-def test_a_stale_settle_takes_its_messages_and_results_with_it(harness: Harness) -> None:
-    """All parts of the statement depend on the fenced row: a stale step leaves neither messages nor effects."""
+def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> None:
+    """Every part of the statement depends on the fenced row of the session."""
     stale, hold = _stale(harness)
     assert stale.turn is not None
     before = harness.counts()
@@ -214,8 +214,8 @@ def test_a_stale_settle_takes_its_messages_and_results_with_it(harness: Harness)
     assert harness.counts() == before
 
 
-def test_a_locked_row_does_not_hold_up_a_claim(harness: Harness) -> None:
-    """A process stopped between UPDATE and COMMIT must not stop the workers: they skip its row."""
+def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
+    """A process paused between UPDATE and COMMIT must not block the workers: they skip its row."""
     session_id, other = harness.send().session_id, harness.send(user_id="bob").session_id
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -226,7 +226,7 @@ def test_a_locked_row_does_not_hold_up_a_claim(harness: Harness) -> None:
 
 
 def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, database_url: str) -> None:
-    """A client stopped in the middle of a transaction frees its locks within a third of the lease."""
+    """The server releases the locks of a client paused within a transaction after a third of the lease."""
     session_id = harness.send().session_id
     paused = Database(database_url, lease_s=3)
     lock = Statement("lock", "SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE")
@@ -258,19 +258,19 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
 
 
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accept and settle lock one row, so the second one sees the first and runs or wakes the next turn."""
+    """Accepting and settling lock the same row, so the later of the two runs the next turn or wakes its session."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()
-        taken, ran = side_by_side(lambda n=number: harness.send(f"{n}"), lambda: harness.run(session_id))  # type: ignore[misc]
-        assert not isinstance(taken, Exception)
+        accepted, ran = side_by_side(lambda n=number: harness.send(f"{n}"), lambda: harness.run(session_id))  # type: ignore[misc]
+        assert not isinstance(accepted, Exception)
         assert not isinstance(ran, Exception)
         row = harness.session(session_id)
-        assert row.lease_until is None, "both are over: nobody holds it"
+        assert row.lease_until is None, "both calls have returned: no runner holds the session"
         assert row.unsettled == 0 or session_id in harness.waker.sessions, "stranded"
     harness.run(session_id)
-    asked = [content for role, content in harness.lines(session_id) if role == "user"]
-    assert asked == [str(number) for number in range(41)]
+    texts = [content for role, content in harness.lines(session_id) if role == "user"]
+    assert texts == [str(number) for number in range(41)]
 
 
 def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
@@ -293,7 +293,7 @@ def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harnes
             harness.run(session_id)
         harness.move(31)
     assert harness.run(session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
-    assert harness.session(session_id).token == ISOLATE_FROM_CLAIM, "refusing is no claim"
+    assert harness.session(session_id).token == ISOLATE_FROM_CLAIM, "a refusal is not counted as a claim"
     harness.script(says("alone at last"))
     assert harness.run(session_id, alone=True) == Ran(1)
     assert harness.lines(session_id)[-1] == ("assistant", "alone at last")
@@ -307,8 +307,8 @@ def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> 
         with pytest.raises(Crash):
             harness.run(sent.session_id, alone=True)
         harness.move(31)
-    harness.script(says("never asked"))
-    assert harness.run(sent.session_id) == Ran(1), "giving up is safe anywhere, it need not run alone"
+    harness.script(says("never called"))
+    assert harness.run(sent.session_id) == Ran(1), "failing the turn needs no isolation"
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"], turn["attempts"]) == ("failed", "BUDGET_EXHAUSTED", 6)
     assert "5 times" in turn["reply"]["text"]
@@ -318,7 +318,7 @@ def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> 
 
 
 def test_an_internal_error_ends_like_a_crash(harness: Harness) -> None:
-    """A bug in a model adapter parks the turn for the sweeper, not for a loop, until the attempts are used up."""
+    """A bug in a model adapter parks the turn for the sweeper, until its attempts are used up."""
     sent = harness.send()
     for attempt in range(5):
         harness.script(ZeroDivisionError("a bug"))
@@ -354,7 +354,7 @@ def test_parking_uses_no_attempt(harness: Harness) -> None:
         runner.keeper.drain()
         harness.waker.sessions.clear()
         assert runner.run(sent.session_id) == Ran(0)
-        assert harness.waker.sessions == [sent.session_id], "somebody else goes on within seconds"
+        assert harness.waker.sessions == [sent.session_id], "another worker continues within seconds"
         assert harness.turn(sent.turn_id)["status"] == "parked"
     assert harness.session(sent.session_id).strikes == 0
     assert harness.run(sent.session_id) == Ran(1)
@@ -388,8 +388,8 @@ def test_order_is_kept_under_several_runners(harness: Harness) -> None:
     assert [content for role, content in harness.lines(session_id) if role == "user"] == [str(n) for n in range(12)]
 
 
-def test_a_turn_that_gets_a_step_done_each_time_runs_alone_too(harness: Harness) -> None:
-    """A tool that kills its process commits a step in each attempt, yet also kills the process's other turns."""
+def test_a_turn_that_commits_a_step_in_each_attempt_runs_alone_too(harness: Harness) -> None:
+    """Despite its progress, a turn whose tool kills the process must not kill the process's other turns."""
     sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(calls(("deadly", {})))

@@ -1,4 +1,4 @@
-"""Turns that call tools of an MCP server: a real one, over stdio."""
+"""Turns that call the tools of a real MCP server over stdio."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connections() -> Iterator[Connections]:
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness, connections: Connections) -> None:
-    """An agent that has the server's tools."""
+    """Equip the agent with the server's tools."""
     harness.connections = connections
     harness.equip(SERVER)
 
@@ -61,7 +61,7 @@ def _effects(harness: Harness) -> list[tuple[str, str, str]]:
 
 
 def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
-    """The first step waits for the server's tools; a call of a missing tool is refused with a list of them."""
+    """The first step waits for the server's tools; the error for an unknown tool lists the available ones."""
     harness.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))
     turn = harness.ask("What is 2 + 3?")
     assert (turn["status"], turn["reply"]["text"]) == ("done", "It is 5.")
@@ -72,8 +72,8 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
     assert _effects(harness) == [("local:add", "pure", "done")]
 
 
-def test_a_call_waits_for_a_person_as_declared(harness: Harness) -> None:
-    """The process that records a decision needs no connection to the server, even to change arguments."""
+def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
+    """The process that records a decision, also with changed arguments, needs no connection to the server."""
     harness.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
     turn = harness.ask()
     assert [each["tool"] for each in turn["pending_approvals"]] == ["local:add", "local:key"]
@@ -110,7 +110,7 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
     assert result.startswith("local:die was called, but there is no answer")
     assert result.endswith(f"\n{UNKNOWN_OUTCOME}")
     assert _effects(harness) == [("local:die", "unsafe", "unknown")]
-    assert "local:die" in {schema.name for schema in harness.model.requests[1].tools}, "what it had stays known"
+    assert "local:die" in {schema.name for schema in harness.model.requests[1].tools}, "its tools are still offered"
 
 
 @pytest.mark.long
@@ -118,12 +118,12 @@ def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call is repeated under the same key once the server is back; the model reads only its result."""
-    monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # however busy this machine is
+    monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # also on a busy machine
     server = replace(SERVER, timeout_s=PATIENCE_S * 2)
     harness.equip(server)
     settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
     breakers = Breakers(settings.breaker, SystemClock())
-    harness.connections = Connections(settings, breakers, SystemClock())  # real time: its pauses are short
+    harness.connections = Connections(settings, breakers, SystemClock())  # real time, since the pauses are short
     harness.connections.open([server])
     try:
         harness.script(calls(("local:die_once", {"mark": str(tmp_path / "mark")})), says("It is done."))

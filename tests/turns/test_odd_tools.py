@@ -31,7 +31,7 @@ def _circle() -> object:
 
 
 @pytest.mark.parametrize(
-    ("work", "told"),
+    ("work", "expected"),
     [
         pytest.param(_raising(SystemExit(3)), "Error: SystemExit: 3", id="SystemExit"),
         pytest.param(_raising(KeyboardInterrupt()), "Error: KeyboardInterrupt: the tool was aborted.", id="Ctrl-C"),
@@ -45,39 +45,39 @@ def _circle() -> object:
         pytest.param(lambda: _circle, "Error: The tool act ran, but its result of type function", id="a function"),
     ],
 )
-@pytest.mark.parametrize("beside", [0, 1], ids=["alone", "beside another"])
-def test_the_turn_continues(harness: Harness, work: Callable[[], object], told: str, beside: int) -> None:
+@pytest.mark.parametrize("more", [0, 1], ids=["alone", "with another call"])
+def test_the_turn_continues(harness: Harness, work: Callable[[], object], expected: str, more: int) -> None:
     """Neither the worker's thread nor the reply's other calls are affected, and the tool is not run again."""
     ran: list[int] = []
 
     @tool(effect="unsafe")
     def act() -> object:
-        """Act."""
+        """Count the run, then return or raise the odd value."""
         ran.append(1)
         return work()
 
     @tool(effect="pure")
     def look() -> str:
-        """Look."""
+        """Return `seen`."""
         return "seen"
 
     harness.equip(act, look)
-    harness.script(calls(("act", {}), *[("look", {})] * beside), says("on we go"))
+    harness.script(calls(("act", {}), *[("look", {})] * more), says("on we go"))
     sent = harness.send()
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "on we go"
     first, *others = [text for role, text in harness.lines(sent.session_id) if role == "tool"]
-    assert first.startswith(told)
-    assert others == ["seen"] * beside
+    assert first.startswith(expected)
+    assert others == ["seen"] * more
     assert ran == [1]
 
 
 def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
-    """A large result is not copied on its way to the transcript: such a turn once peaked at 837 MB."""
+    """A large result is not copied on its way to the transcript; copies once raised the peak to 837 MB."""
 
     @tool(effect="pure")
     def read() -> str:
-        """Read it."""
+        """Return a hundred million characters."""
         return "x" * 100_000_000
 
     harness.equip(read)
@@ -94,7 +94,7 @@ def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: 
 
     @tool(effect="pure")
     def read() -> str:
-        """Read it."""
+        """Fail with a message of a hundred million characters."""
         raise ValueError("the response was: " + "x" * 100_000_000)
 
     harness.equip(read)

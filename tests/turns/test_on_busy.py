@@ -26,7 +26,7 @@ def double(number: int) -> int:
 
 
 def _open_calls(harness: Harness, text: str = "first") -> UUID:
-    """A session whose turn died when its tool calls were committed and not answered."""
+    """A session whose process died after committing a turn's tool calls, before their results."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
     session_id = harness.send(text).session_id
@@ -58,7 +58,7 @@ SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
 def test_the_second_message_in_each_situation(harness: Harness, situation: str, on_busy: str) -> None:
-    """Each documented combination: what happens to the first turn, which turn the second joins, and both settle."""
+    """For each combination, the first turn's status and the second message's turn are as documented."""
     session_id = SITUATIONS[situation](harness)
     first = harness.sql("SELECT turn_id, status FROM turns")[0]
     if on_busy == "reject" and situation != "idle":
@@ -80,7 +80,7 @@ def test_the_second_message_in_each_situation(harness: Harness, situation: str, 
 
 
 def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None:
-    """Begun and waiting turns alike are cancelled with TURN_CANCELLED and without a reply."""
+    """Both begun and waiting turns are cancelled with TURN_CANCELLED and without a reply."""
     session_id = _open_calls(harness)
     waiting = harness.send("second")
     last = harness.send("third", on_busy="interrupt")
@@ -144,8 +144,8 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
 
 
 @pytest.mark.long
-def test_merging_stops_at_the_characters_of_one_message(harness: Harness) -> None:
-    """Without this limit, 250 merged messages of 10,000 characters were one prompt of 622,000 tokens."""
+def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -> None:
+    """Without this limit, 250 merged messages of 10,000 characters made a prompt of 622,000 tokens."""
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250
@@ -170,8 +170,8 @@ def test_merged_messages_reach_the_model_in_order(harness: Harness) -> None:
     assert {each.turn_id for each in merged} == {first.turn_id}
     assert [each.duplicate for each in merged] == [False, False]
     harness.run(first.session_id)
-    asked = [each.content for each in harness.model.requests[0].messages if each.role is Role.USER]
-    assert asked == ["one", "two", "three"]
+    texts = [each.content for each in harness.model.requests[0].messages if each.role is Role.USER]
+    assert texts == ["one", "two", "three"]
     assert len(harness.model.requests) == 1
     rows = harness.sql("SELECT message_id, position, turn_id FROM inbox ORDER BY position")
     assert [(row.message_id, row.position) for row in rows] == [("1", 1), ("two", 2), ("three", 3)]
@@ -191,15 +191,15 @@ def test_a_repeated_merged_message_is_a_duplicate(harness: Harness) -> None:
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "another channel": ({}, {"channel": "telegram"}),
     "another agent": ({}, {"agent": "other"}),
-    "none, where the first named another agent": ({"agent": "other"}, {}),
+    "no agent, after another agent": ({"agent": "other"}, {}),
     "another receiver": ({}, {"reply_to": {"url": "https://a.example"}}),
     "no receiver": ({"reply_to": {"url": "https://a.example"}}, {}),
 }
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
-def test_a_message_that_differs_is_not_merged_but_waits(harness: Harness, difference: str) -> None:
-    """One reply cannot go to two places, nor come from two agents."""
+def test_a_message_that_differs_is_not_merged(harness: Harness, difference: str) -> None:
+    """A turn has one channel, one agent and one receiver."""
     given, other = DIFFERENT[difference]
     harness.equip()
     harness.ask("the session is the default agent's")
@@ -214,7 +214,7 @@ def test_matching_messages_are_merged(harness: Harness) -> None:
     first = harness.send("one", reply_to=receiver, priority=3)
     second = harness.send("two", on_busy="merge", agent="assistant", reply_to=receiver, priority=7)
     assert second.turn_id == first.turn_id
-    assert harness.sql("SELECT priority FROM turns")[0].priority == 7, "the more urgent message is not held back"
+    assert harness.sql("SELECT priority FROM turns")[0].priority == 7, "the turn gets the higher priority"
 
 
 def test_merging_goes_to_the_newest_turn_only(harness: Harness) -> None:
@@ -235,7 +235,7 @@ def test_the_setting_is_the_default(harness: Harness) -> None:
     assert harness.send("three", on_busy="enqueue").seq == 2
 
 
-def test_turns_that_were_interrupted_are_delivered_as_cancelled(harness: Harness) -> None:
+def test_interrupted_turns_are_delivered_as_cancelled(harness: Harness) -> None:
     """The receiver of the callback learns that there will be no reply."""
     receiver = {"url": "https://a.example"}
     first = harness.send("one", reply_to=receiver)
@@ -266,8 +266,8 @@ def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
     return len(statements)
 
 
-def test_what_an_interruption_costs_does_not_grow_with_the_queue(harness: Harness) -> None:
-    """As many statements for 60 queued turns as for 4, few wake-ups; all turns are settled, all deliveries recorded."""
+def test_an_interruptions_statements_do_not_grow_with_the_queue(harness: Harness) -> None:
+    """60 queued turns take as many statements as 4; all deliveries are recorded, and the first ten are woken."""
     few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
     owed = harness.sql(

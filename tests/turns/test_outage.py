@@ -24,17 +24,17 @@ def double(number: int) -> int:
 ANSWERED = [("user", "hello"), ("assistant", ""), ("tool", "8"), ("assistant", "It is 8.")]
 
 
-def _said(harness: Harness) -> list[tuple[str, str]]:
+def _transcript(harness: Harness) -> list[tuple[str, str]]:
     return [(row.role, row.content) for row in harness.sql("SELECT role, content FROM messages ORDER BY seq")]
 
 
-def _in_doubt_runs_now(harness: Harness) -> None:
-    """Make calls in doubt due at once; the wait for them would take real time."""
+def _make_doubts_due(harness: Harness) -> None:
+    """Make calls in doubt due at once, since the runner would wait for them in real time."""
     harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
 
 
 def test_connections_killed_in_every_step(harness: Harness) -> None:
-    """All backends die once in each model call and in the tool: nothing of the turn is lost or doubled."""
+    """All backends are terminated once in each model call and in the tool; no message is lost or duplicated."""
     killed: list[str] = []
 
     def kill_once(where: str) -> None:
@@ -43,27 +43,27 @@ def test_connections_killed_in_every_step(harness: Harness) -> None:
             harness.sql(KILL_THE_OTHERS)
 
     @tool(effect="pure", name="double")
-    def double_and_die(number: int) -> int:
+    def double_and_kill(number: int) -> int:
         """Double it while the database restarts."""
         kill_once("tool")
         return number * 2
 
-    def die_and_speak(request: ModelRequest, call: ModelCall) -> ModelReply:
+    def kill_and_reply(request: ModelRequest, call: ModelCall) -> ModelReply:
         kill_once(f"prompt of {len(request.messages)}")
         return _next_line(request, call)
 
-    harness.equip(double_and_die)
-    harness.script(*[die_and_speak] * 12)
+    harness.equip(double_and_kill)
+    harness.script(*[kill_and_reply] * 12)
     sent = harness.send()
 
     def hurry(moment: Moment, name: str) -> None:
         if name == "turns.begin_next":
-            _in_doubt_runs_now(harness)
+            _make_doubts_due(harness)
 
     with harness.hooked(hurry):
         assert harness.run(sent.session_id) == Ran(1)
     assert killed == ["prompt of 2", "tool", "prompt of 4"]
-    assert _said(harness) == ANSWERED
+    assert _transcript(harness) == ANSWERED
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["attempts"]) == ("done", 1)
 
@@ -82,7 +82,7 @@ def test_a_commit_in_doubt(harness: Harness, moment: Moment, name: str, nth: int
 
     def break_once(at: Moment, statement: str) -> None:
         if statement == "turns.begin_next":
-            _in_doubt_runs_now(harness)
+            _make_doubts_due(harness)
         if (at, statement) == (moment, name):
             seen.append(name)
             if len(seen) == nth:
@@ -91,7 +91,7 @@ def test_a_commit_in_doubt(harness: Harness, moment: Moment, name: str, nth: int
     with harness.hooked(break_once):
         harness.run(sent.session_id)
     assert len(seen) >= nth
-    assert _said(harness) == ANSWERED
+    assert _transcript(harness) == ANSWERED
     assert harness.turn(sent.turn_id)["status"] == "done"
     row = harness.session(sent.session_id)
     assert (row.lease_until, row.unsettled, row.state, row.strikes) == (None, 0, "active", 0)
@@ -101,10 +101,8 @@ def _next_line(request: ModelRequest, call: ModelCall) -> ModelReply:
     return says("It is 8.") if len(request.messages) > 3 else calls(("double", {"number": 4}))
 
 
-def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_ever(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a full disk reads work and steps are refused. Each retry costs a model call, so retries slow down and end."""
+def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk only commits fail. Each retry costs a model call, so retries slow down and end."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -129,15 +127,15 @@ def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_
 
 
 def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a whole lease another runner may have the session, so this one stops without settling the turn."""
+    """When its lease has expired, another runner may hold the session, so this one leaves the turn unsettled."""
     monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
     sent = harness.send()
 
-    def away(at: Moment, statement: str) -> None:
+    def unavailable(at: Moment, statement: str) -> None:
         if statement in {"turns.settle", "turns.begin_next"}:
-            raise Unavailable("Nobody answers.")
+            raise Unavailable("The server does not respond.")
 
-    with harness.hooked(away):
+    with harness.hooked(unavailable):
         assert harness.run(sent.session_id) == Ran(0)
     assert harness.turn(sent.turn_id)["status"] == "running"
     harness.move(31)
@@ -145,8 +143,8 @@ def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, mo
     assert [role for role, _ in harness.lines(sent.session_id)] == ["user", "assistant"]
 
 
-def test_a_claim_without_a_database_is_unavailable(harness: Harness) -> None:
-    """The caller gets `Unavailable`, and no turn has begun."""
+def test_a_claim_without_a_database_raises_unavailable(harness: Harness) -> None:
+    """A refused connection is reported as `Unavailable`."""
     nowhere = Database(harness.database.url.set(port=1, host="127.0.0.1"))
     runtime: Any = harness.runtime
     runner = Runner(type(runtime)(**{**vars(runtime), "database": nowhere}), "lost")

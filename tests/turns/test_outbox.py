@@ -41,14 +41,15 @@ class Recipient:
         self.arrived: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Take the body."""
+        """Record the target and the parsed body, or fail."""
         if self.failures:
             self.failures -= 1
             raise DeliveryFailed("503 Service Unavailable")
         self.arrived.append((target, json.loads(body)))
 
 
-def _owed(harness: Harness, **reply_to: str) -> UUID:
+def _delivery(harness: Harness, **reply_to: str) -> UUID:
+    """Settle a turn with this `reply_to`; returns the id of its delivery."""
     sent = harness.send(reply_to=reply_to or {"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     return harness.waker.deliveries[-1]
@@ -64,7 +65,7 @@ def _row(harness: Harness, delivery_id: UUID) -> Any:
 
 def test_it_is_delivered_once(harness: Harness) -> None:
     """The body is the turn and the delivery's id, which identifies a repetition; a second wake-up sends nothing."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     recipient = Recipient()
     assert _deliver(harness, recipient, delivery_id) == Delivered()
     assert _deliver(harness, recipient, delivery_id) == NotDue()
@@ -79,16 +80,16 @@ def test_it_is_delivered_once(harness: Harness) -> None:
 def test_the_target_selects_the_carrier(harness: Harness) -> None:
     """A delivery to a task uses the task carrier, not the URL carrier."""
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
-    delivery_id = _owed(harness, task="shop.answered", queue="shop")
+    delivery_id = _delivery(harness, task="shop.answered", queue="shop")
     wrong, right = Recipient(), Recipient()
     assert deliver(harness.database, {"url": wrong, "task": right}, delivery_id) == Delivered()
     assert wrong.arrived == []
     assert right.arrived[0][0] == {"task": "shop.answered", "queue": "shop"}
 
 
-def test_a_failure_is_tried_again_later(harness: Harness) -> None:
+def test_a_failed_delivery_is_retried_later(harness: Harness) -> None:
     """A failed delivery is due again after its pause, and its error is stored for the operator."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     recipient = Recipient(failures=2)
     assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
     assert _deliver(harness, recipient, delivery_id) == NotDue()
@@ -102,9 +103,9 @@ def test_a_failure_is_tried_again_later(harness: Harness) -> None:
 
 
 def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
-    """One receiver gets a session's replies in order; a completed delivery returns the next one to publish."""
+    """A receiver gets a session's replies in order; each completed delivery names the next one to wake."""
     recipient = Recipient(failures=1)
-    first, second, third = _owed(harness), _owed(harness), _owed(harness)
+    first, second, third = _delivery(harness), _delivery(harness), _delivery(harness)
     assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
     assert _deliver(harness, recipient, third) == NotDue()
     assert _deliver(harness, recipient, second) == NotDue()
@@ -117,8 +118,8 @@ def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
     assert len({body["session_id"] for _, body in recipient.arrived}) == 1
 
 
-def test_a_conversation_is_in_order_over_its_sessions(harness: Harness) -> None:
-    """The order spans the conversation's successive sessions; another conversation does not wait."""
+def test_order_spans_the_sessions_of_a_conversation(harness: Harness) -> None:
+    """Deliveries of another conversation do not wait."""
     recipient = Recipient(failures=1)
     reply_to = {"url": "https://a.example/hook"}
     owed, sessions = [], set()
@@ -145,9 +146,9 @@ def test_a_conversation_is_in_order_over_its_sessions(harness: Harness) -> None:
 
 
 def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -> None:
-    """Both belong to one turn; a question that arrives after the answer would confuse the person."""
+    """Both deliveries belong to one turn; the request must arrive first."""
     recipient = Recipient()
-    reply = _owed(harness)
+    reply = _delivery(harness)
     question = uuid4()
     harness.sql(
         """
@@ -162,8 +163,8 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
 
 
 def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
-    """A row of the previous release has no conversation, which is then read from its turn."""
-    first, second = _owed(harness), _owed(harness)
+    """The previous release leaves the conversation's columns empty; the conversation is then read from the turn."""
+    first, second = _delivery(harness), _delivery(harness)
     harness.sql("UPDATE deliveries SET user_id = NULL, scope = NULL WHERE delivery_id = %(id)s", id=second)
     assert _deliver(harness, Recipient(), second) == NotDue()
     assert _deliver(harness, Recipient(), first) == Delivered()
@@ -171,7 +172,7 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
 
 
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """A release before 0030 may route a message that this one has just refused: the turn must not be stuck."""
+    """A worker from before migration 0030 may route a message that a newer worker refused; its turn must settle."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.sql(
         """
@@ -185,10 +186,10 @@ def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
     assert harness.turn(sent.turn_id)["status"] == "done"
 
 
-def test_a_dead_letter_makes_room(harness: Harness) -> None:
-    """A receiver that never accepts one reply gets the later ones once that one has failed."""
+def test_a_failed_delivery_releases_the_next_one(harness: Harness) -> None:
+    """After its last attempt a delivery no longer delays the later ones to the same receiver."""
     recipient = Recipient(failures=MAX_ATTEMPTS)
-    first, second = _owed(harness), _owed(harness)
+    first, second = _delivery(harness), _delivery(harness)
     for _ in range(MAX_ATTEMPTS - 1):
         assert isinstance(_deliver(harness, recipient, first), Postponed)
         assert _deliver(harness, recipient, second) == NotDue()
@@ -200,9 +201,9 @@ def test_a_dead_letter_makes_room(harness: Harness) -> None:
 def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> None:
     """A failing delivery delays neither another URL nor another user's session with the same URL."""
     recipient = Recipient(failures=1)
-    failing = _owed(harness)
+    failing = _delivery(harness)
     assert _deliver(harness, recipient, failing) == Postponed(FIRST_RETRY_S)
-    assert _deliver(harness, recipient, _owed(harness, url="https://b.example/hook")) == Delivered()
+    assert _deliver(harness, recipient, _delivery(harness, url="https://b.example/hook")) == Delivered()
     sent = harness.send(user_id="bea", reply_to={"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
@@ -211,7 +212,7 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
 def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> None:
     """After the server's clock is set back, a delivery that is due far in the future is due at once."""
     harness.move(DAY_S)
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     recipient = Recipient(failures=1)
     assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
     harness.move(-DAY_S)
@@ -219,9 +220,9 @@ def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> Non
     assert _deliver(harness, recipient, delivery_id) == Delivered()
 
 
-def test_it_fails_after_the_last_attempt(harness: Harness) -> None:
-    """A receiver that never answers is not called for ever; its delivery is marked as failed."""
-    delivery_id = _owed(harness)
+def test_a_delivery_fails_after_its_last_attempt(harness: Harness) -> None:
+    """A failed delivery is never due again."""
+    delivery_id = _delivery(harness)
     recipient = Recipient(failures=1_000)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         assert _deliver(harness, recipient, delivery_id) == Postponed(retry_after(attempt))
@@ -232,9 +233,9 @@ def test_it_fails_after_the_last_attempt(harness: Harness) -> None:
     assert due(harness.database, 10, 5) == []
 
 
-def test_a_delivery_that_is_refused_for_good_is_not_attempted_again(harness: Harness) -> None:
+def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None:
     """After `Undeliverable`, for example for a 410, the first attempt is the last."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
 
     class Gone:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
@@ -264,9 +265,9 @@ def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
     assert "10.9.8.7" not in json.dumps([exported, harness.turn(sent.turn_id)])
 
 
-def test_a_delivery_whose_attempts_all_break_off_fails(harness: Harness) -> None:
-    """A delivery whose attempts end with a bug or a killed process is not tried for ever."""
-    delivery_id = _owed(harness)
+def test_a_delivery_whose_attempts_all_crash_fails(harness: Harness) -> None:
+    """Attempts that end with a bug or a killed process are counted, too."""
+    delivery_id = _delivery(harness)
 
     class Broken:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
@@ -288,18 +289,18 @@ def test_the_pauses_double_up_to_a_limit() -> None:
     assert pauses[-1] is None
 
 
-def test_of_two_attempts_at_once_one_sends(harness: Harness) -> None:
+def test_one_of_concurrent_attempts_sends(harness: Harness) -> None:
     """Repeated wake-ups must not send concurrently."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     recipient = Recipient()
     found = side_by_side(*[lambda: _deliver(harness, recipient, delivery_id)] * 6)
     assert sorted(type(each).__name__ for each in found) == ["Delivered"] + ["NotDue"] * 5
     assert len(recipient.arrived) == 1
 
 
-def test_an_attempt_that_died_is_made_again(harness: Harness) -> None:
+def test_an_attempt_that_died_is_repeated(harness: Harness) -> None:
     """A process killed between sending and recording causes a second delivery under the same id."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     recipient = Recipient()
     with harness.crashing("before", "deliveries.delivered"):
         _deliver(harness, recipient, delivery_id)
@@ -312,7 +313,7 @@ def test_an_attempt_that_died_is_made_again(harness: Harness) -> None:
 
 def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
     """During the network call no connection is checked out and no row is locked."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     sending, go_on = threading.Event(), threading.Event()
 
     class Slow(Recipient):
@@ -331,9 +332,9 @@ def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("reason", ["x" * 5_000, "näh\n"])
-def test_any_reason_can_be_kept(harness: Harness, reason: str) -> None:
-    """A receiver's error text is cut to fit, not refused."""
-    delivery_id = _owed(harness)
+def test_any_error_text_can_be_stored(harness: Harness, reason: str) -> None:
+    """The text of a delivery's error is cut to 1,000 characters."""
+    delivery_id = _delivery(harness)
 
     class Refusing(Recipient):
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
@@ -355,13 +356,13 @@ def test_the_signature_is_hmac_sha256_of_the_body() -> None:
     )
 
 
-def test_a_receiver_that_is_not_asked_costs_no_attempt(harness: Harness) -> None:
-    """While the receiver's breaker is open the delivery waits ever longer; it is sent when the receiver is back."""
-    delivery_id = _owed(harness)
-    resting = Resting(retry_s=60)
+def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
+    """While the receiver's breaker is open the pauses grow; after it closes the delivery is sent."""
+    delivery_id = _delivery(harness)
+    unavailable = BreakerOpen(retry_s=60)
     pauses = []
     for _ in range(20):
-        outcome = deliver(harness.database, {"url": resting}, delivery_id)
+        outcome = deliver(harness.database, {"url": unavailable}, delivery_id)
         assert isinstance(outcome, Postponed)
         assert outcome.retry_s is not None
         pauses.append(outcome.retry_s)
@@ -375,21 +376,20 @@ def test_a_receiver_that_is_not_asked_costs_no_attempt(harness: Harness) -> None
 
 def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
     """After a day, refusals by the breaker count as attempts: no delivery waits for ever."""
-    delivery_id = _owed(harness)
+    delivery_id = _delivery(harness)
     harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        outcome = deliver(harness.database, {"url": Resting(retry_s=60)}, delivery_id)
+        outcome = deliver(harness.database, {"url": BreakerOpen(retry_s=60)}, delivery_id)
         assert outcome == Postponed(retry_after(attempt))
         harness.move(LONGEST_RETRY_S)
     assert _row(harness, delivery_id).status == "failed"
 
 
-class Resting:
+class BreakerOpen:
     """A carrier whose receiver's breaker is open."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Refuse, as an open breaker does."""
         raise NotAsked("the breaker of a.example is open", self._retry_s)

@@ -1,4 +1,4 @@
-"""A model that is down: the turn fails with a message, or waits at no cost and continues in order."""
+"""An unavailable model: the turn fails with a message, or waits at no cost and then continues in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COOLDOWN_S = 60
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     return "seen"
 
 
@@ -60,8 +60,8 @@ def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> No
     turn = harness.ask()
     assert turn["status"] == "failed"
     assert turn["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
-    sentence = "Service temporarily unavailable due to repeated failures. Please try again later."
-    assert turn["reply"]["text"] == turn["error"]["message"] == sentence
+    message = "Service temporarily unavailable due to repeated failures. Please try again later."
+    assert turn["reply"]["text"] == turn["error"]["message"] == message
 
 
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
@@ -92,7 +92,7 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
 
 
 def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
-    """Retries within one wait do not report it again; a new failure after a model's answer does."""
+    """Failed retries within one wait are not reported; a new failure after a model reply is."""
     parking.equip(look)
     parking.script(OPEN)
     sent = parking.send()
@@ -133,8 +133,8 @@ def _try_again(harness: Harness, session_id: UUID) -> None:
     harness.run(session_id)
 
 
-def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Harness) -> None:
-    """The sweeper wakes a turn whose time is a day ahead, and wakes it again if that wake-up was lost."""
+def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
+    """The sweeper wakes a turn that is due a day ahead, and wakes it again if that wake-up was lost."""
     parking.script(OPEN)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -147,7 +147,7 @@ def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Harness) -> None:
     assert parking.turn(UUID(turn["turn_id"]))["reply"]["text"] == "back"
 
 
-def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Harness) -> None:
+def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Harness) -> None:
     """The server's clock is set back a day between the breaker's closing and the next sweep."""
     parking.script(OPEN)
     session_id = UUID(parking.ask()["session_id"])
@@ -159,7 +159,7 @@ def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Harn
 
 
 def test_it_waits_no_longer_than_a_cooldown_for_another_process_probe(parking: Harness) -> None:
-    """A probe that fails or is lost with its process is not reported, so the model is asked again after a cooldown."""
+    """A probe that fails or is lost with its process is not reported, so the model is called after one cooldown."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
     turn = parking.ask()
     _try_again(parking, UUID(turn["session_id"]))
@@ -186,7 +186,7 @@ def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
     def hangs(request: Any, call: Any) -> ModelReply:
         parking.move(parking.settings.turn.timeout_s + 1)
         call.remaining()
-        raise AssertionError("the call's time is over")
+        raise AssertionError("the call's deadline was not enforced")
 
     parking.script(hangs)
     assert parking.ask()["error"]["code"] == "TIMEOUT"
@@ -200,7 +200,7 @@ def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
 
 
 def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
-    """An agent's `on_unavailable` overrides the setting in both directions; an invalid one is refused at the start."""
+    """An agent's `on_unavailable` overrides the setting in both directions; an invalid value is a settings error."""
     harness.equip(on_unavailable="park")
     harness.script(OPEN)
     assert harness.ask()["status"] == "parked"
@@ -222,8 +222,8 @@ def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
     assert parking.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
 
 
-def test_cancelled_at_the_moment_of_being_parked(parking: Harness) -> None:
-    """The cancellation waits for the commit that parks the turn, and must then end that commit's wait."""
+def test_a_cancellation_concurrent_with_parking(parking: Harness) -> None:
+    """The cancellation waits for the commit that parks the turn, and must then clear its `not_before`."""
     parking.script(OPEN)
     turn = parking.ask()
     parking.sql("UPDATE sessions SET not_before = NULL")
@@ -242,8 +242,8 @@ def _waits_for_a_lock(harness: Harness) -> bool:
     return bool(rows)
 
 
-def test_cancelled_on_the_way_to_being_parked(parking: Harness) -> None:
-    """After a cancellation during the failing model call, the parked turn is settled at its next claim."""
+def test_a_cancellation_before_parking(parking: Harness) -> None:
+    """If the turn is cancelled during the failing model call, it is parked, and settled at its next claim."""
     sent = parking.send()
 
     def fails(request: Any, call: Any) -> ModelReply:
@@ -257,7 +257,7 @@ def test_cancelled_on_the_way_to_being_parked(parking: Harness) -> None:
     assert parking.turn(sent.turn_id)["status"] == "cancelled"
 
 
-def test_they_are_woken_a_few_at_a_time_and_the_oldest_first(parking: Harness) -> None:
+def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -> None:
     """A closing breaker makes all parked turns due; each sweep wakes a limited number, without delaying other turns."""
     sent: list[Accepted] = []
     for number in range(MOST_A_ROUND + 3):
@@ -267,7 +267,7 @@ def test_they_are_woken_a_few_at_a_time_and_the_oldest_first(parking: Harness) -
     waiting = [each.session_id for each in sent]
     assert _swept(parking) == []
     _close_a_breaker(parking)
-    other = parking.send(user_id="somebody else")
+    other = parking.send(user_id="another user")
     assert _swept(parking) == [*waiting[:MOST_A_ROUND], other.session_id]
     for session_id in (*waiting[:MOST_A_ROUND], other.session_id):
         parking.run(session_id)
@@ -275,7 +275,7 @@ def test_they_are_woken_a_few_at_a_time_and_the_oldest_first(parking: Harness) -
 
 
 def _close_a_breaker(harness: Harness) -> None:
-    """A breaker of this process opens, and an operator closes it."""
+    """Open a breaker of this process and close it as an operator does."""
     breakers = Breakers(
         BreakerSettings(failure_threshold=1), harness.clock, listen=lambda change: recall(harness.database, change)
     )
@@ -290,7 +290,7 @@ def _fail() -> None:
 
 
 def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
-    """The first model is down; the stored message names the model that answered."""
+    """The stored message names the model that answered."""
     first, other = Scripted(DOWN), Scripted(ModelReply("instead", usage=Usage(1, 1), model="other-1"))
     guarded = GuardedModel(
         first, Breakers(BreakerSettings(), harness.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
@@ -300,14 +300,14 @@ def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
     harness.script(model.respond, says("itself"))
     turn = harness.ask()
     harness.ask("again")
-    said = [each for each in harness.messages(UUID(turn["session_id"])) if each["role"] == "assistant"]
-    assert [(each["content"], each["model"], each.get("fallback")) for each in said] == [
+    replies = [each for each in harness.messages(UUID(turn["session_id"])) if each["role"] == "assistant"]
+    assert [(each["content"], each["model"], each.get("fallback")) for each in replies] == [
         ("instead", "other-1", True),
         ("itself", "scripted", None),
     ]
 
 
-def test_the_models_time_is_what_the_turn_has_left(harness: Harness) -> None:
+def test_a_model_call_has_the_turns_remaining_time(harness: Harness) -> None:
     """A chain of models has the turn's remaining time, and each model a part of it."""
     left: list[float] = []
 

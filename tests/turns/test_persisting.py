@@ -29,11 +29,9 @@ class Bench:
         self.ran = 0
 
     def tool(self) -> Any:
-        """The tool."""
-
         @tool(effect="unsafe")
         def act() -> str:
-            """Act."""
+            """Count the run."""
             self.ran += 1
             return "acted"
 
@@ -47,8 +45,8 @@ def _talk(harness: Harness, bench: Bench) -> Any:
 
 
 def _answered_once(harness: Harness, bench: Bench) -> None:
-    said = [(row.role, row.content) for row in harness.sql("SELECT role, content FROM messages ORDER BY seq")]
-    assert said == [("user", "act"), ("assistant", ""), ("tool", "acted"), ("assistant", "done")]
+    rows = [(row.role, row.content) for row in harness.sql("SELECT role, content FROM messages ORDER BY seq")]
+    assert rows == [("user", "act"), ("assistant", ""), ("tool", "acted"), ("assistant", "done")]
     assert (len(harness.model.requests), bench.ran) == (2, 1)
     turn = harness.sql("SELECT status, attempts FROM turns")[0]
     assert tuple(turn) == ("done", 1)
@@ -64,8 +62,8 @@ def _answered_once(harness: Harness, bench: Bench) -> None:
         pytest.param("turns.settle", 1, marks=pytest.mark.long),
     ],
 )
-def test_a_row_that_another_transaction_holds_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
-    """The lock timeout refuses the commit; the same step is committed when the row is free."""
+def test_a_row_that_another_transaction_locks_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
+    """The lock timeout rejects the commit; the same step is committed when the row is unlocked."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
@@ -82,13 +80,13 @@ def test_a_row_that_another_transaction_holds_costs_no_model_call(harness: Harne
 
     with harness.hooked(hold):
         assert harness.run(sent.session_id) == Ran(1)
-    assert len(seen) > nth, "the first try was refused"
+    assert len(seen) > nth, "the first attempt was rejected"
     _answered_once(harness, bench)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
-def test_a_commit_whose_answer_is_lost_is_looked_up(harness: Harness, moment: Moment, name: str, nth: int) -> None:
+def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Moment, name: str, nth: int) -> None:
     """Whether or not the commit happened, no model or tool call is repeated."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
@@ -105,10 +103,10 @@ def test_a_commit_whose_answer_is_lost_is_looked_up(harness: Harness, moment: Mo
 
 
 @pytest.mark.parametrize("statement", [queries.STEP, queries.SETTLE], ids=lambda each: each.name)
-def test_a_try_that_the_server_commits_late_is_not_committed_twice(
+def test_a_statement_that_the_server_commits_late_is_not_committed_twice(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
-    """The client found no commit and sent the statement again: the server commits only one of the two."""
+    """The client found no commit and repeated the statement; only one of the two may be committed."""
     bench, late = Bench(), list[dict[str, Any]]()
     sent = _talk(harness, bench)
     run = Database.run
@@ -116,7 +114,7 @@ def test_a_try_that_the_server_commits_late_is_not_committed_twice(
     def lose_the_first(self: Database, each: Statement, parameters: Mapping[str, Any], **how: Any) -> Any:
         if each is statement and not late:
             late.append(dict(parameters))
-            raise Unavailable("The connection broke; the statement is on its way.")
+            raise Unavailable("The connection broke; the statement may still be committed.")
         if each is statement and len(late) == 1:
             late.append({})
             assert run(self, each, late[0])
@@ -128,8 +126,8 @@ def test_a_try_that_the_server_commits_late_is_not_committed_twice(
     _answered_once(harness, bench)
 
 
-def test_a_session_that_was_taken_over_gets_nothing_of_the_first_runner(harness: Harness) -> None:
-    """The first runner's reply is discarded, since the second runner has committed its own."""
+def test_the_reply_of_a_stale_runner_is_discarded(harness: Harness) -> None:
+    """The second runner has already committed its own reply."""
     harness.script(says("of the first"), says("of the second"))
     sent = harness.send()
     tries: list[str] = []
@@ -148,7 +146,7 @@ def test_a_session_that_was_taken_over_gets_nothing_of_the_first_runner(harness:
 
 
 def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harness) -> None:
-    """A draining process retries the commit once, at once; then the turn is parked for another process."""
+    """A draining process retries the commit once, without a pause, and then parks the turn."""
     sent = harness.send()
     runner = Runner(harness.runtime, "draining")
     tries: list[str] = []
@@ -168,7 +166,7 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
 
 
 def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the row is locked for longer than a lease, no other runner may claim the session and ask the model."""
+    """If the row is locked for longer than a lease, no other runner may claim the session and call the model."""
     pauses: list[float] = []
     others: list[object] = []
     harness.script(says("kept in hand"))

@@ -1,4 +1,4 @@
-"""The frequent statements on large tables: index access, no sequential scan, a bounded number of rows."""
+"""Query plans of the frequent statements on large tables: index access and a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -125,18 +125,18 @@ HOT = [
 ]  # fmt: skip
 
 SMALL = {"sweeps", "intake"}
-"""Tables of a few rows, which are read whole."""
+"""Tables of a few rows, for which a sequential scan is right."""
 
 MOST_ROWS = 25
 MORE_ROWS = {
     "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
 }  # fmt: skip
-"""Bounded by the window, the backlog, the limit of a round, what a rate let in, and 100 deliveries that wait."""
+"""Rows that a statement may read: a window, a backlog, a batch, a rate limit's messages, 100 pending deliveries."""
 
 
 @pytest.mark.long
-def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harness) -> None:
+def test_each_statement_of_a_turn_uses_an_index_and_reads_few_rows(large: Harness) -> None:
     """Checked with some 20,000 turns, in a session of 2,000, with a custom and with a generic plan.
 
     A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
@@ -152,7 +152,7 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harnes
 
 @pytest.mark.long
 def test_turns_are_listed_by_index(large: Harness) -> None:
-    """A list of settled turns reads about the rows that it shows; a list of unsettled turns reads all of them."""
+    """Listing settled turns reads about as many rows as it returns; listing unsettled turns reads all of those."""
     large.sql(
         "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
         " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"

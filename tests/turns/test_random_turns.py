@@ -28,18 +28,18 @@ BOUNDARIES = [
 
 @tool(effect="pure")
 def pure() -> str:
-    """Do it freely."""
+    """Do something repeatable."""
     return "pure"
 
 
 @tool
 def unsafe() -> str:
-    """Do it once."""
+    """Do something that must not be repeated."""
     return "unsafe"
 
 
 class RandomTurns:
-    """One random run: a seed, the accepted messages, and what was done to their turns."""
+    """One random run. `accepted`: the turn of each accepted message."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.harness = harness
@@ -62,11 +62,11 @@ class RandomTurns:
         return self._respond(self.harness.model, request, call)
 
     def step(self) -> None:
-        """Do one random thing."""
-        happening: Callable[[], None] = self.random.choices(
+        """Perform one random action."""
+        action: Callable[[], None] = self.random.choices(
             [self.send, self.repeat, self.run, self.cancel, self.crash, self.park], weights=[8, 1, 5, 2, 4, 1]
         )[0]
-        happening()
+        action()
         self.harness.move(self.random.choice([0, 1, 40]))
 
     def send(self) -> None:
@@ -139,20 +139,20 @@ class RandomTurns:
                 self.harness.run(row.session_id, alone=True)
             if not self.harness.sql("SELECT 1 FROM turns WHERE settled_at IS NULL"):
                 return
-        raise AssertionError("something is wedged")
+        raise AssertionError("a turn is still unsettled")
 
     def judge(self) -> None:
         """Check that each message was answered or cancelled exactly once, in the order accepted."""
         for message_id, turn_id in self.accepted.items():
             turn = self.harness.turn(turn_id)
-            said = self.harness.sql("SELECT turn_id FROM messages WHERE message_id = %(id)s", id=message_id)
+            rows = self.harness.sql("SELECT turn_id FROM messages WHERE message_id = %(id)s", id=message_id)
             if turn["status"] == "cancelled":
                 assert turn["reply"] is None
-                assert len(said) <= 1
+                assert len(rows) <= 1
             else:
                 assert turn["status"] in {"done", "failed"}
                 assert turn["reply"] is not None
-                assert [row.turn_id for row in said] == [turn_id]
+                assert [row.turn_id for row in rows] == [turn_id]
         for row in self.harness.sql("SELECT session_id, lease_until, state FROM sessions"):
             assert (row.lease_until, row.state) == (None, "active")
             seqs = [
@@ -168,8 +168,8 @@ class RandomTurns:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
-def test_a_random_life(harness: Harness, seed: int) -> None:
-    """Random sequences keep the invariants; a seed that fails can be run again."""
+def test_a_random_sequence(harness: Harness, seed: int) -> None:
+    """A random sequence of actions keeps the invariants; the seed repeats it."""
     random_turns = RandomTurns(harness, seed)
     for _ in range(STEPS):
         random_turns.step()

@@ -1,4 +1,4 @@
-"""Accepting refuses a `reply_to` that the operator does not allow, before anything is written."""
+"""A message with a `reply_to` that the operator does not allow is rejected before anything is written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.test_queues import NOT_FOR_REPLIES
 from tests.turns.harness import Harness
 
 
-def _refused(harness: Harness, said: str, **reply_to: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^reply_to(.queue)?: .*{said}"):
+def _refused(harness: Harness, message: str, **reply_to: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^reply_to(.queue)?: .*{message}"):
         accept(harness.runtime, parse_incoming({"user_id": "ana", "text": "hello", "reply_to": reply_to}))
 
 
@@ -32,8 +32,8 @@ def test_a_reply_to_a_queue_that_is_not_allowed_is_refused(harness: Harness) -> 
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     for queue in [*NOT_FOR_REPLIES, "celery", "billing"]:
         _refused(harness, "", task="shop.replied", queue=queue)
-    said = "the queue 'unacked_index' is not one that PERDURE_REPLY_TASKS allows"
-    _refused(harness, said, task="shop.replied", queue="unacked_index")
+    message = "the queue 'unacked_index' is not one that PERDURE_REPLY_TASKS allows"
+    _refused(harness, message, task="shop.replied", queue="unacked_index")
     assert harness.counts()["inbox"] == 0
     assert harness.send(reply_to={"task": "shop.replied", "queue": "shop"}).status == "accepted"
     assert harness.send(reply_to={"task": "shop.replied"}).status == "accepted"

@@ -1,4 +1,4 @@
-"""Users' schedules: each due slot becomes one ordinary turn, in the conversation where it was set."""
+"""Users' schedules: each due slot becomes one ordinary turn, in the conversation of its schedule."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fired(harness: Harness) -> list[str]:
 
 
 def test_a_single_time_fires_once(harness: Harness) -> None:
-    """A schedule with one time fires one turn, not before that time, and is then removed."""
+    """A schedule with one time fires one turn at or after that time, and is then removed."""
     made = add(harness, at=soon(harness, 60), conversation="garden")
     assert fire_due(harness.runtime) == 0
     harness.move(61)
@@ -99,8 +99,8 @@ def test_pause_and_resume(harness: Harness) -> None:
     assert fire_due(harness.runtime) == 1
 
 
-def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
-    """Nothing fires in quiet hours; at their end one message replaces all slots within them."""
+def test_slots_within_quiet_hours_become_one_message(harness: Harness) -> None:
+    """No slot fires in quiet hours; at their end one message replaces all slots within them."""
     now = harness.clock.now()
     begin, end = now + timedelta(hours=1), now + timedelta(hours=4)
     quiet = f"{begin:%H:%M}-{end:%H:%M}"
@@ -114,8 +114,8 @@ def test_quiet_hours_collapse_into_one(harness: Harness) -> None:
     harness.move(2 * 3_600)
     assert fire_due(harness.runtime) == 1
     assert len(fired(harness)) == 1
-    put_off = add(harness, user="bob", at=(begin + timedelta(days=1, minutes=5)).isoformat())
-    assert datetime.fromisoformat(put_off["next_due"]).strftime("%H:%M") == f"{end:%H:%M}"
+    postponed = add(harness, user="bob", at=(begin + timedelta(days=1, minutes=5)).isoformat())
+    assert datetime.fromisoformat(postponed["next_due"]).strftime("%H:%M") == f"{end:%H:%M}"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_local_time_that_does_not_exist(harness: Harness) -> None:
 
 
 def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
-    """Of ten concurrent additions three succeed; another user has a limit of their own."""
+    """Three of ten concurrent additions succeed; the limit applies per user."""
     harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(user_limit=3)})
     refused: list[Conflict] = []
 
@@ -186,9 +186,9 @@ def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
 @pytest.mark.parametrize(
     ("name", "often"), [("reminders.take_due", True), ("turns.accept", True), ("turns.accept", False)]
 )
-def test_killed_while_firing(harness: Harness, name: str, moment: Any, *, often: bool) -> None:
+def test_a_crash_while_firing(harness: Harness, name: str, moment: Any, *, often: bool) -> None:
     """After a crash at any commit the lease expires, another worker continues, and the slot is one turn."""
-    in_five_minutes = harness.clock.now() + timedelta(minutes=5)  # of an hour's slots, one is due in this test
+    in_five_minutes = harness.clock.now() + timedelta(minutes=5)  # only one slot of the hour is due
     add(harness, **({"cron": f"{in_five_minutes.minute} * * * *"} if often else {"at": soon(harness, 5)}))
     harness.move(601)
     with harness.crashing(moment, name):
@@ -201,12 +201,12 @@ def test_killed_while_firing(harness: Harness, name: str, moment: Any, *, often:
 
 @pytest.mark.parametrize("given", [{"cron": "*/10 * * * *"}, {}])
 @pytest.mark.parametrize("change", ["erased", "removed", "paused"])
-def test_what_is_changed_while_it_fires_is_not_sent(harness: Harness, given: dict[str, Any], change: str) -> None:
-    """A worker has taken the schedule, and has not accepted its message yet."""
+def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given: dict[str, Any], change: str) -> None:
+    """The change is committed after a worker claimed the schedule and before its message is accepted."""
     schedule_id = UUID(add(harness, **(given or {"at": soon(harness, 5)}))["schedule_id"])
     harness.move(601)
 
-    def meddle(moment: str, name: str) -> None:
+    def apply_change(moment: str, name: str) -> None:
         if (moment, name) != ("after", "reminders.take_due"):
             return
         match change:
@@ -217,14 +217,14 @@ def test_what_is_changed_while_it_fires_is_not_sent(harness: Harness, given: dic
             case _:
                 reminders.pause(harness.database, harness.clock, harness.settings, schedule_id, paused=True)
 
-    with harness.hooked(meddle):
+    with harness.hooked(apply_change):
         assert fire_due(harness.runtime) == 1
     assert fired(harness) == []
     assert harness.sql("SELECT FROM users") == []
 
 
-def test_the_longest_text_of_the_longest_user(harness: Harness) -> None:
-    """What is accepted can be sent: a mark is put before the text, and the tenant before the user's id."""
+def test_the_longest_text_and_user_id_can_fire(harness: Harness) -> None:
+    """The limits leave room for the mark before the text and for the tenant before the user's id."""
     longest = harness.settings.guard.max_chars - len(reminders.DUE_NOW.format(date="2026-01-01"))
     with pytest.raises(InvalidRequest, match=f"1 to {longest} characters"):
         add(harness, cron="*/10 * * * *", text="x" * (longest + 1))
@@ -234,11 +234,11 @@ def test_the_longest_text_of_the_longest_user(harness: Harness) -> None:
     assert len(fired(harness)) == 1
 
 
-def test_an_unexpected_error_holds_up_no_other_schedule(harness: Harness) -> None:
-    """A zone that the machine's database no longer has: it is shown, and tried again later."""
+def test_an_unexpected_error_delays_no_other_schedule(harness: Harness) -> None:
+    """A schedule whose time zone is unknown on this machine shows an error and is retried later."""
     add(harness, at=soon(harness, 5))
-    lost = add(harness, user="bob", at=soon(harness, 5))
-    harness.sql("UPDATE reminders SET timezone = 'Mars/Olympus' WHERE schedule_id = %(id)s", id=lost["schedule_id"])
+    broken = add(harness, user="bob", at=soon(harness, 5))
+    harness.sql("UPDATE reminders SET timezone = 'Mars/Olympus' WHERE schedule_id = %(id)s", id=broken["schedule_id"])
     harness.move(10)
     assert fire_due(harness.runtime) == 2
     assert len(fired(harness)) == 1
@@ -251,7 +251,7 @@ def test_an_unexpected_error_holds_up_no_other_schedule(harness: Harness) -> Non
 
 
 def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
-    """Many users set the same time of day."""
+    """Many schedules may be due at the same time of day."""
     for number in range(7):
         add(harness, user=f"user {number}", at=soon(harness, 5))
     harness.move(10)
@@ -278,7 +278,7 @@ def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None
 
 
 def test_the_tools_of_the_agent(harness: Harness) -> None:
-    """A reminder set by the model answers where its turn was asked; the tools list and remove only the user's own."""
+    """A reminder fires in the conversation of the turn that set it; the tools see only the user's own schedules."""
     foreign = add(harness, user="bob", cron="0 7 * * *")
     harness.equip(remind_me, schedules, unschedule)
     moment = soon(harness, 3_600)
@@ -288,8 +288,8 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
         calls(("unschedule", {"schedule_id": foreign["schedule_id"]})),
         says("I will."),
     )
-    asked = harness.ask("remind me", reply_to={"url": "https://a.example"}, conversation="house", channel="telegram")
-    lines = [content for role, content in harness.lines(UUID(asked["session_id"])) if role == "tool"]
+    turn = harness.ask("remind me", reply_to={"url": "https://a.example"}, conversation="house", channel="telegram")
+    lines = [content for role, content in harness.lines(UUID(turn["session_id"])) if role == "tool"]
     assert "is set; it fires at" in lines[0]
     assert "Call the plumber." in lines[1]
     assert foreign["schedule_id"] not in lines[1]
@@ -300,7 +300,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
     assert (row.channel, row.reply_to, str(row.session_id)) == (
         "telegram",
         {"url": "https://a.example"},
-        asked["session_id"],
+        turn["session_id"],
     )
     harness.script(says("Call the plumber!"))
     harness.run(row.session_id)
@@ -308,8 +308,8 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
         reminders.owner(harness.database, uuid4())
 
 
-def test_a_call_that_is_repeated_makes_one_schedule(harness: Harness) -> None:
-    """The schedule's id is the effect's: a crash after the insert repeats the call, not the schedule."""
+def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
+    """The schedule has the effect's id, so a call repeated after a crash inserts no second one."""
     harness.equip(remind_me)
     accepted = harness.send("remind me")
     harness.script(calls(("remind_me", {"text": "Tea.", "cron": "0 17 * * *"})))

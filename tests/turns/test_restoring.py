@@ -1,4 +1,4 @@
-"""Pending messages are exported with a snapshot and imported here or elsewhere; each is answered once."""
+"""Pending messages are exported with a snapshot; the same or another installation imports and answers each once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def other(databases: Databases, clock: MovedClock) -> Iterator[Harness]:
 
 @pytest.fixture(params=["postgres", "file", "sqlite", "redis"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness], SnapshotStore]:
-    """Makes the store of an installation."""
+    """Makes the snapshot store of an installation."""
 
     def made(harness: Harness) -> SnapshotStore:
         match request.param:
@@ -65,7 +65,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness]
 
 
 def _queued(harness: Harness, *texts: str) -> UUID:
-    """A session that has answered one message, with these messages queued."""
+    """A session with one answered turn, in which `texts` are queued."""
     session_id = UUID(harness.ask("first")["session_id"])
     for number, text in enumerate(texts):
         assert harness.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
@@ -77,14 +77,14 @@ def _exported(harness: Harness, session_id: UUID) -> AgentSnapshot:
     return parse(dump(read(harness.database, session_id)))
 
 
-def _asked(harness: Harness, session_id: UUID) -> list[str]:
+def _user_texts(harness: Harness, session_id: UUID) -> list[str]:
     return [content for role, content in harness.lines(session_id) if role == "user"]
 
 
 def test_queued_messages_are_exported_and_answered_once_elsewhere(
     harness: Harness, other: Harness, stores: Callable[[Harness], SnapshotStore]
 ) -> None:
-    """On every store: the export names each message, and another installation answers each once, in order."""
+    """With every store, another installation answers each exported message once, in order."""
     for each in (harness, other):
         each.snapshots = stores(each)
     session_id = _queued(harness, "one", "two", "three")
@@ -98,7 +98,7 @@ def test_queued_messages_are_exported_and_answered_once_elsewhere(
     assert restore(other.runtime, snapshot) == Restored(0, 3)
     assert set(other.waker.sessions) == {session_id}
     assert other.run(session_id) == Ran(3)
-    assert _asked(other, session_id) == ["one", "two", "three"]
+    assert _user_texts(other, session_id) == ["one", "two", "three"]
     assert _exported(other, session_id).event_queue_backup == ()
     assert _exported(other, session_id).memory.working_variables == VARIABLES
     again = restore(other.runtime, snapshot)
@@ -110,16 +110,16 @@ def test_queued_messages_are_exported_and_answered_once_elsewhere(
 
 
 def test_an_import_into_the_original_accepts_nothing_twice(harness: Harness) -> None:
-    """Messages of the export are known there, before they are answered and after."""
+    """The original installation recognizes the exported messages, before and after it has answered them."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     assert restore(harness.runtime, snapshot) == Restored(0, 2)
     assert harness.run(session_id) == Ran(2)
     assert restore(harness.runtime, snapshot).known == 2
-    assert _asked(harness, session_id) == ["first", "one", "two"]
+    assert _user_texts(harness, session_id) == ["first", "one", "two"]
 
 
-def test_what_has_begun_or_was_cancelled_is_not_pending(harness: Harness) -> None:
+def test_begun_and_cancelled_messages_are_not_exported(harness: Harness) -> None:
     """A begun turn continues from its own rows; a cancelled message must not be imported and answered."""
     session_id = UUID(harness.ask("first")["session_id"])
     harness.send("begun", session_id=session_id)
@@ -131,7 +131,7 @@ def test_what_has_begun_or_was_cancelled_is_not_pending(harness: Harness) -> Non
 
 
 def test_an_export_holds_every_queued_message(harness: Harness, other: Harness) -> None:
-    """The number of messages in a turn's own snapshot is limited; an export's is not."""
+    """The snapshots that a turn saves hold a limited number of messages; an export has no limit."""
     session_id = _queued(harness, *(f"message {number}" for number in range(130)))
     assert restore(other.runtime, _exported(harness, session_id)) == Restored(130, 0)
 
@@ -159,16 +159,16 @@ def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) 
     assert other.sql(messages) == harness.sql(messages)
 
 
-def test_an_agent_that_is_unknown_here_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
-    """An unknown agent is treated like one that the installation has removed."""
+def test_an_unknown_agent_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
+    """An exported agent that the installation does not have is treated like a removed one."""
     session_id = _queued(harness, "one")
-    other.agents = Agents([Agent("somebody else", "You help.")])
+    other.agents = Agents([Agent("another", "You help.")])
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
     assert other.run(session_id) == Ran(1)
 
 
-def test_a_session_that_is_opened_is_the_users_where_they_have_none(harness: Harness, other: Harness) -> None:
-    """The imported session gets the user's next message only if they have no session here."""
+def test_an_imported_session_is_routable_only_if_the_user_has_no_other(harness: Harness, other: Harness) -> None:
+    """The user's next message enters the imported session only if the user has no session in this installation."""
     session_id = _queued(harness, "one")
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
     assert other.send("next").session_id == session_id
@@ -185,8 +185,10 @@ def test_a_session_that_is_opened_is_the_users_where_they_have_none(harness: Har
     [("sessions.open_restored", 1), ("snapshots.restore", 1), ("turns.enqueue", 1), ("turns.enqueue", 2)],
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_import_that_dies_is_repeated(harness: Harness, other: Harness, moment: Moment, name: str, nth: int) -> None:
-    """An import may die at any commit, and a worker may answer its messages before it is repeated."""
+def test_an_import_can_be_repeated_after_a_crash(
+    harness: Harness, other: Harness, moment: Moment, name: str, nth: int
+) -> None:
+    """The import dies at a commit, and a worker answers its messages before it is repeated."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     with other.crashing(moment, name, nth):
@@ -195,7 +197,7 @@ def test_an_import_that_dies_is_repeated(harness: Harness, other: Harness, momen
     other.run(session_id)
     restore(other.runtime, snapshot)
     other.run(session_id)
-    assert _asked(other, session_id) == ["one", "two"]
+    assert _user_texts(other, session_id) == ["one", "two"]
     other.check()
 
 
@@ -214,13 +216,13 @@ def test_messages_are_imported_into_a_session_that_has_continued(harness: Harnes
 
 
 def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
-    """The first pending message of a snapshot, changed."""
+    """A queue of one event: the snapshot's first pending message with the given fields replaced."""
     event = snapshot.event_queue_backup[0]
     return (replace(event, payload={**event.payload, **changed}),)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"text": " "}, "text: is empty"),
         ({"text": None}, "text"),
@@ -232,13 +234,13 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
     ],
 )
 def test_a_malformed_message_is_refused_and_nothing_is_changed(
-    harness: Harness, other: Harness, changed: dict[str, object], said: str
+    harness: Harness, other: Harness, changed: dict[str, object], message: str
 ) -> None:
     """The error names the event's number, and no session is opened."""
     snapshot = _exported(harness, _queued(harness, "one"))
     for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
         bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
-        with pytest.raises(InvalidRequest, match=f"(Event 2 .*|reply_to.*)({said}|not a pending message)"):
+        with pytest.raises(InvalidRequest, match=f"(Event 2 .*|reply_to.*)({message}|not a pending message)"):
             restore(other.runtime, bad)
     two = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, *_with(snapshot, user_id="bob")))
     with pytest.raises(InvalidRequest, match="several users"):
@@ -246,14 +248,14 @@ def test_a_malformed_message_is_refused_and_nothing_is_changed(
     assert other.sql("SELECT 1 FROM sessions") == []
 
 
-def test_what_a_later_release_adds_is_ignored(harness: Harness, other: Harness) -> None:
-    """A message may have a member that this release does not know."""
+def test_an_unknown_member_of_a_message_is_ignored(harness: Harness, other: Harness) -> None:
+    """A later release may add members to a message."""
     snapshot = _exported(harness, _queued(harness, "one"))
     assert restore(other.runtime, replace(snapshot, event_queue_backup=_with(snapshot, mood="good"))).accepted == 1
 
 
 def test_an_import_into_an_ended_or_another_users_session_is_refused(harness: Harness, other: Harness) -> None:
-    """Without pending messages an unknown session is refused, too."""
+    """An unknown session is refused, too, if the export has no pending messages to open it."""
     snapshot = _exported(harness, _queued(harness, "one"))
     theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
     mine = replace(theirs, memory=replace(snapshot.memory, working_variables={"name": "Bob"}))

@@ -1,4 +1,4 @@
-"""Snapshots in an external store: saved before the reply is visible, despite crashes, and loaded at a claim."""
+"""An external snapshot store: a snapshot is saved before the reply becomes visible, and loaded at a claim."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Spy(MemorySnapshots):
         self.saved: list[Version] = []
         self.on_save: Callable[[AgentSnapshot], None] = lambda _: None
 
-    def away(self, *methods: str, only: UUID | None = None) -> None:
-        """Fail in these methods from now on, for one session or for all."""
+    def fail(self, *methods: str, only: UUID | None = None) -> None:
+        """Let `methods` fail from now on, for the session `only` or for all sessions."""
         error = SnapshotUnavailable("spy", "it is full", "Make room.")
         self.trouble = {method: lambda agent: error if only in {None, agent} else None for method in methods}
 
@@ -109,8 +109,8 @@ def spy(harness: Harness) -> Spy:
 
 def _committed(harness: Harness, session_id: UUID) -> Stored:
     """The snapshot of the last commit, as PostgreSQL has it."""
-    asked = {"session_id": session_id, "history_turns": 20}
-    return assemble(session_id, harness.database.run(snapshots.PRESENT, asked)[0])
+    parameters = {"session_id": session_id, "history_turns": 20}
+    return assemble(session_id, harness.database.run(snapshots.PRESENT, parameters)[0])
 
 
 def _count(harness: Harness, **given: Any) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, s
 
     def look(_: AgentSnapshot) -> None:
         turn = harness.turn(sent.turn_id)
-        said = [row["content"] for row in read_messages(harness.database, sent.session_id)]
-        seen.append((turn["status"], turn["reply"], turn["settled_at"], said, harness.counts()["deliveries"]))
+        contents = [row["content"] for row in read_messages(harness.database, sent.session_id)]
+        seen.append((turn["status"], turn["reply"], turn["settled_at"], contents, harness.counts()["deliveries"]))
 
     spy.on_save = look
     harness.script(says("saved"))
@@ -142,7 +142,7 @@ def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, s
     assert harness.sql("SELECT 1 FROM turns WHERE held IS NOT NULL OR held_error IS NOT NULL") == []
 
 
-def test_what_is_saved_is_what_is_then_committed(harness: Harness, spy: Spy) -> None:
+def test_the_saved_snapshot_equals_the_committed_one(harness: Harness, spy: Spy) -> None:
     """The store and PostgreSQL agree in history, variables, tick and token."""
     session_id = UUID(_count(harness)["session_id"])
     _count(harness)
@@ -151,32 +151,32 @@ def test_what_is_saved_is_what_is_then_committed(harness: Harness, spy: Spy) -> 
     assert found.version == committed.version == Version(2, 6)
     assert found.snapshot == replace(committed.snapshot, timestamp=found.snapshot.timestamp)
     assert found.snapshot.memory.working_variables == {"n": 2}
-    assert [said.role for said in found.snapshot.memory.short_term_history][-2:] == [Role.TOOL, Role.ASSISTANT]
+    assert [message.role for message in found.snapshot.memory.short_term_history][-2:] == [Role.TOOL, Role.ASSISTANT]
 
 
-def test_messages_behind_a_turn_are_in_its_snapshot(harness: Harness, spy: Spy) -> None:
-    """A snapshot lists them as pending events; they run from PostgreSQL, independently of the snapshot."""
-    taken: list[AgentSnapshot] = []
-    spy.on_save = taken.append
+def test_queued_messages_are_in_a_turns_snapshot(harness: Harness, spy: Spy) -> None:
+    """A snapshot lists queued messages as pending events; the runner reads them from PostgreSQL."""
+    saved: list[AgentSnapshot] = []
+    spy.on_save = saved.append
     harness.send("one")
     sent = harness.send("two", message_id="m2")
     assert harness.run(sent.session_id) == Ran(2)
     payload = {"user_id": "ana", "message_id": "m2", "text": "two", "agent": "assistant", "priority": 5}
-    assert taken[0].event_queue_backup == (Event("http", "message", payload),)
-    assert taken[1].event_queue_backup == ()
+    assert saved[0].event_queue_backup == (Event("http", "message", payload),)
+    assert saved[1].event_queue_backup == ()
 
 
-def test_while_the_store_is_unavailable_its_turn_waits_and_no_other_does(harness: Harness, spy: Spy) -> None:
+def test_only_the_turn_that_cannot_be_saved_waits(harness: Harness, spy: Spy) -> None:
     """The error is stored for the operator, retries back off, and the reply needs no second model call."""
     harness.script(says("at last"))
     sent = harness.send()
-    spy.away("save", only=sent.session_id)
+    spy.fail("save", only=sent.session_id)
     harness.waker.sessions.clear()
     assert harness.run(sent.session_id) == Ran(0)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["reply"], turn["attempts"], turn["error"]) == ("parked", None, 1, None)
     assert harness.ask(user_id="bob")["status"] == "done"
-    asked = len(harness.model.requests)
+    requests_before = len(harness.model.requests)
     for pause_s in (5, 10, 20, 40, 40):
         harness.move(pause_s - 1)
         assert sent.session_id not in _woken(harness)
@@ -193,19 +193,19 @@ def test_while_the_store_is_unavailable_its_turn_waits_and_no_other_does(harness
     assert harness.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "at last"
     assert harness.turn(sent.turn_id)["attempts"] == 1
-    assert len(harness.model.requests) == asked
+    assert len(harness.model.requests) == requests_before
 
 
 def _woken(harness: Harness) -> list[UUID]:
     harness.waker.sessions.clear()
-    harness.sql("DELETE FROM sweeps")  # which sweeper's round it is does not matter here
+    harness.sql("DELETE FROM sweeps")  # any sweeper may run the next round
     sweep(harness.runtime)
     return list(harness.waker.sessions)
 
 
 def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
     """The log tells the operator why the turn is not answered, and what to do."""
-    spy.away("save")
+    spy.fail("save")
     sent = harness.send()
     with caplog.at_level(logging.ERROR):
         harness.run(sent.session_id)
@@ -214,8 +214,8 @@ def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogC
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
-    """The turns of a session run in the order accepted, each after the one before is settled."""
-    spy.away("save")
+    """The turns of a session run in the order accepted, each after the previous one is settled."""
+    spy.fail("save")
     first = harness.send("one")
     harness.run(first.session_id)
     second = harness.send("two")
@@ -233,7 +233,7 @@ BOUNDARIES: list[tuple[Moment, str]] = [
 
 @pytest.mark.parametrize(("moment", "name"), BOUNDARIES)
 def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name: str) -> None:
-    """The model is asked again only if its reply was not committed; the snapshot is that of the last commit."""
+    """The model is called again only if its reply was not committed; the snapshot is that of the last commit."""
     harness.script(calls(("add", {})), says("once"))
     sent = harness.send()
     with harness.crashing(moment, name):
@@ -272,10 +272,10 @@ def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -
     assert harness.turn(sent.turn_id)["attempts"] == 1
 
 
-def test_an_error_of_the_stores_own_holds_the_turn_as_well(
+def test_an_unexpected_error_of_the_store_holds_the_turn(
     harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A third party's exception must neither let the turn be answered unsaved nor appear outside the log."""
+    """After any exception of a third-party store the reply stays held; the exception's text is only logged."""
     spy.trouble = {"save": lambda _: RuntimeError("password")}
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -286,9 +286,9 @@ def test_an_error_of_the_stores_own_holds_the_turn_as_well(
     assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_a_cancel_comes_too_late_for_a_held_turn(harness: Harness, spy: Spy) -> None:
-    """A held turn's reply is committed, and a reply that is committed first wins."""
-    spy.away("save")
+def test_a_held_turn_cannot_be_cancelled(harness: Harness, spy: Spy) -> None:
+    """The held reply was committed before the cancellation."""
+    spy.fail("save")
     sent = harness.send()
     harness.run(sent.session_id)
     cancel(harness.runtime, sent.turn_id)
@@ -299,7 +299,7 @@ def test_a_cancel_comes_too_late_for_a_held_turn(harness: Harness, spy: Spy) -> 
 
 def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
     """A held reply is not visible yet, and an interrupting message must not wait for the store."""
-    spy.away("saved")
+    spy.fail("saved")
     sent = harness.send("one")
     harness.run(sent.session_id)
     other = harness.send("two", on_busy="interrupt")
@@ -308,7 +308,7 @@ def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
     assert harness.run(sent.session_id) == Ran(1)
     assert harness.turn(other.turn_id)["status"] == "done"
     assert [content for _, content in harness.lines(sent.session_id)] == ["one", "two", "ok"]
-    assert spy.kept_aside(sent.session_id), "the snapshot of the reply that was taken back is of no commit"
+    assert spy.kept_aside(sent.session_id), "the snapshot of the discarded reply belongs to no commit"
 
 
 def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harness, spy: Spy) -> None:
@@ -325,7 +325,7 @@ def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harne
 def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     harness: Harness, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A snapshot of a backup, another database or an uncommitted reply is rebuilt from PostgreSQL."""
+    """A snapshot from a backup, another database or an uncommitted reply is replaced from PostgreSQL."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -340,7 +340,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
 
 
 def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
-    """A restart of a Redis without persistence costs no more than a line in the log."""
+    """After a store has lost its data, for example a Redis without persistence, the log has a warning."""
     session_id = UUID(_count(harness)["session_id"])
     spy.delete(session_id)
     _count(harness)
@@ -348,8 +348,8 @@ def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytes
     assert "has no snapshot in spy://" in caplog.text
 
 
-def test_a_turn_that_was_broken_off_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
-    """The store's snapshot is that of the previous turn, as it should be, so it is not set aside."""
+def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
+    """The store has the previous turn's snapshot, which is still current, so it is not set aside."""
     session_id = UUID(_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
@@ -361,9 +361,9 @@ def test_a_turn_that_was_broken_off_continues_from_its_own_steps(harness: Harnes
     assert not spy.kept_aside(session_id)
 
 
-@pytest.mark.parametrize("error", [SnapshotUnavailable("spy", "it is away", "Start it."), RuntimeError("of its own")])
+@pytest.mark.parametrize("error", [SnapshotUnavailable("spy", "it is down", "Start it."), RuntimeError("a bug")])
 def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, error: Exception) -> None:
-    """The store's data is also in PostgreSQL, so a failed load is no reason to wait."""
+    """PostgreSQL has the variables, too, so a failed load delays no turn."""
     _count(harness)
     spy.trouble = {"load": lambda _: error}
     assert _count(harness)["status"] == "done"
@@ -371,21 +371,19 @@ def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, e
 
 
 def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
-    """A database restored from a backup claims with older tokens than the store's: its snapshot is set aside."""
+    """A database restored from a backup issues lower tokens than the store has: the store's snapshot is set aside."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.save(replace(found.snapshot, tick_index=99), 99)
-    spy.trouble = {"load": lambda _: SnapshotUnavailable("spy", "it is away", "Start it.")}
+    spy.trouble = {"load": lambda _: SnapshotUnavailable("spy", "it is down", "Start it.")}
     assert _count(harness)["status"] == "done"
     assert spy.kept_aside(session_id)
     assert spy.saved[-1] == Version(2, 6)
 
 
-def test_a_runner_that_lost_its_session_while_it_saves_leaves_the_newer_snapshot_alone(
-    harness: Harness, spy: Spy
-) -> None:
-    """A runner pauses in its save while a successor saves and answers: the store refuses the older snapshot."""
+def test_a_stale_runner_does_not_overwrite_a_newer_snapshot(harness: Harness, spy: Spy) -> None:
+    """A runner pauses in its save while another one saves and answers: the store rejects the older snapshot."""
     spy.on_save = lambda _: _taken_over(harness, spy, sent.session_id)
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -404,7 +402,7 @@ def _taken_over(harness: Harness, spy: Spy, session_id: UUID) -> None:
 
 @pytest.fixture(params=["file", "sqlite", "redis"])
 def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> Iterator[SnapshotStore]:
-    """Each of perdure's own stores, in the harness."""
+    """Each of perdure's external stores, set in the harness."""
     if request.param == "redis":
         harness.snapshots = RedisSnapshots(request.getfixturevalue("redis_url"))
     else:
@@ -433,7 +431,7 @@ def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotSt
 
 
 def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
-    """The most common failure, with the real store and its message."""
+    """The error of the real store names the missing directory and what to do."""
     harness.snapshots = FileSnapshots(tmp_path / "disk")
     harness.equip(add)
     sent = harness.send()
@@ -449,10 +447,10 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness,
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 @pytest.mark.parametrize("kind", [FileSnapshots, SqliteSnapshots])
-def test_a_disk_that_takes_nothing_holds_the_turn_until_it_does(
+def test_a_full_or_read_only_disk_holds_the_turn(
     harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
-    """With the real stores: no reply is visible before it is saved, the sweeper retries, the model is asked once."""
+    """With the real stores, the reply is visible only after a save; retries of the save call no model."""
     store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
     harness.equip(keep)
     assert _kept(harness, "little")["status"] == "done"
@@ -475,10 +473,10 @@ def test_a_disk_that_takes_nothing_holds_the_turn_until_it_does(
     else:
         _remount(small_disk, "rw")
     harness.move(harness.settings.turn.sweep_s + 1)
-    asked = len(harness.model.requests)
+    requests_before = len(harness.model.requests)
     assert sent.session_id in _woken(harness)
     assert harness.run(sent.session_id) == Ran(1)
-    assert (harness.turn(sent.turn_id)["reply"]["text"], len(harness.model.requests)) == ("at last", asked)
+    assert (harness.turn(sent.turn_id)["reply"]["text"], len(harness.model.requests)) == ("at last", requests_before)
     found = store.load(sent.session_id)
     assert found is not None
     assert found.snapshot.memory.working_variables == {"text": "x" * 60_000}
@@ -496,7 +494,7 @@ def _remount(disk: Path, how: str) -> None:
 
 def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
     """The API shows the turn as parked, without its reply and without the store's error message."""
-    spy.away("save")
+    spy.fail("save")
     harness.script(says("at last"))
     sent = harness.send()
     harness.run(sent.session_id)
@@ -512,11 +510,11 @@ def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
         harness.run(sent.session_id)
         turn = client.get(f"/v1/turns/{sent.turn_id}").json()
         assert (turn["status"], turn["reply"]["text"]) == ("done", "at last")
-        said = [each["content"] for each in client.get(f"/v1/sessions/{sent.session_id}/messages").json()]
-        assert said == ["hello", "at last"]
+        contents = [each["content"] for each in client.get(f"/v1/sessions/{sent.session_id}/messages").json()]
+        assert contents == ["hello", "at last"]
 
 
-def test_a_session_is_forgotten_in_both_places(harness: Harness, spy: Spy) -> None:
+def test_snapshots_are_deleted_in_both_places(harness: Harness, spy: Spy) -> None:
     """Snapshots are deleted in PostgreSQL and in the store, and deleting them again is safe."""
     session_id = UUID(_count(harness)["session_id"])
     delete_snapshots(harness.database, spy, session_id)

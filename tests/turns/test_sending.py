@@ -110,8 +110,8 @@ def test_a_rollback_leaves_nothing(harness: Harness, application: Engine, woken:
     assert woken == []
 
 
-def test_a_savepoint_decides_over_what_was_sent_in_it(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """A message of a savepoint that was rolled back is gone, the others are accepted at the outermost commit."""
+def test_a_rolled_back_savepoint_discards_its_messages(harness: Harness, application: Engine, woken: list[str]) -> None:
+    """The other messages of the transaction are accepted at the outermost commit."""
     with Session(application) as session:
         outer = send(session, user_id="ana", text="first")
         with session.begin_nested():
@@ -129,7 +129,7 @@ def test_a_savepoint_decides_over_what_was_sent_in_it(harness: Harness, applicat
 
 
 def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: Engine, woken: list[str]) -> None:
-    """The same session may be used again after either."""
+    """The same SQLAlchemy session can be used again after a rollback or a commit."""
     make = scoped_session(sessionmaker(application))
     send(make, user_id="ana", text="hello")
     make.rollback()
@@ -308,7 +308,7 @@ def test_refusals_after_the_commit_are_failed_turns(harness: Harness, applicatio
 
 
 def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -> None:
-    """The sender waits for a callback; after its commit nothing else tells it that the message was refused."""
+    """After the sender's commit only the callback can report that its message was refused."""
     reply_to = {"url": "https://a.example/hook"}
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello", agent="nobody", reply_to=reply_to)
@@ -343,7 +343,7 @@ def test_many_workers_route_in_order_and_once(harness: Harness, application: Eng
 
 
 def test_an_erased_users_messages_are_not_routed(harness: Harness, application: Engine) -> None:
-    """The user is erased while a worker has read the messages and routed the first: nothing of the user comes back."""
+    """The user is erased after a worker has read the messages and routed the first one; no row reappears."""
     with application.begin() as connection:
         for number in range(3):
             send(connection, user_id="ana", text=f"number {number}")
@@ -360,7 +360,7 @@ def test_an_erased_users_messages_are_not_routed(harness: Harness, application: 
 
 
 def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engine) -> None:
-    """A reader looks for the turn, then for the message; in between a worker makes one the other."""
+    """A worker routes the message between a reader's query for the turn and its query for the message."""
     with application.begin() as connection:
         sent = [send(connection, user_id=user, text="hello") for user in ("ana", "ben")]
     turns = iter(sent)
@@ -376,15 +376,15 @@ def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engin
     assert find_owner(Reader(), next(turns).turn_id) == ("ben", True)
 
 
-def test_the_longest_user_of_a_tenant(harness: Harness, application: Engine) -> None:
-    """The user's key is longer than the longest id."""
+def test_the_longest_user_id_of_a_tenant(harness: Harness, application: Engine) -> None:
+    """With a tenant, the stored user key is longer than the longest user id."""
     with application.begin() as connection:
         sent = send(connection, user_id="u" * 200, text="hello", tenant="acme")
     assert routed(harness, sent)["status"] == "done"
 
 
 def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, application: Engine) -> None:
-    """It has no turn yet; those who wait for it see that it is settled, and it is never routed."""
+    """The message has no turn yet; clients that wait for it see it settled, and it is never routed."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     with application.begin() as connection:
         first, second = (send(connection, user_id="ana", text=f"number {number}") for number in range(2))
@@ -404,7 +404,7 @@ def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, applic
 
 
 def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, application: Engine) -> None:
-    """Whoever waits gets the turn that the message was merged into, once that is settled."""
+    """`result` returns the turn into which the message was merged, once that turn is settled."""
     with application.begin() as connection:
         first = send(connection, user_id="ana", text="one")
         second = send(connection, user_id="ana", text="two", on_busy="merge")
@@ -417,8 +417,8 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
 
 @pytest.mark.long
 @pytest.mark.parametrize("table", ["sessions", "unrouted"])
-def test_a_locked_row_holds_up_no_other_user(harness: Harness, application: Engine, table: str) -> None:
-    """A message whose session or row somebody locks, such as an erasure, waits; the sweep routes and wakes others."""
+def test_a_locked_row_delays_no_other_user(harness: Harness, application: Engine, table: str) -> None:
+    """A message whose session or row is locked, for example by an erasure, waits; the sweep continues with others."""
     locked = harness.send("first", user_id="ana")
     harness.run(locked.session_id)
     due = harness.send("hello", user_id="bob")
@@ -440,10 +440,10 @@ def test_a_locked_row_holds_up_no_other_user(harness: Harness, application: Engi
     assert harness.sql("SELECT FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
 
 
-def test_a_commit_does_not_fail_with_its_wake_up(
+def test_a_commit_succeeds_without_its_wake_up(
     harness: Harness, application: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message is committed; the sweeper finds it."""
+    """If the wake-up cannot be published, the sweeper routes the committed message."""
 
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("can't start new thread")
@@ -462,7 +462,7 @@ def test_a_commit_does_not_fail_with_its_wake_up(
 
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_while_routing(harness: Harness, application: Engine, moment: Any, nth: int) -> None:
+def test_a_crash_while_routing(harness: Harness, application: Engine, moment: Any, nth: int) -> None:
     """After a crash at any commit the next worker continues, and each message is one turn, in order."""
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(4)]
@@ -475,7 +475,7 @@ def test_killed_while_routing(harness: Harness, application: Engine, moment: Any
 
 
 def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
-    """`result` returns a settled or a refused turn, and raises when its time is up."""
+    """`result` returns a settled or a refused turn, and raises after its time-out."""
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
         refused = send(connection, user_id="ana", text="hello", agent="nobody")

@@ -1,4 +1,4 @@
-"""A user's share: a user's turns beyond the limit wait at no cost, and delay no other user."""
+"""The limit on a user's concurrent turns: further turns wait at no cost, and delay no other user."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _try(harness: Harness, session_id: UUID) -> object:
 
 
 def _claimed(harness: Harness, number: int) -> list[UUID]:
-    """Sessions of ana that are claimed."""
+    """Open and claim `number` sessions of one user."""
     sent = _flood(harness, number)
     for each in sent:
         harness.claimed(each.session_id)
@@ -69,7 +69,7 @@ def test_the_default_limit(harness: Harness) -> None:
 
 
 def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> None:
-    """The broker's queue is first in, first out: wake-ups that are not in it delay no other user."""
+    """The broker's queue is first in, first out, so surplus wake-ups would delay other users."""
     sent = _flood(harness, 40)
     assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
     other = harness.send(user_id="bob")
@@ -131,7 +131,7 @@ def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
     assert harness.run(harness.send(user_id="bob").session_id) == Ran(1)
 
 
-def test_claims_at_one_moment_exceed_the_limit_by_their_number_at_most(harness: Harness) -> None:
+def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
     """The count takes no lock, so concurrent claims may exceed the limit; later claims see it and are queued."""
     harness.set(user_concurrency=100)
     sent = [each.session_id for each in _flood(harness, 12)]
@@ -148,14 +148,14 @@ def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
     sessions = _claimed(harness, MOST)
     later = harness.send(channel="later")
     harness.move(harness.settings.turn.lease_s + 1)
-    assert sorted(_round(harness)) == sorted(sessions), "their places are theirs"
+    assert sorted(_round(harness)) == sorted(sessions), "their turns keep their places"
     for session_id in sessions:
         assert harness.run(session_id) == Ran(1)
     assert later.session_id in harness.waker.sessions
 
 
-def test_the_sweeper_admits_what_a_dying_process_did_not(harness: Harness) -> None:
-    """Each process dies after it settled a turn and before it woke the next: the sweeper fills the free places."""
+def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> None:
+    """Each process dies after it settled a turn and before it woke the next session."""
     sent = _flood(harness, MOST + 4)
     for each in sent[:2]:
         with harness.crashing("after", "turns.settle"):
@@ -165,7 +165,7 @@ def test_the_sweeper_admits_what_a_dying_process_did_not(harness: Harness) -> No
     assert [harness.session(each.session_id).queued_at is None for each in sent] == [True] * (MOST + 2) + [False] * 2
 
 
-def test_what_the_broker_refused_keeps_its_place(harness: Harness) -> None:
+def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -> None:
     """A wake-up that was not published is due in the next round."""
     sent = _flood(harness, MOST + 1)
     harness.waker.away = True
@@ -174,8 +174,8 @@ def test_what_the_broker_refused_keeps_its_place(harness: Harness) -> None:
     assert sent[MOST].session_id in _round(harness)
 
 
-def test_waiting_makes_no_storm(harness: Harness) -> None:
-    """During twenty minutes of three long turns, no waiting session is woken, claimed or given a strike."""
+def test_waiting_sessions_are_not_woken(harness: Harness) -> None:
+    """During twenty minutes of three long turns, no waiting session is woken or claimed, or gets a strike."""
     running = _claimed(harness, MOST)
     waiting = [each.session_id for each in _flood(harness, 40)[MOST:]]
     woken: list[UUID] = []
@@ -208,21 +208,21 @@ def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None
     harness.set(user_concurrency=1)
     harness.equip(pay)
     harness.script(calls(("pay", {"amount": 5})))
-    asked, behind, third = _flood(harness, 3)
-    harness.run(asked.session_id)
-    assert harness.turn(asked.turn_id)["status"] == "waiting_approval"
+    waiting, behind, third = _flood(harness, 3)
+    harness.run(waiting.session_id)
+    assert harness.turn(waiting.turn_id)["status"] == "waiting_approval"
     assert harness.waker.sessions[-1] == behind.session_id
     harness.claimed(behind.session_id)
-    call_id = harness.turn(asked.turn_id)["pending_approvals"][0]["call_id"]
-    decide(harness.runtime, asked.turn_id, parse_decision({"call_id": call_id, "decision": "approve"}))
-    assert harness.waker.sessions[-1] == asked.session_id
-    assert harness.run(asked.session_id) == Queued()
-    assert harness.turn(asked.turn_id)["status"] == "waiting_approval"
+    call_id = harness.turn(waiting.turn_id)["pending_approvals"][0]["call_id"]
+    decide(harness.runtime, waiting.turn_id, parse_decision({"call_id": call_id, "decision": "approve"}))
+    assert harness.waker.sessions[-1] == waiting.session_id
+    assert harness.run(waiting.session_id) == Queued()
+    assert harness.turn(waiting.turn_id)["status"] == "waiting_approval"
     harness.sql("UPDATE sessions SET lease_until = NULL, lease_owner = NULL WHERE lease_owner IS NOT NULL")
-    for each in (behind, third, asked):
+    for each in (behind, third, waiting):
         assert harness.run(each.session_id) == Ran(1)
         assert harness.turn(each.turn_id)["status"] == "done"
-    assert harness.turn(asked.turn_id)["attempts"] == 1
+    assert harness.turn(waiting.turn_id)["attempts"] == 1
 
 
 def test_an_error_frees_the_place(harness: Harness) -> None:
@@ -237,7 +237,7 @@ def test_an_error_frees_the_place(harness: Harness) -> None:
 
 
 def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
-    """A cancellation leaves no trace of the wait: the next message is woken, or queued, like a first one."""
+    """A cancellation clears the wait: the session's next message is woken, or queued, like a first one."""
     sent = _flood(harness, MOST + 2)
     for each in sent[MOST:]:
         cancel(harness.runtime, each.turn_id)
@@ -264,8 +264,8 @@ def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, 
     assert harness.waker.sessions == []
 
 
-def test_a_long_backlog_lets_others_in_between(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversation with many queued messages releases its thread after a time slice, at no attempt's cost."""
+def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session with many queued messages is released after each time slice, which uses no attempt."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -284,7 +284,7 @@ def test_a_long_backlog_lets_others_in_between(harness: Harness, monkeypatch: py
     assert all(one <= other for one, other in pairwise(settled))
 
 
-def test_a_long_backlog_continues_if_the_broker_takes_no_wake_up(
+def test_a_long_backlog_continues_if_the_broker_accepts_no_wake_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If no wake-up can be published, no other worker would take over, so the runner keeps the session."""
@@ -297,7 +297,7 @@ def test_a_long_backlog_continues_if_the_broker_takes_no_wake_up(
 def test_a_conversation_waits_for_no_more_than_a_slice_of_each_other_one(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two conversations that always have one more message take turns with a third one that is queued."""
+    """Two conversations that always have another message must not starve a third one that is queued."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
     harness.set(user_concurrency=2)
 

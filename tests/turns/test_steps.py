@@ -27,7 +27,7 @@ def double(number: int) -> int:
 
 @tool(effect="pure")
 def repeat(given: Any) -> Any:
-    """Say it again."""
+    """Return the argument."""
     return given
 
 
@@ -45,7 +45,7 @@ def refusing() -> str:
 
 @tool(effect="pure")
 def endless() -> str:
-    """Return a great deal."""
+    """Return ten million characters."""
     return "x" * 10_000_000
 
 
@@ -127,15 +127,15 @@ BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_CALLS)
-def test_a_call_that_cannot_be_done_goes_back_to_the_model(harness: Harness, case: str) -> None:
-    """The model reads the error and can continue the turn."""
-    wanted, told = BAD_CALLS[case]
+def test_the_error_of_a_call_is_returned_to_the_model(harness: Harness, case: str) -> None:
+    """The error is one line, and the model can continue the turn."""
+    wanted, expected = BAD_CALLS[case]
     harness.equip(double, repeat, broken, refusing, endless)
     harness.script(calls(wanted), says("I see."))
     assert harness.ask()["reply"]["text"] == "I see."
     (result,) = _results(harness)
     assert result.startswith("Error: ")
-    assert told in result
+    assert expected in result
     assert "second line" not in result
     _answers_the_next_message(harness)
 
@@ -152,7 +152,7 @@ def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
 
 
 def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
-    """A result that is too long for the model must not be stored, and sent again at each step."""
+    """A result that is too long for the model must be neither stored nor sent again at each step."""
     harness.equip(endless)
     harness.script(calls(("endless", {})), says("long"))
     assert harness.ask()["status"] == "done"
@@ -218,11 +218,11 @@ ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) a
 
 
 @pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
-def test_a_models_error_is_the_turns(harness: Harness, kind: type[PerdureError]) -> None:
+def test_a_models_error_fails_the_turn(harness: Harness, kind: type[PerdureError]) -> None:
     """The turn stores the error's code, its message is the reply, and the session continues."""
     harness.script(kind("I am sorry.\x00"))
     turn = harness.ask()
-    # UNAVAILABLE means the database, which is waited for; from a model it is the provider's failure.
+    # UNAVAILABLE means that the database is unavailable; raised by a model, it is the provider's failure.
     code = "PROVIDER_ERROR" if issubclass(kind, errors.Unavailable) else kind.code
     assert (turn["status"], turn["attempts"], turn["error"]["code"]) == ("failed", 1, code)
     assert turn["reply"]["text"].startswith("I am sorry.")
@@ -267,8 +267,8 @@ def test_too_much_time(harness: Harness) -> None:
     _answers_the_next_message(harness)
 
 
-def test_time_is_counted_over_all_the_runners_of_a_turn(harness: Harness) -> None:
-    """Otherwise each crash would give the turn its whole time again."""
+def test_the_time_limit_spans_all_runners_of_a_turn(harness: Harness) -> None:
+    """A crash must not give the turn its whole time again."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(250)
@@ -411,13 +411,13 @@ def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness
 
     @tool(effect="pure")
     def note() -> str:
-        """Come first."""
+        """Finish first."""
         return "noted"
 
     @tool(timeout_s=10)
     def transfer() -> str:
-        """Come second."""
-        until(lambda: harness.sql(first), "the other one is done")
+        """Finish second."""
+        until(lambda: harness.sql(first), "the first call is done")
         return "transferred"
 
     def late(moment: Moment, name: str) -> None:
@@ -441,7 +441,7 @@ def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
 
     @tool(effect="pure")
     def look(context: ToolContext) -> str:
-        """Look."""
+        """Return `seen`."""
         seen.append(context)
         return "seen"
 

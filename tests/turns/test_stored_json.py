@@ -1,6 +1,6 @@
 """Stored JSON of a newer release can be read, and members unknown to this release survive a rewrite.
 
-`READERS` has one entry for each reader of stored JSON, `COLUMNS` one for each column of JSON. New ones must be added.
+`READERS` has one entry for each reader of stored JSON, `COLUMNS` one for each JSON column.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
 NEWER = {"of_a_newer_release": {"deep": [1]}}
-ASKED = {"id": "call_0", "name": "count", "arguments": "{}"}
+CALL = {"id": "call_0", "name": "count", "arguments": "{}"}
 
 
 @tool(effect="pure")
 def count(context: ToolContext) -> str:
-    """Count."""
+    """Set the variable `n` to 1."""
     context.working_variables["n"] = 1
     return "counted"
 
@@ -61,7 +61,7 @@ def _talked(harness: Harness) -> UUID:
     return UUID(session_id)
 
 
-def _spoil(harness: Harness, table: str, column: str) -> None:
+def _extend(harness: Harness, table: str, column: str) -> None:
     """Add a member to every JSON object in a column, and to those in its arrays."""
     for row in harness.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
         value = [each | NEWER for each in row.value] if isinstance(row.value, list) else row.value | NEWER
@@ -75,13 +75,13 @@ def _ref(harness: Harness) -> TurnRef:
 
 
 def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Calls and usage of earlier turns are read, and written again as they were."""
+    """Calls and usage of earlier turns are read, and written back unchanged."""
     session_id = _talked(harness)
-    _spoil(harness, "messages", "tool_calls")
-    _spoil(harness, "messages", "usage")
+    _extend(harness, "messages", "tool_calls")
+    _extend(harness, "messages", "usage")
     transcript = Transcript.load(harness.database, session_id, _ref(harness))
     asking = transcript.present[1].record(1)
-    assert asking["tool_calls"] == [ASKED | NEWER]
+    assert asking["tool_calls"] == [CALL | NEWER]
     assert asking["usage"].items() >= NEWER.items()
     assert harness.ask("and now?")["status"] == "done"
     assert not any("of_a_newer_release" in str(request) for request in harness.model.requests)
@@ -90,7 +90,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
 def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """A held ending is settled, and its messages keep the unknown members."""
     sent = harness.send("hello")
-    asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [ASKED | NEWER]}
+    asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [CALL | NEWER]}
     messages = [
         {"position": 1, "role": "user", "content": "hello", "token_count": 1},
         asking | {"usage": {"input_tokens": 1, "output_tokens": 1} | NEWER} | NEWER,
@@ -105,10 +105,10 @@ def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> No
     assert harness.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "held"
     kept = harness.sql("SELECT tool_calls, usage FROM messages WHERE seq = 2")[0]
-    assert kept.tool_calls == [ASKED | NEWER]
+    assert kept.tool_calls == [CALL | NEWER]
     assert kept.usage.items() >= NEWER.items()
     remembered = redis_memory.working.read(sent.session_id)
-    assert json.loads(remembered[0].model_dump_json())["messages"][1]["tool_calls"] == [ASKED | NEWER]
+    assert json.loads(remembered[0].model_dump_json())["messages"][1]["tool_calls"] == [CALL | NEWER]
 
 
 def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
@@ -126,18 +126,18 @@ def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Pat
 
 @tool(effect="pure")
 def count_again() -> str:
-    """Count again."""
+    """Return `again`."""
     return "again"
 
 
 def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Unknown members at every level of a snapshot are written again."""
+    """Unknown members at every level of a snapshot are written back."""
     document = {
         "schema_version": 1, "agent_id": str(UUID(int=7)), "tick_index": 3, "timestamp": 5,
         "status": "WAITING_FOR_EVENT",
         "memory": {
             "short_term_history": [
-                {"role": "assistant", "content": "", "tool_calls": [ASKED | NEWER]} | NEWER,
+                {"role": "assistant", "content": "", "tool_calls": [CALL | NEWER]} | NEWER,
                 {"role": "tool", "content": "counted", "tool_call_id": "call_0"},
             ],
             "working_variables": {"n": 1},
@@ -159,9 +159,9 @@ def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path
     document = json.loads(dump(read(harness.database, session_id)))
     document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
     restore(harness.database, PostgresSnapshots(harness.database), parse(json.dumps(document | NEWER)), 30)
-    _spoil(harness, "messages", "tool_calls")
+    _extend(harness, "messages", "tool_calls")
     history = json.loads(dump(read(harness.database, session_id)))["memory"]["short_term_history"]
-    assert history[1]["tool_calls"] == [ASKED | NEWER]
+    assert history[1]["tool_calls"] == [CALL | NEWER]
     restore(harness.database, FileSnapshots(path), parse(json.dumps(document | NEWER)), 30)
     stored = FileSnapshots(path).load(session_id)
     assert stored is not None
@@ -173,26 +173,26 @@ def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -
     session_id = harness.send("hello").session_id
     harness.run(session_id)
     spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
-    said = [
+    messages = [
         line(Role.USER, "hello again", message_id="m2"),
-        line(Role.ASSISTANT, tool_calls=[ASKED | NEWER], usage=spent),
+        line(Role.ASSISTANT, tool_calls=[CALL | NEWER], usage=spent),
         line(Role.TOOL, "counted", tool_call_id="call_0"),
         line(Role.ASSISTANT, "done"),
     ]
     entry = {
         "turn_id": str(UUID(int=9)), "seq": 2, "token": 1, "agent": "assistant", "channel": "http", "status": "done",
         "settled_at": harness.clock.now().isoformat(),
-        "messages": [json.loads(each.model_dump_json(exclude_none=True)) | NEWER for each in said],
+        "messages": [json.loads(each.model_dump_json(exclude_none=True)) | NEWER for each in messages],
     } | NEWER  # fmt: skip
     redis_memory.cache.require(lambda client: client.rpush(f"perdure:working:{session_id}", json.dumps(entry)))
     row = harness.session(session_id)
     fence = Fence(row.token, row.nonce)
     assert flush(harness.database, redis_memory.working, session_id, fence) == Flushed(1)
     kept = harness.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
-    assert (kept.tool_calls, kept.usage) == ([ASKED | NEWER], spent)
+    assert (kept.tool_calls, kept.usage) == ([CALL | NEWER], spent)
 
 
-def a_happening(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
+def an_event(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """An event of the stream may have an additional field."""
     fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
     redis_memory.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
@@ -204,8 +204,8 @@ def a_happening(harness: Harness, redis_memory: RedisMemory, path: Path) -> None
 def a_delivery(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """The target of a reply may have an additional member."""
     harness.ask("hello", reply_to={"url": "https://a.example"})
-    _spoil(harness, "deliveries", "target")
-    _spoil(harness, "turns", "reply_to")
+    _extend(harness, "deliveries", "target")
+    _extend(harness, "turns", "reply_to")
     carried: list[Any] = []
 
     class Carrier:
@@ -222,7 +222,7 @@ def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> 
     turn = harness.ask("hello", metadata={"language": "en"})
     harness.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
     for column in ("usage", "metadata", "feedback"):
-        _spoil(harness, "turns", column)
+        _extend(harness, "turns", column)
     assert harness.turn(UUID(turn["turn_id"]))["usage"].items() >= NEWER.items()
     assert harness.ask("again")["status"] == "done"
 
@@ -268,7 +268,7 @@ READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
-        a_happening, a_delivery, the_turn_itself, the_review_of_a_case, an_unrouted_message, the_parts_of_a_call,
+        an_event, a_delivery, the_turn_itself, the_review_of_a_case, an_unrouted_message, the_parts_of_a_call,
     )
 }  # fmt: skip
 
@@ -278,7 +278,7 @@ COLUMNS = {
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
     "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
-    "snapshots.variables": "any JSON object is one, by its meaning",
+    "snapshots.variables": "any JSON object is valid",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
     "case_archive.review": "is copied as it is", "unrouted.message": "an_unrouted_message",
     "reminders.reply_to": "is copied as it is",
@@ -287,7 +287,7 @@ COLUMNS = {
 
 @pytest.fixture
 def redis_memory(harness: Harness, redis_url: str) -> Iterator[RedisMemory]:
-    """The layers of memory in an empty Redis."""
+    """The memory layers of an empty Redis."""
     made = RedisMemory.at(redis_url, MemorySettings(), harness.clock)
     yield made
     made.close()

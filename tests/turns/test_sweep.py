@@ -36,8 +36,8 @@ def _round(harness: Harness) -> list[UUID]:
     return list(harness.waker.sessions)
 
 
-def test_one_of_several_sweepers_takes_the_round(harness: Harness) -> None:
-    """Every worker sweeps; together they must not wake everything as often as there are workers."""
+def test_one_of_several_sweepers_runs_the_round(harness: Harness) -> None:
+    """Every worker sweeps, but a session must not be woken once per worker."""
     _lost(harness)
     for _ in range(3):
         harness.move(5.1)
@@ -47,14 +47,14 @@ def test_one_of_several_sweepers_takes_the_round(harness: Harness) -> None:
         assert sweep(harness.runtime) is None
 
 
-def test_it_wakes_what_a_lost_wake_up_left(harness: Harness) -> None:
-    """Redis lost the wake-up, but the turn's row remains."""
+def test_it_repeats_a_lost_wake_up(harness: Harness) -> None:
+    """Redis lost the wake-up; the turn's row shows that it is due."""
     (session_id,) = _lost(harness)
     assert _round(harness) == [session_id]
 
 
 def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
-    """A running turn and a settled one are not due."""
+    """Running and settled turns need no other worker."""
     held = harness.send(user_id="held").session_id
     done = harness.send(user_id="done").session_id
     harness.run(done)
@@ -63,7 +63,7 @@ def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
 
 
 def test_it_backs_off(harness: Harness) -> None:
-    """A session that no worker claims is woken after 5, 10, 20, ... seconds, at most 320, not in each round."""
+    """A session that no worker claims is woken after 5, 10, 20, ... seconds, at most 320."""
     _lost(harness)
     woken = [bool(_round(harness)) for _ in range(200)]
     at = [number for number, hit in enumerate(woken) if hit]
@@ -74,7 +74,7 @@ def test_it_backs_off(harness: Harness) -> None:
     assert len(at) < 12
 
 
-def test_a_claim_ends_the_backing_off(harness: Harness) -> None:
+def test_a_claim_resets_the_back_off(harness: Harness) -> None:
     """A claim shows that workers reach the session, so its back-off is reset."""
     (session_id,) = _lost(harness)
     for _ in range(20):
@@ -84,8 +84,8 @@ def test_a_claim_ends_the_backing_off(harness: Harness) -> None:
     assert harness.session(session_id).wakes == 0
 
 
-def test_a_lease_that_ran_out_is_due_at_once(harness: Harness) -> None:
-    """The worker was killed: its session is woken in the first round after its lease."""
+def test_a_session_with_an_expired_lease_is_due_at_once(harness: Harness) -> None:
+    """The session of a killed worker is woken in the first round after its lease has expired."""
     session_id = harness.send().session_id
     for _ in range(3):
         _round(harness)
@@ -103,7 +103,7 @@ def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
     assert _round(harness) == [session_id]
 
 
-def test_what_the_broker_refused_is_due_next_round(harness: Harness) -> None:
+def test_a_refused_wake_up_is_due_next_round(harness: Harness) -> None:
     """A refused wake-up must not increase the back-off; after the first refusal the round publishes no more."""
     sessions = _lost(harness, 3)
     for _ in range(6):
@@ -149,7 +149,7 @@ def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> Non
     assert _round(harness)[-1] == queued
 
 
-def test_deliveries_that_are_due_are_issued(harness: Harness) -> None:
+def test_due_deliveries_are_woken(harness: Harness) -> None:
     """A delivery whose wake-up was lost is published again."""
     harness.waker.away = True
     sent = [harness.send(user_id=f"u{n}", reply_to={"url": "https://a.example"}) for n in range(3)]
@@ -162,8 +162,8 @@ def test_deliveries_that_are_due_are_issued(harness: Harness) -> None:
     assert len(harness.waker.deliveries) == 3
 
 
-def test_a_locked_session_holds_up_no_round(harness: Harness) -> None:
-    """The sweeper skips a row that a process stopped in the middle of a transaction has locked."""
+def test_a_locked_session_delays_no_round(harness: Harness) -> None:
+    """The sweeper skips rows that another transaction has locked."""
     sessions = _lost(harness, 2)
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -172,7 +172,7 @@ def test_a_locked_session_holds_up_no_round(harness: Harness) -> None:
 
 
 def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
-    """Each worker sweeps every few seconds, mostly for nothing; one that comes second commits once."""
+    """Without due work a round commits six times; a sweeper that does not get the round commits once."""
     ran: list[str] = []
     harness.move(6)
     with harness.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
@@ -183,7 +183,7 @@ def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 
-def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six poisoned sessions repeatedly find no isolation slot; a session with a lost wake-up is still woken."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
     crowded = set(_lost(harness, 6))
@@ -203,7 +203,7 @@ def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatc
     assert sum(woken.values()) < 3 * len(crowded), "within a few rounds"
 
 
-def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness) -> None:
+def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: Harness) -> None:
     """Such a session backs off, so that others come first, but not so far that a free slot stays unused."""
     (session_id,) = _lost(harness)
     seen = [0]
@@ -213,12 +213,12 @@ def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness)
             sweeping.postpone(harness.runtime, session_id)
     gaps = [(later - earlier) * harness.settings.turn.sweep_s for earlier, later in pairwise(seen)]
     assert max(gaps) <= 60
-    assert len(seen) < 40, "it does back off"
+    assert len(seen) < 40, "the session backs off"
 
 
 @pytest.mark.long
 def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
-    """A gateway that cannot publish accepts a message every four seconds: each must not reset the back-off."""
+    """Messages that a gateway accepts every four seconds, without publishing wake-ups, do not reset the back-off."""
     harness.waker.away = True
     chatty = harness.send(user_id="chatty").session_id
     quiet = harness.send(user_id="quiet").session_id
@@ -237,8 +237,8 @@ def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) 
     assert abs(woken[chatty] - woken[quiet]) <= 2
 
 
-def test_new_work_after_a_long_back_off_starts_afresh(harness: Harness) -> None:
-    """The back-off of work that is over must not delay the next message's wake-up, if that is lost, too."""
+def test_settled_turns_leave_no_back_off(harness: Harness) -> None:
+    """If the next message's wake-up is lost, too, the next round repeats it."""
     (session_id,) = _lost(harness)
     for _ in range(100):
         _round(harness)
@@ -253,7 +253,7 @@ def test_new_work_after_a_long_back_off_starts_afresh(harness: Harness) -> None:
 
 
 def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
-    """No worker consumes `deliveries` for ten minutes: each is published a few times, not every round."""
+    """If no worker consumes `deliveries` for ten minutes, each delivery is published seven or eight times."""
     harness.waker.away = True
     for number in range(7):
         harness.run(harness.send(user_id=f"u{number}", reply_to={"url": "https://a.example"}).session_id)
@@ -266,7 +266,7 @@ def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
 
 
 def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up does not count for the back-off."""
+    """A refused wake-up does not increase the back-off."""
     harness.waker.away = True
     harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     for _ in range(6):
@@ -295,5 +295,4 @@ class Refusing:
     """A carrier whose receiver is down."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Deliver nothing."""
         raise DeliveryFailed("503 Service Unavailable")

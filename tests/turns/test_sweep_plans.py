@@ -1,6 +1,6 @@
-"""The sweeper's statements with a large backlog: what they read is bounded by their limit, due or not.
+"""Query plans of the sweeper's statements with a large backlog: their limit bounds the rows that they read.
 
-Statements are prepared, so a busy connection ends up with their generic plans; each test asks for both.
+Prepared statements may switch to a generic plan, so each test checks the custom and the generic plan.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ RESET = """
 """
 
 QUEUED = "UPDATE sessions SET not_before = now() + interval '1 hour', queued_at = now() - interval '1 minute'"
-HELD_UP = f"{QUEUED} WHERE scope NOT IN ('s1', 's2', 's3', 's4', 's5', 's6', 's7', 's8', 's9', 's10')"
-OF_MANY = f"{QUEUED}, user_id = 'user ' || substr(scope, 2)::int %% 100 + 1"
+ALL_BUT_TEN_QUEUED = f"{QUEUED} WHERE scope NOT IN ('s1', 's2', 's3', 's4', 's5', 's6', 's7', 's8', 's9', 's10')"
+QUEUED_OF_MANY_USERS = f"{QUEUED}, user_id = 'user ' || substr(scope, 2)::int %% 100 + 1"
 
 SETTLED = "UPDATE turns SET settled_at = now(), status = 'done'; UPDATE sessions SET unsettled = 0"
-OVER = f"{SETTLED}, end_requested_at = now()"
+ENDING = f"{SETTLED}, end_requested_at = now()"
 
 BACKLOGS = {
     "due": (WAKE_DUE, "SELECT 1", MOST),
     "woken just now": (WAKE_DUE, "UPDATE sessions SET woken_at = now()", 0),
     "backing off": (WAKE_DUE, "UPDATE sessions SET woken_at = now() - interval '4 minutes', wakes = 9", 0),
-    "waiting for a person": (WAKE_DUE, "UPDATE sessions SET not_before = now() + interval '1 hour'", 0),
+    "waiting for approval": (WAKE_DUE, "UPDATE sessions SET not_before = now() + interval '1 hour'", 0),
     "approvals expired": (WAKE_DUE, "UPDATE sessions SET not_before = now() - interval '1 minute'", MOST),
-    "models are back": (WAKE_DUE, "UPDATE sessions SET not_before = now() - interval '1 minute', paced = true", 10),
+    "waiting for a model": (WAKE_DUE, "UPDATE sessions SET not_before = now() - interval '1 minute', paced = true", 10),
     "clock set back": (WAKE_DUE, "UPDATE sessions SET woken_at = now() + interval '1 day'", MOST),
     "idle": (WAKE_DUE, SETTLED, 0),
-    "endings due": (ENDINGS_DUE, OVER, MOST),
-    "endings woken just now": (ENDINGS_DUE, f"{OVER}, woken_at = now()", 0),
-    "endings backing off": (ENDINGS_DUE, f"{OVER}, woken_at = now() - interval '4 minutes', wakes = 9", 0),
+    "endings due": (ENDINGS_DUE, ENDING, MOST),
+    "endings woken just now": (ENDINGS_DUE, f"{ENDING}, woken_at = now()", 0),
+    "endings backing off": (ENDINGS_DUE, f"{ENDING}, woken_at = now() - interval '4 minutes', wakes = 9", 0),
     "deliveries due": (DELIVERIES_DUE, "SELECT 1", MOST),
     "deliveries postponed": (DELIVERIES_DUE, "UPDATE deliveries SET due_at = now() + interval '5 minutes'", 0),
     "deliveries published": (DELIVERIES_DUE, "UPDATE deliveries SET wake_at = now() + interval '1 minute'", 0),
-    "tasks to ask about": (PROBE_DUE, "SELECT 1", MOST),
-    "tasks asked about just now": (PROBE_DUE, "UPDATE tool_effects SET probe_at = now() + interval '1 minute'", 0),
+    "tasks to probe": (PROBE_DUE, "SELECT 1", MOST),
+    "tasks probed just now": (PROBE_DUE, "UPDATE tool_effects SET probe_at = now() + interval '1 minute'", 0),
     "tasks with results": (PROBE_DUE, "UPDATE tool_effects SET probe_at = NULL", 0),
     "tasks, clock set back": (PROBE_DUE, "UPDATE tool_effects SET probe_at = now() + interval '1 day'", MOST),
 }  # fmt: skip
@@ -81,9 +81,9 @@ BACKLOGS = {
 SHARES = {
     "queued behind their user's turns": (WAKE_DUE, QUEUED, 0),
     "admitted": (ADMIT_DUE, QUEUED, 10),
-    "admitted of many users": (ADMIT_DUE, OF_MANY, MOST),
-    "all places are taken": (ADMIT_DUE, HELD_UP, 0),
-    "nobody to admit": (ADMIT_DUE, SETTLED, 0),
+    "admitted of many users": (ADMIT_DUE, QUEUED_OF_MANY_USERS, MOST),
+    "all places are taken": (ADMIT_DUE, ALL_BUT_TEN_QUEUED, 0),
+    "no session to admit": (ADMIT_DUE, SETTLED, 0),
     "next of a user": (ADMIT, QUEUED, 1),
 }  # fmt: skip
 
@@ -98,13 +98,13 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
 
 @pytest.mark.long
 def test_a_round_reads_no_more_than_its_limit(large: Harness) -> None:
-    """Every worker sweeps every few seconds: neither a backlog nor its back-off may make the rounds expensive."""
+    """Every worker sweeps every few seconds, so a backlog must not make the rounds expensive."""
     _check(large, BACKLOGS)
 
 
 @pytest.mark.long
 def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
-    """A user's 10,000 waiting sessions may make neither the rounds nor each settled turn expensive."""
+    """A user's 10,000 waiting sessions must not make the rounds or the settling of a turn expensive."""
     _check(large, SHARES)
 
 

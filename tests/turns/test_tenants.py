@@ -1,4 +1,4 @@
-"""Two tenants' users with the same name: prompts, tools, hooks, limits, the CaseBank, snapshots."""
+"""Users with the same id in two tenants: prompts, tools, hooks, limits, the CaseBank and snapshots keep them apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
 ACMES, BOLTS, PLAIN = user_key("acme", "ana"), user_key("bolt", "ana"), "ana"
-ASKED = "how do I reset the router"
+QUESTION = "how do I reset the router"
 
 
 def test_a_key_is_made_and_split() -> None:
@@ -65,14 +65,14 @@ def whose(context: ToolContext) -> str:
 
 
 def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> None:
-    """Authors of tools never meet the stored key; with the tenant they can keep users apart."""
+    """Tools and hooks never see the stored user key."""
     seen: list[Any] = []
     harness.equip(whose, before_turn=[seen.append], before_tool=[seen.append])
-    for user, said in ((ACMES, "acme: ana"), (PLAIN, "None: ana")):
+    for user, expected in ((ACMES, "acme: ana"), (PLAIN, "None: ana")):
         harness.script(calls(("whose", {})), says("done"))
         sent = harness.send(user_id=user)
         harness.run(sent.session_id)
-        assert ("tool", said) in harness.lines(sent.session_id)
+        assert ("tool", expected) in harness.lines(sent.session_id)
     assert [(each.tenant, each.user_id) for each in seen] == [("acme", "ana")] * 2 + [(None, "ana")] * 2
 
 
@@ -98,20 +98,20 @@ def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> Non
     """Learnt and imported cases stay within their tenant, or outside of all tenants, even with the scope `all`."""
     changed = harness.settings.casebank.model_copy(update={"scope": scope})
     harness.settings = harness.settings.model_copy(update={"casebank": changed})
-    vector = harness.embedder.embed([ASKED])[0]
+    vector = harness.embedder.embed([QUESTION])[0]
     names = {"acme": ACMES, "bolt": BOLTS, "plain": PLAIN}
     for name, user in names.items():
         harness.script(says(f"learnt from {name}"))
-        turn = harness.ask(ASKED, user_id=user)
+        turn = harness.ask(QUESTION, user_id=user)
         give_feedback(harness.runtime, turn["turn_id"], Feedback(score=1))
         author = None if name == "plain" else everybodys(name)
         case = NewCase(
-            name, ASKED, f"imported for {name}", query_vector=vector, embedder=harness.embedder.name, user_id=author
+            name, QUESTION, f"imported for {name}", query_vector=vector, embedder=harness.embedder.name, user_id=author
         )
         assert cases.add(harness.database, case, now=harness.clock.now())
     for name, user in names.items():
         for colleague in (user, user.replace("ana", "eve")):
-            harness.ask(ASKED, user_id=colleague)
+            harness.ask(QUESTION, user_id=colleague)
             bank = _bank(harness)
             assert f"imported for {name}" in bank
             assert (f"learnt from {name}" in bank) == (colleague == user or scope is CaseScope.ALL)
@@ -120,16 +120,16 @@ def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> Non
 
 
 def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> None:
-    """The check whether there is a bank to search must include the tenant's cases."""
-    vector = harness.embedder.embed([ASKED])[0]
+    """The check whether a search is needed must include the cases shared within the tenant."""
+    vector = harness.embedder.embed([QUESTION])[0]
     case = NewCase(
-        "faq", ASKED, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")
+        "faq", QUESTION, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")
     )
     assert cases.add(harness.database, case, now=harness.clock.now())
-    harness.ask(ASKED, user_id=ACMES)
+    harness.ask(QUESTION, user_id=ACMES)
     assert "hold it" in _bank(harness)
     for other in (BOLTS, PLAIN):
-        harness.ask(ASKED, user_id=other)
+        harness.ask(QUESTION, user_id=other)
         assert _bank(harness) == ""
 
 

@@ -1,4 +1,4 @@
-"""Tools behind a breaker: a service that keeps failing is not called for a time, and the turn continues."""
+"""Tools behind a breaker: a failing service is not called until the cooldown ends, and the turn continues."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ REFUSED = "Error: Not called: bank failed too often recently. Try again in 60 s.
 
 
 class Bank:
-    """Tools of a bank whose answers the test sets."""
+    """The tools of a bank; the test sets the behaviour of `pay`."""
 
     def __init__(self, harness: Harness, breakers: Breakers) -> None:
         self.answer: Callable[[ToolContext], str] = lambda _: "paid"
-        self.asked = 0
+        self.runs = 0
         self._harness = harness
         self.breakers = breakers
 
         @tool(effect="pure", timeout_s=PATIENCE_S, breaker="bank")
         def pay(context: ToolContext) -> str:
             """Pay."""
-            self.asked += 1
+            self.runs += 1
             return self.answer(context)
 
         @tool(effect="pure", breaker="bank")
         def balance() -> str:
-            """Tell the balance."""
+            """Return the balance."""
             return "12"
 
         harness.equip(pay, balance, replace(pay, name="hurried", effect=Effect.UNSAFE, timeout_s=0.05))
 
     def results(self, *names: str) -> list[str]:
-        """The results of one call of each tool, in a turn that succeeds."""
+        """Run a turn that calls each of the tools `names`; returns the results."""
         self._harness.script(calls(*[(name, {}) for name in names]), says("so be it"))
         sent = self._harness.send()
         Runner(replace(self._harness.runtime, breakers=self.breakers), "harness").run(sent.session_id)
         assert self._harness.turn(sent.turn_id)["status"] == "done"
-        told = [each for each in self._harness.messages(sent.session_id) if each["role"] == "tool"]
-        return [each["content"] for each in told[-len(names) :]]
+        results = [each for each in self._harness.messages(sent.session_id) if each["role"] == "tool"]
+        return [each["content"] for each in results[-len(names) :]]
 
     def fails(self, error: Exception, cause: Exception | None = None) -> None:
         """Make `pay` raise `error` from now on."""
@@ -78,21 +78,21 @@ def bank(harness: Harness) -> Iterator[Bank]:
     [
         pytest.param(ConnectionError("refused"), None, id="no connection"),
         pytest.param(RuntimeError("a bug in its client"), None, id="any other error"),
-        pytest.param(ToolError("The bank is away."), TimeoutError(), id="a sentence with such a cause"),
-        pytest.param(OutcomeUnknown("The bank fell silent."), None, id="broken off"),
+        pytest.param(ToolError("The bank is unavailable."), TimeoutError(), id="a ToolError with such a cause"),
+        pytest.param(OutcomeUnknown("The bank did not respond."), None, id="unknown outcome"),
     ],
 )
-def test_failures_open_it_and_one_call_closes_it(
+def test_failures_open_the_breaker_and_one_call_closes_it(
     harness: Harness, bank: Bank, error: Exception, cause: Exception | None
 ) -> None:
     """While the breaker is open no tool behind it runs, the model reads when to try again, and turns continue."""
     bank.fails(error, cause)
     bank.results("pay")
     bank.results("pay")
-    asked = bank.asked
+    runs = bank.runs
     assert bank.state() == "open"
     assert bank.results("pay", "balance") == [REFUSED, REFUSED]
-    assert bank.asked == asked
+    assert bank.runs == runs
     harness.move(COOLDOWN_S)
     bank.answer = lambda _: "paid"
     assert bank.results("pay") == ["paid"]
@@ -101,49 +101,49 @@ def test_failures_open_it_and_one_call_closes_it(
 
 @pytest.mark.parametrize("cause", [None, ToolError("Nor half of that.")])
 def test_a_tools_own_refusal_is_no_failure_of_the_service(bank: Bank, cause: Exception | None) -> None:
-    """The model made an invalid call, which says nothing about the bank."""
+    """A `ToolError` that no other error caused means that the model's call was invalid."""
     bank.fails(ToolError("At most 100 may be paid at once."), cause)
     for _ in range(3):
         assert bank.results("pay") == ["Error: At most 100 may be paid at once."]
     assert bank.state() == "closed"
 
 
-def test_calls_that_run_past_their_time_open_it(bank: Bank) -> None:
+def test_overdue_calls_open_the_breaker(bank: Bank) -> None:
     """An overdue call counts as a failure although its thread still hangs."""
-    let_go = threading.Event()
+    release = threading.Event()
 
     def hang(_: ToolContext) -> str:
-        let_go.wait(PATIENCE_S)
+        release.wait(PATIENCE_S)
         return "late"
 
     bank.answer = hang
     for _ in range(2):
-        [told] = bank.results("hurried")
-        assert "outcome of this call is unknown" in told
+        [result] = bank.results("hurried")
+        assert "outcome of this call is unknown" in result
     assert bank.state() == "open"
     assert bank.results("balance") == [REFUSED]
-    let_go.set()
+    release.set()
 
 
-def test_a_call_that_ends_past_its_time_counts_once(bank: Bank) -> None:
+def test_an_overdue_call_counts_once(bank: Bank) -> None:
     """An overdue call counts as one failure, however it ends later."""
-    over, ended = threading.Event(), threading.Semaphore(0)
+    release, ended = threading.Event(), threading.Semaphore(0)
 
     def late(_: ToolContext) -> str:
-        over.wait(PATIENCE_S)
+        release.wait(PATIENCE_S)
         ended.release()
         return "late"
 
     bank.answer = late
     bank.results("hurried")
-    over.set()
+    release.set()
     assert ended.acquire(timeout=PATIENCE_S)
     failures = [each.failure_count for each in bank.breakers.list() if each.name == "tool:bank"]
     assert failures == [1]
-    over.clear()
+    release.clear()
     bank.results("hurried")
     assert bank.state() == "open"
-    over.set()
+    release.set()
 
 
 def test_while_one_call_probes_others_are_refused(harness: Harness, bank: Bank) -> None:

@@ -87,8 +87,8 @@ def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) ->
 
 
 @given(transcripts())
-def test_what_is_kept_are_whole_turns_from_the_newest_back(made: list[list[Entry]]) -> None:
-    """The budget is kept, except that the newest turn is never cut; nothing is left out in between."""
+def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
+    """The turns are whole and consecutive, and fit the budget unless the newest turn alone exceeds it."""
     system, *kept = _prompt(made)
     assert system == Message(Role.SYSTEM, "You help.")
     suffixes = [[entry for turn in made[start:] for entry in turn] for start in range(len(made))]
@@ -100,7 +100,7 @@ def test_what_is_kept_are_whole_turns_from_the_newest_back(made: list[list[Entry
 
 @given(transcripts())
 def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
-    """A turn that fits the budget must not be forgotten."""
+    """The prompt contains as many turns as the budget allows."""
     kept = len(_prompt(made)) - 1
     fitting = 0
     spent = 0
@@ -114,7 +114,7 @@ def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
 
 @given(replies)
 def test_a_models_reply_can_be_stored_and_has_unique_call_ids(reply: ModelReply) -> None:
-    """Each call has an id, unique within the reply, and no text contains what PostgreSQL refuses."""
+    """Each call has an id that is unique within the reply, and PostgreSQL can store every text."""
     entry = said(UUID(int=1), reply)
     call_ids = [call.id for call in entry.tool_calls]
     assert len(set(call_ids)) == len(call_ids) == len(reply.tool_calls)

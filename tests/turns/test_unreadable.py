@@ -17,16 +17,16 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
 SWEEPS_S = (5, 10, 20, 40)
-"""Seconds between two attempts; after the last attempt, the sweeper's next round lets the turn fail."""
+"""Seconds between two attempts; the sweeper's first round after the last attempt wakes the turn, which then fails."""
 
 
 _TOO_MANY_ARGUMENTS = Statement("tests.too_many", f"SELECT concat({', '.join(['1'] * 101)})")
-"""Refused with SQLSTATE 54023, an OperationalError of the driver's."""
+"""PostgreSQL rejects it with SQLSTATE 54023, for which the driver raises an OperationalError."""
 
 
 @tool(effect="pure")
 def count(context: ToolContext) -> str:
-    """Count."""
+    """Add one to the variable `n`."""
     with context.working_variables as variables:
         variables["n"] = variables.get("n", 0) + 1
     return "counted"
@@ -34,12 +34,12 @@ def count(context: ToolContext) -> str:
 
 @tool(effect="pure")
 def look() -> str:
-    """Look."""
+    """Return `seen`."""
     return "seen"
 
 
 def _with_open_calls(harness: Harness) -> Accepted:
-    """A turn whose runner died when two calls had ended and their results were recorded."""
+    """A turn whose runner died after the results of its two calls were recorded."""
     harness.equip(count, look)
     harness.script(calls(("count", {}), ("look", {})))
     sent = harness.send("count")
@@ -79,7 +79,7 @@ def _make_readable(harness: Harness) -> None:
 
 def _woken(harness: Harness, session_id: UUID) -> bool:
     harness.waker.sessions.clear()
-    harness.sql("DELETE FROM sweeps")  # which sweeper's round it is does not matter here
+    harness.sql("DELETE FROM sweeps")  # any sweeper may run the next round
     sweep(harness.runtime)
     return session_id in harness.waker.sessions
 
@@ -106,15 +106,15 @@ def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harnes
             harness.move(2)
         assert _woken(harness, sent.session_id)
     harness.script(says("here I am"))
-    asked = len(harness.model.requests)
+    requests_before = len(harness.model.requests)
     assert harness.run(sent.session_id) == Ran(2)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "BUDGET_EXHAUSTED")
     assert f"{harness.settings.turn.max_attempts} times" in turn["reply"]["text"]
     assert harness.turn(behind.turn_id)["reply"]["text"] == "here I am"
-    assert len(harness.model.requests) == asked + 1
+    assert len(harness.model.requests) == requests_before + 1
     if spoil is not _held:
-        _make_readable(harness)  # for the check that a provider accepts it: each call has its one result
+        _make_readable(harness)  # for the harness's check of the transcript
         results = harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")
         assert [row.content for row in results] == ["counted", "seen"]
 
@@ -123,7 +123,7 @@ def test_an_unreadable_turn_that_is_cancelled_ends_without_a_reply(harness: Harn
     """The cancellation takes effect once the attempts are used up."""
     sent = _unreadable_effect(harness)
     cancel(harness.runtime, sent.turn_id)
-    for _ in range(harness.settings.turn.max_attempts - 1):  # the first one died
+    for _ in range(harness.settings.turn.max_attempts - 1):  # the first attempt crashed
         assert harness.run(sent.session_id, alone=True) == Ran(0)
     assert harness.run(sent.session_id) == Ran(1)
     turn = harness.turn(sent.turn_id)
@@ -131,7 +131,7 @@ def test_an_unreadable_turn_that_is_cancelled_ends_without_a_reply(harness: Harn
 
 
 def test_an_unreadable_turn_can_be_interrupted(harness: Harness) -> None:
-    """The message that interrupts is accepted, and the calls of the turn before it are closed."""
+    """The interrupting message is accepted, and the calls of the interrupted turn are closed."""
     sent = _unreadable_calls(harness)
     harness.script(says("of course"))
     interrupting = harness.send("stop that", on_busy="interrupt")
@@ -141,7 +141,7 @@ def test_an_unreadable_turn_can_be_interrupted(harness: Harness) -> None:
     _make_readable(harness)
 
 
-def test_a_turn_that_is_over_and_unreadable_is_left_out_of_the_prompt(harness: Harness) -> None:
+def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -> None:
     """One row must not fail all the turns that have it in their window."""
     harness.equip(count, look)
     harness.script(calls(("look", {})), says("looked"))
@@ -190,8 +190,8 @@ def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harnes
     assert harness.turn(sent.turn_id)["status"] == "parked"
 
 
-def test_what_fails_after_the_commit_is_no_strike(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error after the settling commit costs nothing: the session's next turn runs under the same lease."""
+def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After such an error the session's next turn runs under the same lease."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")

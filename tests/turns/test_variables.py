@@ -64,7 +64,7 @@ def _equipped(harness: Harness) -> None:
     harness.equip(put, add, get)
 
 
-def test_what_one_turn_sets_the_next_one_reads(harness: Harness) -> None:
+def test_a_turn_reads_the_variables_of_the_previous_one(harness: Harness) -> None:
     """Each turn has a runner of its own, which loads the variables from the database."""
     harness.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
     turn = harness.ask()
@@ -98,8 +98,8 @@ def test_concurrent_calls_share_one_set(harness: Harness) -> None:
     assert variables(harness, UUID(turn["session_id"])) == {"n": 20}
 
 
-def _recorded_and_dead(harness: Harness) -> UUID:
-    """A session whose runner died when its two calls had ended, each with its result on its own row."""
+def _crashed_after_recording(harness: Harness) -> UUID:
+    """A session whose runner died after the results of its two calls were recorded on their effect rows."""
     harness.script(calls(("add", {"name": "n"}), ("put", {"name": "b", "value": [1.0]})), says("both"))
     sent = harness.send()
     with harness.crashing("before", "turns.step", 2):
@@ -110,7 +110,7 @@ def _recorded_and_dead(harness: Harness) -> UUID:
 
 def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
     """Calls with recorded results are not run again, so their changes must be recorded as well."""
-    session_id = _recorded_and_dead(harness)
+    session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)
     assert _results(harness) == ["1", "set"]
@@ -121,7 +121,7 @@ def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
 @pytest.mark.parametrize("by", ["interrupt", "cancel"])
 def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness, by: str) -> None:
     """The transcript shows the calls as done, so the next turn must find their changes."""
-    session_id = _recorded_and_dead(harness)
+    session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     if by == "interrupt":
         harness.send("stop", on_busy="interrupt")
@@ -142,7 +142,7 @@ def test_committed_changes_stay_when_the_turn_fails(harness: Harness) -> None:
 
 def test_a_stale_runner_changes_nothing(harness: Harness) -> None:
     """The fence rejects a stale runner's step together with its changes of variables."""
-    harness.set(tool_timeout_s=600)  # the call's time is not up when the lease's is
+    harness.set(tool_timeout_s=600)  # the time limit of the call is longer than the lease
     sent = harness.send()
 
     @tool(effect="pure")
@@ -171,13 +171,13 @@ def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
     assert variables(harness, UUID(turn["session_id"])) == {"n": 1}
 
 
-def test_a_call_whose_time_is_up_sets_nothing_any_more(harness: Harness) -> None:
+def test_an_overdue_call_cannot_set_variables(harness: Harness) -> None:
     """The model has read that the outcome is unknown, so a later change must be refused."""
     late, refused = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.2)
     def slow(context: ToolContext) -> None:
-        """Hold the variables, and come too late."""
+        """Leave the block with the variables only after the time limit."""
         try:
             with context.working_variables as mine:
                 mine["slow"] = 1
@@ -206,7 +206,7 @@ def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
 
 
 def test_a_read_value_is_a_copy() -> None:
-    """A change of a value in place would not be committed, and be lost with the process."""
+    """A value that is changed in place would not be committed."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)
     assert mine == {"list": [1]}
@@ -240,18 +240,18 @@ def test_a_block_that_raises_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(float("nan"), "cannot be stored"), ({1, 2}, "cannot be stored"), ("\x00", "NUL")]
+    ("value", "message"), [(float("nan"), "cannot be stored"), ({1, 2}, "cannot be stored"), ("\x00", "NUL")]
 )
-def test_a_value_that_is_not_json_is_refused(value: Any, said: str) -> None:
-    """The assignment raises, where the tool's author sees it; the commit would be too late."""
+def test_a_value_that_is_not_json_is_refused(value: Any, message: str) -> None:
+    """The assignment raises, so that the error appears in the tool and not at the commit."""
     mine = WorkingVariables()
-    with pytest.raises(ToolError, match=said):
+    with pytest.raises(ToolError, match=message):
         mine["a"] = value
     assert mine == {}
 
 
 def test_changes_are_replayed_in_the_order_they_were_made() -> None:
-    """The order of the calls does not matter: the later of two changes of one variable counts."""
+    """The later of two changes of a variable wins, whatever the order of their calls."""
     shared = VariableSet({"a": 0, "gone": 1})
     one, other = WorkingVariables(shared), WorkingVariables(shared)
     one["a"] = 1
@@ -267,8 +267,8 @@ def test_changes_are_replayed_in_the_order_they_were_made() -> None:
     assert replayed.changed() == {"a": 3, "b": 1}
 
 
-def test_a_replayed_change_that_has_no_room_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The change fit only after another call's removal, which was lost; the session must continue nevertheless."""
+def test_a_replayed_change_beyond_the_limit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """The change needed the space that another call's lost removal had freed; the session must still continue."""
     shared = VariableSet({"old": "x" * 40_000})
     shared.replay([(1, "new", "y" * 40_000), (2, "small", 1)])
     assert shared.changed() == {"old": "x" * 40_000, "small": 1}

@@ -1,4 +1,4 @@
-"""Waiting for a turn to be settled, and cancelling the wait."""
+"""`SettlementWatch`: waiting until a turn is settled, and cancelling the wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.turns.harness import KILL_THE_OTHERS, PATIENCE_S, Harness
 
 @pytest.fixture
 def watch(harness: Harness) -> Iterator[SettlementWatch]:
-    """A watch on the harness's database, over connections of its own."""
+    """A watch on the harness's database, with its own connections."""
     database = Database(harness.database.url)
     made = SettlementWatch(database)
     yield made

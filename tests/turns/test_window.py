@@ -1,4 +1,4 @@
-"""`PERDURE_MEMORY__WORKING_TURNS` bounds what a prompt and a snapshot hold of the conversation."""
+"""`PERDURE_MEMORY__WORKING_TURNS` limits the turns in a prompt and in a snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _converse(harness: Harness, turns: int) -> None:
         harness.run(harness.send(f"message {number}").session_id)
 
 
-def _said(harness: Harness) -> list[str]:
+def _user_messages(harness: Harness) -> list[str]:
     """The user's messages in the newest prompt."""
     return [message.content for message in harness.model.requests[-1].messages if message.role is Role.USER]
 
@@ -29,11 +29,11 @@ def _limit(harness: Harness, turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [1, 3, 25])
 def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> None:
-    """The current turn is one of them; a value above the default works, too."""
+    """The current turn is counted; a value above the default works, too."""
     _limit(harness, turns)
     _converse(harness, 27)
 
-    assert _said(harness) == [f"message {number}" for number in range(28 - turns, 28)]
+    assert _user_messages(harness) == [f"message {number}" for number in range(28 - turns, 28)]
 
 
 @pytest.mark.parametrize("url", ["postgres", "file"])

@@ -1,4 +1,4 @@
-"""Linked identities: a one-time code that links a channel's identity to a user, valid for a limited time."""
+"""Linked identities: a one-time code, valid for a limited time, links a channel's identity to a user."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(database: Database, table: str) -> int:
 
 
 def test_a_code_links_an_identity(database: Database) -> None:
-    """After redeeming the code, this identity belongs to the user, and no other one does."""
+    """After redeeming the code, this identity belongs to the user; no other identity does."""
     minted = mint_code(database, "ana")
     assert user_of_identity(database, None, "telegram", "1") is None
     assert redeem(database, "telegram", "1", minted.code, None) == "ana"
@@ -55,7 +55,7 @@ def test_a_code_links_an_identity(database: Database) -> None:
     assert [(each.channel, each.external_id) for each in list_links(database, "ana")] == [("telegram", "1")]
 
 
-def test_a_code_is_typed_by_people(database: Database) -> None:
+def test_a_code_may_be_typed_in_several_ways(database: Database) -> None:
     """A code is accepted in lower case, without hyphens, with spaces, and with letters that look like digits."""
     for change in (str.lower, lambda code: code.replace("-", ""), lambda code: f" {code.replace('-', ' ')} "):
         assert redeem(database, "telegram", "1", change(mint_code(database, "ana").code), None) == "ana"
@@ -64,7 +64,7 @@ def test_a_code_is_typed_by_people(database: Database) -> None:
 
 
 def test_a_code_is_used_once(database: Database) -> None:
-    """Of several identities that redeem a code concurrently, one is linked."""
+    """Only one of several identities that redeem a code concurrently is linked."""
     code = mint_code(database, "ana").code
 
     def link(number: int) -> bool:
@@ -88,7 +88,7 @@ def test_a_code_expires(database: Database, clock: MovedClock) -> None:
 
 
 def test_a_new_code_replaces_the_last(database: Database) -> None:
-    """A code that was shown to the wrong person is invalidated by minting another."""
+    """Minting another code invalidates one that was shown to the wrong person."""
     first, second = mint_code(database, "ana"), mint_code(database, "ana")
     with pytest.raises(NotFound):
         redeem(database, "telegram", "1", first.code, None)
@@ -96,7 +96,7 @@ def test_a_new_code_replaces_the_last(database: Database) -> None:
 
 
 def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
-    """The limit is per identity and window, applies to the right code, too, and affects no other identity."""
+    """The limit applies per identity and time window, also to the valid code."""
     code = mint_code(database, "ana").code
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(NotFound):
@@ -112,7 +112,7 @@ def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
 
 
 def test_concurrent_guesses_are_counted(database: Database) -> None:
-    """Of concurrent guesses, no more than the limit are compared with the codes."""
+    """No more concurrent guesses than the limit are compared with the codes."""
 
     def guess(code: str) -> type[Exception]:
         try:
@@ -127,7 +127,7 @@ def test_concurrent_guesses_are_counted(database: Database) -> None:
 
 
 def test_a_code_is_not_stored(database: Database) -> None:
-    """A copy of the database must not allow an identity to be linked."""
+    """A copy of the database contains no usable code."""
     code = mint_code(database, "ana").code
     with database.engine.connect() as connection:
         dumped = connection.execute(text("SELECT encode(code_hash, 'escape') FROM link_codes")).scalar_one()
@@ -173,7 +173,7 @@ def test_odd_identities_are_refused(database: Database, channel: str, external_i
 
 @pytest.mark.parametrize("code", ["", "\x00", "\ud800", "x" * 10_000_000, "١٢٣٤-١٢٣٤-١٢٣٤"])
 def test_odd_codes_are_wrong(database: Database, code: str) -> None:
-    """Codes of any length and script are refused as unknown."""
+    """Malformed codes are refused as unknown, whatever their length and script."""
     with pytest.raises(NotFound):
         redeem(database, "telegram", "1", code, None)
 
@@ -229,6 +229,6 @@ def test_expired_codes_and_attempts_are_deleted(database: Database, clock: Moved
     clock.advance(timedelta(days=2))
     redeem(database, "telegram", "2", mint_code(database, "bo").code, None)
     mint_code(database, "bo")
-    gone = retain(database)
-    assert (gone["codes that link channels"], gone["attempts to link channels"]) == (1, 1)
+    deleted = retain(database)
+    assert (deleted["codes that link channels"], deleted["attempts to link channels"]) == (1, 1)
     assert (rows(database, "link_codes"), rows(database, "link_attempts")) == (1, 1)
