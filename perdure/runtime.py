@@ -153,3 +153,9 @@ class Runtime:
             file=self.redis_file,
             revoke=None if self.calls is None else self.calls.revoke,
         )
+
+    def close(self) -> None:
+        """Close the connections to MCP servers, Redis, the snapshot store and PostgreSQL. Threads must have ended."""
+        for each in (self.connections, self.redis_memory, self.snapshots, self.breakers, self.database):
+            if each is not None:
+                each.close()

@@ -154,17 +154,10 @@ class Lifecycle:
         self._shutdown.finish(process)
         began, released = time.monotonic(), self._shutdown.release(process)
         process.runner.close()
-        if process.runtime.connections is not None:
-            process.runtime.connections.close()
         self._close_publishers()
         for each in self._chats.values():
             each.close()
-        if process.runtime.redis_memory is not None:
-            process.runtime.redis_memory.close()
-        process.runtime.snapshots.close()
-        if process.runtime.breakers is not None:
-            process.runtime.breakers.close()
-        process.runtime.database.close()
+        process.runtime.close()
         self._shutdown.end(released, began)
 
     def _close_publishers(self) -> None:

@@ -99,11 +99,7 @@ def runtime() -> Iterator[Runtime]:
     try:
         yield made
     finally:
-        if made.redis_memory is not None:
-            made.redis_memory.close()
-        made.database.close()
-        if made.breakers is not None:
-            made.breakers.close()
+        made.close()
         waker.close()
 
 

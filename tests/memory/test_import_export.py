@@ -147,7 +147,7 @@ def test_an_export_can_be_imported(database: Database, clock: MovedClock, harnes
     assert _counts(imported(database, clock, lines_of_eve)) == (6, 0, 0)
     added = imported(database, clock, [line(1, "And my cat.", session=str(turn["session_id"]))])
     assert _counts(added) == (0, 0, 1)
-    assert "was not imported" in added.bad[0].reason
+    assert "is not an imported one" in added.bad[0].reason
 
 
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(

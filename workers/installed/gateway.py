@@ -148,11 +148,7 @@ class _Opened:
         """Close the connections to the servers."""
         for each in self._closing:
             each()
-        if self._runtime.redis_memory is not None:
-            self._runtime.redis_memory.close()
-        if self._runtime.breakers is not None:
-            self._runtime.breakers.close()
-        self._runtime.database.close()
+        self._runtime.close()
 
 
 def _assemble(

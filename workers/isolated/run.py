@@ -152,15 +152,9 @@ def main(session_id: UUID) -> None:
     log.info("%s", runner.run(session_id, alone=True))
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
-    if runtime.connections is not None:
-        runtime.connections.close()
     waker.close()
     calls.close()
-    if runtime.redis_memory is not None:
-        runtime.redis_memory.close()
-    if runtime.breakers is not None:
-        runtime.breakers.close()
-    runtime.database.close()
+    runtime.close()
 
 
 def _drain_then_exit(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:

@@ -45,14 +45,6 @@ class Listening:
         for thread in self._threads:
             thread.start()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for a requested stop; returns whether a stop was requested."""
-        return self._stop.wait(seconds)
-
-    def request_stop(self) -> None:
-        """Ask the threads to end. Safe in a signal handler."""
-        self._stop.set()
-
     def stop(self, within_s: float) -> bool:
         """Request a stop and wait up to `within_s` seconds for each thread; returns whether all threads have ended."""
         self._stop.set()

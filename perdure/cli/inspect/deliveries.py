@@ -39,7 +39,10 @@ def list_(
 
 @commands.command()
 def resend(delivery_id: Annotated[str, typer.Argument(metavar="ID", help="The delivery's id.")]) -> None:
-    """Send a delivery again, with a new series of attempts and the same id, by which a receiver deduplicates."""
+    """Send a delivery again, in a new series of attempts.
+
+    It keeps its id, by which a receiver detects a duplicate.
+    """
     from perdure.turns.outbox import resend as resend_delivery
 
     wanted = connecting.parse_id(delivery_id, "delivery")

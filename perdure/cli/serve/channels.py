@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from perdure.channels.chat.listening import Listening
 
 _STOP_WITHIN_S = 20.0
-_LOOK_S = 1.0
+_LOOK_S = 0.2
 
 
 def channels() -> None:
@@ -55,22 +56,20 @@ def channels() -> None:
         for each in made.values():
             each.close()
         waker.close()
-        if runtime.redis_memory is not None:
-            runtime.redis_memory.close()
-        if runtime.breakers is not None:
-            runtime.breakers.close()
-        runtime.database.close()
+        runtime.close()
     raise typer.Exit(0 if stopped else 1)
 
 
 def _run(listening: Listening) -> None:
     """Listen until SIGINT, SIGTERM or SIGHUP."""
+    stopping = False
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        listening.request_stop()
+        nonlocal stopping
+        stopping = True  # no `Event`: the signal may interrupt a call that holds the event's lock
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     listening.start()
-    while not listening.wait(_LOOK_S):  # with a limit, so that signal handlers run within `_LOOK_S` seconds
-        pass
+    while not stopping:
+        time.sleep(_LOOK_S)

@@ -78,11 +78,7 @@ def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     def close() -> None:
         waker.close()
         kills.close()
-        if runtime.redis_memory is not None:
-            runtime.redis_memory.close()
-        if runtime.breakers is not None:
-            runtime.breakers.close()
-        runtime.database.close()
+        runtime.close()
 
     try:
         app, listener = create_app(runtime, waker.reachable, kills.lately), bind(host, port, "--port")

@@ -211,10 +211,12 @@ class Turn:
         """Release the session until its calls are decided. `None`: the turn is cancelled or its session is ending."""
         seq = self._seq_of_calls()
         waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, seq, self.spent_s)
-        self._events.state("waiting_approval")
         if waits is approvals.Waits.CANCELLED:
             self._hold.cancel(self.ref.turn_id)
-        return Waiting() if waits is approvals.Waits.YES else None
+        if waits is not approvals.Waits.YES:
+            return None
+        self._events.state("waiting_approval")
+        return Waiting()
 
     def _delay(self, error: PerdureError) -> parking.Delayed | None:
         """The wait for a model after `error`; `None` if the turn fails with `error` instead."""
