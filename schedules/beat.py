@@ -13,10 +13,10 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, schedstate
 
-from perdure import schedules
 from perdure.clock import Clock, SystemClock
 from perdure.schedule.cadence import Cadence
 from perdure.schedule.entry import Entry, options
+from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks.scheduled import ScheduledTask
 
@@ -72,7 +72,7 @@ def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) 
         TypeError: the task of an entry is not a `ScheduledTask`.
     """
     app.loader.import_default_modules()
-    found = schedules.entries(app.tasks, settings)
+    found = active_entries(app.tasks, settings)
     for entry in found.values():
         if not isinstance(app.tasks[entry.task], ScheduledTask):
             raise TypeError(f"{entry.task} is not a ScheduledTask: it would not settle the slots of {entry.name!r}")

@@ -26,7 +26,6 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from perdure import schedules
 from perdure.channels.callback import UrlCarrier
 from perdure.channels.chat import configured
 from perdure.channels.chat.buttons import Buttons
@@ -36,6 +35,7 @@ from perdure.clock import SystemClock
 from perdure.errors import Unavailable
 from perdure.resilience.registry import BreakerRegistry
 from perdure.schedule.sweep import sweep_slots
+from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks.deliveries import TaskCarrier
 from perdure.tasks.process import Process
@@ -167,7 +167,7 @@ class Lifecycle:
 
     def _assemble(self) -> Process:
         waker = self._waker = self._make_waker()
-        found = schedules.entries(self._app.tasks, self._settings)
+        found = active_entries(self._app.tasks, self._settings)
         calls = self._calls = self._make_calls()
         where = self._where
         runtime = assemble(self._settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)

@@ -24,7 +24,7 @@ from perdure.errors import ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.runtime import Runtime
 from perdure.schedule.entry import HEADER
-from perdure.schedules import entries
+from perdure.schedules.entries import active_entries
 from perdure.settings import CasebankSettings, PruneApproval
 from perdure.tasks import casebank
 from perdure.tasks.process import Process
@@ -48,7 +48,7 @@ def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Even
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)
     assert casebank.prune.name in app.tasks
-    found = entries(app.tasks, runtime.settings)
+    found = active_entries(app.tasks, runtime.settings)
     process = Process(
         runtime, Runner(runtime, "tests"), {}, lambda _: True, found, leaving=leaving or threading.Event()
     )
@@ -181,7 +181,9 @@ def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
     call = _calling(runtime)
     assert (call("casebank.count"), call("casebank.count")) == (1, 0)
     assert column(runtime.database, "SELECT usage_count FROM cases") == [1]
-    assert entries({"casebank.count"}, runtime.settings)["count_uses"].cadence.next(NOW) == NOW + timedelta(minutes=1)
+    assert active_entries({"casebank.count"}, runtime.settings)["count_uses"].cadence.next(NOW) == NOW + timedelta(
+        minutes=1
+    )
 
 
 def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) -> None:
@@ -201,13 +203,13 @@ def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) 
     assert "suggestion" not in (read(runtime.database, "a")["review"] or {})
     wanted = runtime.settings.model_copy(update={"casebank": CasebankSettings(suggestions=True)})
     names = {"casebank.suggest", "casebank.prune"}
-    assert set(entries(names, runtime.settings)) == {"prune"}
-    assert set(entries(names, wanted)) == {"prune", "suggest"}
+    assert set(active_entries(names, runtime.settings)) == {"prune"}
+    assert set(active_entries(names, wanted)) == {"prune", "suggest"}
 
 
 def test_the_schedule_prunes_on_sundays(runtime: Runtime) -> None:
     """Pruning runs on Sundays at 02:00, not as a dry run; reflection runs daily."""
-    found = entries({"casebank.prune", "casebank.reflect", "casebank.advance"}, runtime.settings)
+    found = active_entries({"casebank.prune", "casebank.reflect", "casebank.advance"}, runtime.settings)
     prunes = found["prune"]
     assert (prunes.arguments, prunes.queue) == ({"dry_run": False}, "maintenance")
     slot = prunes.cadence.previous(runtime.clock.now())

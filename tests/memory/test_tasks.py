@@ -13,7 +13,7 @@ from celery import Celery
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.offline import OfflineModel
 from perdure.runtime import Runtime
-from perdure.schedules import entries
+from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks import memory, sessions
 from perdure.tasks.process import Process
@@ -120,7 +120,7 @@ def test_the_interval_is_a_setting(settings: Settings) -> None:
     changed = settings.model_copy(
         update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
     )
-    listed = entries({"memory.consolidate", "memory.decay", "memory.refresh_hot"}, changed)
+    listed = active_entries({"memory.consolidate", "memory.decay", "memory.refresh_hot"}, changed)
     assert {entry.cadence.describe() for entry in listed.values()} == {"daily at 00:00, 08:00 and 16:00 UTC"}
     assert {entry.queue for entry in listed.values()} == {"memory"}
 

@@ -16,8 +16,8 @@ from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.schedule import ledger
 from perdure.schedule.cadence import AtTimes, Every
-from perdure.schedules import entries
 from perdure.schedules.beat import SlotSchedule, beat_schedule, configure_beat
+from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from tests.conftest import RecordingWaker
@@ -175,8 +175,8 @@ def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any)
 
 def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
     """A release without the CaseBank must not fire its tasks."""
-    assert entries(set(), settings) == {}
-    found = entries({"memory.decay", "casebank.prune", "turns.run"}, settings)
+    assert active_entries(set(), settings) == {}
+    found = active_entries({"memory.decay", "casebank.prune", "turns.run"}, settings)
     assert [entry.task for entry in found.values()] == ["memory.decay", "casebank.prune"]
 
 
@@ -184,7 +184,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
     """The entries have their documented times, in the configured zone."""
     berlin = settings.model_copy(update={"timezone": BERLIN})
 
-    described = {entry.task: entry.cadence.describe() for entry in entries(TASKS, berlin).values()}
+    described = {entry.task: entry.cadence.describe() for entry in active_entries(TASKS, berlin).values()}
 
     assert described == {
         "sessions.expire_idle": "each minute",
@@ -227,7 +227,7 @@ def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
 
 def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None:
     """A fired task has the entry's queue, arguments and name."""
-    fired = beat_schedule(entries({"casebank.prune"}, settings), clock)["prune"]
+    fired = beat_schedule(active_entries({"casebank.prune"}, settings), clock)["prune"]
 
     assert (fired["task"], fired["kwargs"]) == ("casebank.prune", {"dry_run": False})
     assert fired["options"] == {"queue": "maintenance", "serializer": "json", "headers": {"perdure_entry": "prune"}}

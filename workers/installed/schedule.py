@@ -16,9 +16,9 @@ from celery import Celery
 from celery.schedules import crontab, schedule
 from celery.signals import beat_init, import_modules
 
-from perdure import schedules
 from perdure.schedule.cadence import AtTimes, Cadence, Every
 from perdure.schedule.entry import options
+from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.workers.application import TASKS
 
@@ -56,7 +56,7 @@ def entries(settings: Settings) -> dict[str, dict[str, Any]]:
             "kwargs": dict(entry.arguments),
             "options": options(entry),
         }
-        for name, entry in schedules.entries(TASKS, settings).items()
+        for name, entry in active_entries(TASKS, settings).items()
     }
 
 

@@ -24,13 +24,13 @@ def _commands() -> None:
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
     """List scheduled entries and users' schedules."""
-    from perdure import schedules
     from perdure.schedule.reading import read_schedules
     from perdure.schedule.reminders import list_reminders
+    from perdure.schedules.entries import active_entries
     from perdure.settings import Settings
     from perdure.workers.application import registered
 
-    found = schedules.entries(registered(), Settings.load())
+    found = active_entries(registered(), Settings.load())
     with connecting.database() as database:
         standings = [asdict(each) for each in read_schedules(database, found.values())]
         standings += [_of_user(each) for each in list_reminders(database)]
