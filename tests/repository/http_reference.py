@@ -61,8 +61,9 @@ HEAD = f"""\
 `make docs` writes this page from the gateway's OpenAPI document, which a gateway serves at `/openapi.json`.
 
 Bodies and answers are JSON. Each request takes a key as `Authorization: Bearer KEY` ([keys](operating.md#keys)); a
-gateway on loopback without keys needs none. The routes for CaseBank runs, for sharing cases and for circuit breakers
-take an admin key. The gateway answers 404 for another user's objects, as for objects that do not exist.
+gateway on loopback without keys needs none. The routes for CaseBank runs, for restoring and sharing cases, and
+for circuit breakers take an admin key without a tenant. The gateway answers 404 for another user's objects, as for
+objects that do not exist.
 
 The examples use a gateway at `{ADDRESS}`. Errors are `application/problem+json` with a stable `code`; the
 [error codes](errors.md) say what each means. Each route lists the statuses that it can answer.

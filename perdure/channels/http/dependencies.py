@@ -26,7 +26,7 @@ from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
 Tenant = Annotated[
     str | None,
     Query(
-        description="The user's tenant. Requires an admin key without a tenant; a key with a tenant implies it.",
+        description="The user's tenant. An admin key without a tenant may name any; other keys imply theirs.",
         json_schema_extra={"pattern": PATTERN},
     ),
 ]

@@ -17,7 +17,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheAdministrator, TheGateway
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.casebank import NoMembers, Pruned, PruningProgress, PruningRun, Restored
+from perdure.channels.http.schemas.casebank import DryRun, NoMembers, Pruned, PruningProgress, PruningRun, Restored
 
 router = APIRouter(prefix="/consolidation", tags=["casebank"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
@@ -55,7 +55,7 @@ async def run(
 
 @router.post(
     "/dry-run",
-    response_model=Pruned,
+    response_model=DryRun,
     response_description="The plan as a run would make it now.",
     responses={
         202: {"model": PruningProgress, "description": "The progress of the unfinished dry run."},

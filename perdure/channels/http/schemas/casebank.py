@@ -87,6 +87,12 @@ class Pruned(Pruning):
     phase: str | None = None
 
 
+class DryRun(Pruned):
+    """The cases that a run would remove."""
+
+    model_config = examples({**_PLAN, "dry_run": True, "run_id": RUN_ID, "phase": "done"})
+
+
 class PruningProgress(Answer):
     """The progress of a run or a dry run."""
 
@@ -121,7 +127,7 @@ class PruningRun(PruningProgress):
 class Restored(Answer):
     """A case that is active again."""
 
-    model_config = examples({"case_id": "case-3", "status": "restored"})
+    model_config = examples({"case_id": "case-17", "status": "restored"})
 
     case_id: str
     status: Literal["restored"]
