@@ -107,6 +107,7 @@ def test_a_user_among_many_finds_the_nearest(
         assert [row.case_id for row in database.run(statement, given)] == nearest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_a_search_for_a_user_scans_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
     """A search uses an index for shared cases, for the user's own, and for users with many cases; no table scan."""

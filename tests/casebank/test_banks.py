@@ -52,6 +52,7 @@ def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> Non
     assert len(search.search(database, NEAR, "hash:4", 9)) == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:

@@ -140,6 +140,7 @@ class ExampleGateway:
             thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
 def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
     """Each example is sent as printed, except for its ids, and gets the printed status and members."""

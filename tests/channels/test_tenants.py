@@ -242,6 +242,7 @@ def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, p
             assert own.content != nothings.content, (path, key, own.text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_a_user_of_another_tenant_is_another_user(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
     """The same `user_id` with another tenant's key is another user: nothing of the first is shown or changed."""
@@ -262,6 +263,7 @@ def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
     return {name: rows for name, rows in tables.items() if name != "memory_accesses"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
     """A tenant user's stored key is not a valid `user_id`, and only the operator may name a tenant."""

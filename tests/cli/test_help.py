@@ -60,6 +60,7 @@ def test_help_takes_little_time() -> None:
     assert min(_help_cpu_s() for _ in range(3)) < HELP_CPU_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_takes_little_time(name: str) -> None:
     """A command's help does not import perdure: its module does so only when the command runs."""
@@ -97,6 +98,7 @@ def test_values_repeated_to_avoid_an_import_are_complete() -> None:
     assert f"Default: {CONCURRENCY}" in str(inspect.signature(worker).parameters["concurrency"].annotation)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].attribute == "commands"])
 def test_the_list_of_subcommands_shows_their_first_sentences_in_full(name: str) -> None:
     """The first sentence of each subcommand fits 80 columns, beyond which it would be cut."""

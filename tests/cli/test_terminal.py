@@ -254,6 +254,7 @@ def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, 
     assert _requested_ends(database) == [(True, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_closing_the_terminal_between_two_lines_leaves(window: Window, database: Database) -> None:
     """After SIGHUP between two lines, the session ends with a summary, as after `/exit`."""

@@ -125,6 +125,7 @@ def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monk
         require(release)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", ["0.8.3", "0.7.4", "0.5"])
 def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, release: Database, installed: str) -> None:
     """A database with an old pgvector is refused; it keeps that version until an administrator updates it."""
@@ -138,6 +139,7 @@ def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, relea
         migrate(empty)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", ["0.8.4", "0.8.10", "0.9", "1.0.0"])
 def test_a_newer_pgvector_is_used(empty: URL, engine: Engine, release: Database, installed: str) -> None:
     """Versions of pgvector are compared by number, not as text."""

@@ -112,6 +112,7 @@ def test_statements_do_not_depend_on_the_roles_search_path(
     assert run(engine, "SELECT user_id FROM perdure.users") == [("ana",)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prepare", [True, False])
 def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
     """A schema name with quotation marks, spaces, backslashes and capitals reaches the server unchanged."""
@@ -124,6 +125,7 @@ def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, pre
     assert run(engine, "SELECT nspname FROM pg_namespace WHERE nspname = :name", name=ODD) == [(ODD,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prepare", [True, False])
 def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
     """With pgvector in a schema of its own, vectors are stored, compared and indexed."""

@@ -56,6 +56,7 @@ def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes
         process.communicate(timeout=20)
 
 
+@pytest.mark.long
 def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
     """Durability, limits and addresses are set explicitly, because accepted messages depend on them."""
     with postgres.start(tmp_path / "postgres") as running:

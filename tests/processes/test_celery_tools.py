@@ -98,6 +98,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
     installation.check()
 
 
+@pytest.mark.long
 def test_a_list_of_arguments_is_one_task_each(installation: Installation, application: Worker) -> None:
     """Each task of the list runs once, and the model reads all results in their order."""
     installation.worker().ready()

@@ -91,6 +91,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
     installation.check()
 
 
+@pytest.mark.long
 def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
     """The task is routed like the application's others; its callback carries the result, without a result backend."""
     shop.perdures()

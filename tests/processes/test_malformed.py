@@ -167,6 +167,7 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
     assert encoded(TEXT.encode()) not in worker.logs()
 
 
+@pytest.mark.long
 def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
     """The log reports the first item at once and the number of the others later, here at shutdown."""
     client.lpush("turns", *[TEXT.encode()] * 500)

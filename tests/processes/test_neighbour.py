@@ -249,6 +249,7 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
     assert worker.container.wait() == 0
 
 
+@pytest.mark.long
 def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:

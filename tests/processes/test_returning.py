@@ -98,6 +98,7 @@ def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installat
     installation.check()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("redis_server")
 def test_a_fact_from_one_channel_is_in_the_prompt_on_another(installation: Installation) -> None:
     """After five turns, the session's end and its consolidation, a new session's prompt has the memory."""

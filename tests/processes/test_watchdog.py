@@ -178,7 +178,7 @@ def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> No
     assert "is killed" not in worker.logs()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_the_watchdog_ends_with_its_worker(installation: Installation, number: signal.Signals) -> None:
     """A watchdog that outlived its worker might kill another process with the same id."""
     worker = watched(installation)

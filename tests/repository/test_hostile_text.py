@@ -266,6 +266,7 @@ def takes_text(function: ast.FunctionDef) -> bool:
     return any("str" in ast.unparse(each.annotation) for each in given if each.annotation is not None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_takes_time_in_proportion(name: str) -> None:
     """A function's time is linear for every kind of hostile text."""
@@ -278,6 +279,7 @@ def texts_for(name: str) -> dict[str, Callable[[int], str]]:
     return STORABLE if name.startswith(("perdure.models.offline", "perdure.sessions", "perdure.memory")) else TEXTS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_a_pattern_takes_time_in_proportion(pattern: Pattern) -> None:
     """A pattern's time is linear for hostile texts and for repetitions of its own words, which nearly match."""

@@ -48,6 +48,7 @@ def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
     assert "1 passed" in ran.stdout
 
 
+@pytest.mark.long
 def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
     """The tests in docs/testing.md pass together, in one file."""
     (tmp_path / "test_document.py").write_text("\n".join(blocks("docs/testing.md")), encoding="utf-8")

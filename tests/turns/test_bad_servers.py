@@ -146,6 +146,7 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ENDLESS)
 def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provider: Provider, step: Step) -> None:
     """The turn's deadline ends the call even while bytes still arrive, and the call is not retried."""

@@ -174,6 +174,7 @@ def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -
     assert sent[MOST].session_id in _round(harness)
 
 
+@pytest.mark.long
 def test_waiting_sessions_are_not_woken(harness: Harness) -> None:
     """During twenty minutes of three long turns, no waiting session is woken or claimed, or gets a strike."""
     running = _claimed(harness, MOST)
