@@ -115,7 +115,7 @@ class FileSnapshots:
         return self.directory / str(agent_id)
 
     def _make(self, folder: Path) -> None:
-        """Create the agent's directory, but not its parent: that would hide a disk that is not mounted."""
+        """Create the agent's directory. Creating its parent too would hide that a disk is not mounted."""
         self._require_directory()
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)

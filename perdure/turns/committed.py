@@ -47,7 +47,7 @@ class Committed:
 
 
 def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
-    """Read a turn, and its messages after number `after`. If it has fewer messages, `after` is lowered to that number.
+    """Read a turn, and its messages after number `after`, which is lowered to the number of messages if it exceeds it.
 
     Raises:
         NotFound: there is no such turn.
