@@ -16,7 +16,7 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-"""Indexed by `date.weekday()`."""
+"""The names of the weekdays, indexed by `date.weekday()`."""
 
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)

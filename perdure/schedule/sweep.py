@@ -25,8 +25,8 @@ Fire = Callable[[Entry], bool]
 def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
     """Execute one round; returns the entries fired, or None if another worker executes it.
 
-    An entry's newest slot is due unless it is done, waits for its next attempt, or precedes the entry's registration,
-    or a worker has a lease on the entry. A due slot that no worker claims is fired again after delays that double.
+    An entry's newest slot is not due if it is done, waits for its next attempt, or precedes the entry's registration,
+    or if a worker has a lease on the entry. A due slot that no worker claims is fired again after delays that double.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -161,7 +161,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Run `clean`; returns whether all data outside PostgreSQL is removed. Otherwise the session cannot end."""
+        """Run `clean`. Returns False if data outside PostgreSQL remains: the session cannot end yet."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:

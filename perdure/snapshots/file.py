@@ -128,7 +128,7 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside; if `damaged` is given, only if the file still has these bytes."""
+        """Set the file at `path` aside. If `damaged` is given, do so only if the file still has these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)

@@ -47,7 +47,9 @@ class Committed:
 
 
 def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
-    """Read a turn, and its messages after number `after`, which is lowered to the number of messages if it exceeds it.
+    """Read a turn and its messages after number `after`.
+
+    If the turn has fewer than `after` messages, the result's `after` is the number of its messages.
 
     Raises:
         NotFound: there is no such turn.

@@ -1,8 +1,8 @@
 """The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
 While the intake is closed, no turn is claimed, even after restarts, since the claim itself reads the row. Messages are
-still accepted, and wait. Every worker reads the row regularly. Once the intake is closed, the worker takes no more work
-and finishes or parks its turns.
+still accepted, and wait. Every worker reads the row regularly. Once the intake is closed, workers take no more work and
+finish or park their turns.
 """
 
 from __future__ import annotations

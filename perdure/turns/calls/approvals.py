@@ -166,7 +166,9 @@ def begin(
     calls: Iterable[tuple[UUID, float]],
     lease_s: float,
 ) -> None:
-    """Begin the approved calls among `calls` (effect id, time limit in seconds), once all calls are decided.
+    """Begin the approved calls among `calls` (effect id, time limit in seconds), unless a call can still be decided.
+
+    Denies undecided calls if the approval has expired or the session's end is requested.
 
     Raises:
         Undecided: a call can still be decided; no call has begun.

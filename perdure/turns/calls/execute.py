@@ -376,7 +376,7 @@ class Executor:
         return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: CallThread, *, again: bool) -> Result | None:
-        """The result of a call whose time limit has passed. `None`, only if `again`: the call runs once more."""
+        """The result of a call whose time limit has passed. `None`: the call runs once more (only if `again`)."""
         planned = run.planned
         tool = planned.tool
         if tool is None:

@@ -1,10 +1,9 @@
 """Accepting a message: it is accepted when its row is committed.
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
-one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
-not queue) is accepted in a transaction that locks the session's row. If a rate limit is set (`rate_limit`), every
-message is accepted in this way. A message from a stored row (`Source`) always is. After the commit a wake-up for a
-worker is published; it may be lost.
+one commit. A transaction that locks the session's row is needed if the message needs a decision first (a new or idle
+session, a repeated message, a busy session that must not queue), if a rate limit is set (`rate_limit`), or if the
+message comes from a stored row (`Source`). After the commit a wake-up for a worker is published; it may be lost.
 """
 
 from __future__ import annotations

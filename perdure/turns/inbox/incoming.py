@@ -160,7 +160,7 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", t
 
 
 def stored_incoming(key: str, fields: Mapping[str, Any]) -> Incoming:
-    """Parse the message of a stored row: `fields` has no user, `key` is the user's key.
+    """Parse the message of a stored row. `fields` lacks the user; `key` is the user's key.
 
     Raises:
         InvalidRequest: this release does not accept the fields.

@@ -28,7 +28,7 @@ MOST_A_ROUND = 10
 """The most parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
-"""The age of a turn up to which it is parked; a later failure of the model settles it as failed."""
+"""A turn older than this is not parked: a failure of its models settles it as failed."""
 
 _LONGEST_PAUSE_S = 600.0
 

@@ -35,7 +35,7 @@ class Step:
 
 
 class StepCommit:
-    """Commits the steps of one turn, and records them in its transcript. `spent_s` returns the turn's seconds."""
+    """Commits the steps of one turn, and records them in its transcript. `spent_s`: the turn's seconds under lease."""
 
     def __init__(
         self,

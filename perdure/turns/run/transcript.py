@@ -34,7 +34,7 @@ The default of `PERDURE_MEMORY__WORKING_TURNS`.
 """
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
-"""Errors of parsing a row that this release does not understand."""
+"""Errors that are raised when this release cannot parse a row."""
 
 
 @dataclass(frozen=True, slots=True)
