@@ -82,7 +82,7 @@ class CallRunner:
 
         Raises:
             LeaseLost: another worker has the session.
-            Interrupted: the turn must stop before a call can be decided.
+            Interrupted: the turn must stop before a call in doubt can be resolved.
             Undecided: calls wait for approval.
             Awaiting: calls wait for a task or a time.
             Unavailable: the database refuses the commit.

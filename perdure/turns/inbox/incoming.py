@@ -1,4 +1,4 @@
-"""Incoming messages of every channel: parsed and validated, once, before anything is written."""
+"""Incoming messages of every channel: parsed and validated once, before anything is written."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Parking: if all models of a turn are unavailable and `on_unavailable` is `park`, the turn waits.
 
 The session is released with a time before which no worker claims it. Waiting uses up neither attempts nor the turn's
-time limit; the session's later turns wait too. When a model's breaker closes in any process, all
-turns that wait for a model become due. The sweeper wakes a few per round, the oldest first, so that a recovered model
-is not overloaded.
+time limit; the session's later turns wait too. When a model's breaker closes in any process, all turns that wait for a
+model become due. The sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
 """
 
 from __future__ import annotations

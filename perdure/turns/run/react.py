@@ -42,7 +42,7 @@ from perdure.turns.run.transcript import Entry, Transcript, said
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The worker is shutting down; another one continues after the last commit."""
+    """The worker is shutting down; another worker continues after the last commit."""
 
 
 @dataclass(frozen=True, slots=True)
