@@ -68,7 +68,7 @@ class SnapshotUnavailable(Unavailable):
 class SnapshotStore(Protocol):
     """Stores snapshots. Threads may share a store; a forked process opens its own.
 
-    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the PostgreSQL store has the
+    Each method should return, or raise `SnapshotUnavailable`, within about two seconds. The PostgreSQL store has the
     timeouts of the engine's connections.
     """
 

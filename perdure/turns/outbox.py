@@ -145,7 +145,7 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter: it is not attempted again."""
+    """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter, not attempted again."""
     rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
     return [
         {

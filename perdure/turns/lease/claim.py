@@ -99,7 +99,7 @@ class NeedsIsolation:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user has reached the limit of concurrent turns: the session waits until one of these turns ends."""
+    """The user has reached the limit of concurrent turns: the session waits until one of the user's turns ends."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued
