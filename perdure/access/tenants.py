@@ -78,7 +78,7 @@ def everybodys(tenant: str) -> str:
 
 
 def tenant_of(key: str | None) -> str | None:
-    """The tenant of a stored user key."""
+    """The tenant of a stored user key; `None` if the user has no tenant."""
     if key is None or SEPARATOR not in key:
         return None
     return key.partition(SEPARATOR)[0]

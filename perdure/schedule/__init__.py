@@ -1,4 +1,4 @@
-"""Scheduled work: runs each slot of an entry once.
+"""Scheduled work: runs the newest due slot of each entry once.
 
     cadence.py   slots in local time, including daylight saving time: pure arithmetic
     entry.py     an entry of the schedule: a cadence and a task
@@ -13,6 +13,6 @@
     reminder_queries.py
 
 A slot is settled when its work is done, not when a message fires it. Messages may be duplicate, late or lost: the
-ledger runs each slot once, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`), the workers'
-sweeper and `tasks.scheduled` call this package.
+ledger does not run a settled slot again, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`),
+the workers' sweeper and `tasks.scheduled` call this package.
 """

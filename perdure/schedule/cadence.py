@@ -16,7 +16,7 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-"""Indexed by `date.weekday()`."""
+"""The names of the weekdays, indexed by `date.weekday()`."""
 
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
@@ -118,7 +118,8 @@ def times_every(hours: int) -> tuple[time, ...]:
 def instant(local: datetime, zone: ZoneInfo) -> datetime:
     """The instant in UTC at which the zone's clocks show `local` (naive), to the second.
 
-    Ignores `fold`: of two instants, returns the first. In a gap, returns the first instant after it.
+    If the clocks show `local` twice, returns the first instant, whatever its `fold`. If they never show it, returns the
+    first instant after the gap.
     """
     local = local.replace(fold=0)
     found = local.replace(tzinfo=zone).astimezone(UTC)

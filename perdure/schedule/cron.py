@@ -1,8 +1,7 @@
 """A cadence from a cron expression in a zone's local time, for users' schedules. Pure.
 
-The expression is evaluated on local times without a zone, by `cronsim`; `cadence.instant` maps them to instants. Its
-rules apply: a local time in a gap means the first instant after the gap, and a time that occurs twice means the first
-occurrence.
+`cronsim` evaluates the expression on local times without a zone; `cadence.instant` maps them to instants. A local time
+in a gap means the first instant after the gap, and a time that occurs twice means the first occurrence.
 """
 
 from __future__ import annotations

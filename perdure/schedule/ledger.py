@@ -1,8 +1,8 @@
-"""Claims a slot, renews its lease while the work runs, and settles it, so that each slot runs once.
+"""Claims a slot, renews its lease while the work runs, and settles it. A settled slot does not run again.
 
-The message that fires a slot does not name the slot: `claim` computes the newest one from the database's clock. So of
-several missed slots only the newest runs, and a message that is late or duplicate, or is sent after the clock was set
-back, finds its slot done. A thread renews the lease during the work, for at most `Entry.within_s`.
+The message that fires a slot does not name the slot: `claim` computes the newest one from the database's clock. If
+several slots were missed, only the newest runs. A message that is late or duplicate, or that is sent after the clock
+was set back, finds its slot done. A thread renews the lease during the work, for at most `Entry.within_s`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ClaimedSlot:
-    """A slot that this process has claimed under `token`; `attempts` includes this one."""
+    """A slot that this process has claimed under `token`; `attempts`: the slot's attempts, including this one."""
 
     entry: str
     slot: datetime
@@ -56,7 +56,7 @@ class Done(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The entry's newest slot is done, claimed by another worker, or waits for its next attempt."""
+    """The entry's newest slot is done or waits for its next attempt, or another worker has claimed the entry."""
 
 
 def run_slot(

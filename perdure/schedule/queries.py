@@ -1,8 +1,8 @@
 """The statements of schedules, in the order in which a slot passes through them.
 
 `schedule_entries` has one row for each entry: when it was first seen, and the lease on the slot that a worker has
-claimed, so that two slots of an entry never run concurrently. `schedule_slots` has the outcome of each slot. Every
-statement locks the entry before the slot.
+claimed, so that two slots of an entry never run concurrently. `schedule_slots` has the outcome of each slot. A
+statement that locks both locks the entry before the slot.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from perdure.schedule.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class EntryStatus:
-    """The status of an entry. Times are in UTC; a slot is `None` until the entry has such a slot.
+    """The status of an entry. Times are in UTC; a time is `None` if the ledger does not have it yet.
 
     `next_due` is in the past if the newest slot waits for a worker or for its next attempt. `running`: a worker has a
     lease on a slot. `error`: the error of the newest slot's last attempt.

@@ -1,8 +1,8 @@
 """Users' schedules: a text that is sent as a message at a given time, or repeatedly.
 
 `POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this; the sweeper of every
-worker fires what is due (`turns.inbox.fire_schedules`). A schedule's replies go to the channel, conversation and
-receiver from which the user set it.
+worker fires due schedules (`turns.inbox.fire_schedules`). A schedule stores the channel, the conversation and the
+receiver of its replies.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NewReminder:
 
 
 def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | None, timezone: str | None) -> Moment:
-    """When a new schedule fires.
+    """Parse the time, or the cron expression, of a new schedule.
 
     `at` is an ISO time, in `timezone` (default: the installation's) unless it has an offset; exactly one of `at` and
     `cron` is given.
@@ -153,7 +153,7 @@ def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUI
 
     Raises:
         NotFound: there is no such schedule.
-        Conflict: the only time of the schedule has passed.
+        Conflict: a schedule that fires once cannot be resumed after its time.
     """
     row = _read(database, schedule_id)
     if row.paused == paused:

@@ -1,7 +1,7 @@
 """Fires due slots that no worker has claimed.
 
-Runs in every worker, in addition to the sweep of turns; one worker executes each round. It does not need beat: without
-beat, slots are late by at most the interval of the sweep.
+Runs in every worker, in addition to the sweep of turns; one worker executes each round. Beat is optional: without beat,
+a slot is fired at most one interval of the sweep late.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Fire = Callable[[Entry], bool]
 def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
     """Execute one round; returns the entries fired, or None if another worker executes it.
 
-    An entry's newest slot is due unless it is before the entry was first seen, done, or claimed under a valid lease.
-    Until a worker claims it, it is fired again after delays that double each time.
+    An entry's newest slot is not due if it is done, waits for its next attempt, or precedes the entry's registration,
+    or if a worker has a lease on the entry. A due slot that no worker claims is fired again after delays that double.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -34,7 +34,7 @@ def list_conversations(
 
 
 def read_conversation(executor: Executor, user: str, conversation: str) -> dict[str, Any]:
-    """One conversation.
+    """The user's conversation with the key `conversation`.
 
     Raises:
         NotFound: the user has no such conversation.
@@ -48,9 +48,10 @@ def read_conversation(executor: Executor, user: str, conversation: str) -> dict[
 def change_conversation(
     database: Database, wake: Waker, user: str, conversation: str, *, title: str | None, archived: bool | None
 ) -> dict[str, Any]:
-    """Set the title, archive or restore a conversation; `None` changes nothing. Returns the conversation.
+    """Change the title of a conversation, archive it or restore it. Returns the conversation.
 
-    Archiving requests the end of the live session. The next message restores the conversation.
+    An argument of `None` changes nothing. Archiving requests the end of the live session. The next message to an
+    archived conversation restores it.
 
     Raises:
         NotFound: the user has no such conversation.

@@ -13,7 +13,7 @@ from perdure.sessions.states import TRANSITIONS, State
 
 
 def draw() -> str:
-    """The table of transitions as a Mermaid diagram, without those from a state to itself."""
+    """The table of transitions as a Mermaid diagram, without transitions from a state to itself."""
     arrows: dict[tuple[State, State], list[str]] = {}
     for (before, trigger), after in TRANSITIONS.items():
         if before is not after:

@@ -106,7 +106,7 @@ class Hold(Protocol):
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
-        """Abort `call` when its time is up or the process shuts down."""
+        """Within the block, abort `call` when its time is up, the process shuts down or the lease is lost."""
         ...
 
 
@@ -127,7 +127,7 @@ class Ender:
     clean: Callable[[UUID, Fence], None]
 
     def end(self, session_id: UUID) -> EndOutcome:
-        """End the session, from its present state.
+        """Summarise, clean up and end the session, beginning from its present state.
 
         Raises:
             Unavailable: the database cannot be reached; the sweeper tries again.
@@ -161,7 +161,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Whether `clean` removed all data outside PostgreSQL; the session ends only then."""
+        """Run `clean`. Returns False if data outside PostgreSQL remains: the session cannot end yet."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:
@@ -208,9 +208,10 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
 
 
 def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> Requested | None:
-    """Request the end of a session whose user leaves `channel`, unless another channel was used within `idle_s`.
+    """Request the end of a session whose user leaves `channel`, unless another channel is in use.
 
-    Returns None if this call requested no end.
+    A channel is in use if it has an unsettled turn, or a turn that was settled in the last `idle_s` seconds. Returns
+    `None` if this call requested no end.
     """
     parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
     rows = executor.run(queries.LEAVE, parameters)

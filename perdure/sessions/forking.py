@@ -25,7 +25,7 @@ _MAX_BIGINT = 2**63 - 1
 
 
 def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None) -> UUID:
-    """Copy a session through its last turn settled at or before `tick` (default: the present); returns its id.
+    """Copy a session through its last turn settled at or before `tick` (default: the present); returns the copy's id.
 
     The fork of an ended session has no working variables: they are deleted at the session's end.
 

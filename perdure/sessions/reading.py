@@ -42,7 +42,7 @@ def owner(executor: Executor, session_id: UUID) -> str:
 
 
 def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
-    """The session of the user's next message, and its number of messages; `None` if a new one will open."""
+    """The session that gets the user's next message, and its message count; `None` if the message opens a session."""
     rows = executor.run(queries.LIVE, {"user_id": user_id, "scope": scope, "idle_s": idle_s})
     return (rows[0].session_id, rows[0].message_count) if rows else None
 
@@ -58,7 +58,7 @@ def list_sessions(
 ) -> list[dict[str, Any]]:
     """Sessions of the user with the key `user`, of a tenant's users, or of all; newest first, at most `limit`.
 
-    `conversation` lists only the sessions of this conversation of the user.
+    `conversation`, which requires `user`, lists only the sessions of that conversation.
 
     `given_up` lists only sessions whose consolidation was abandoned, most recently abandoned first.
     """
@@ -152,7 +152,7 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, str]) -> dict[str, Any]:
-    """A stored call, with its arguments as an object if they are one, else as text."""
+    """A stored call. Its arguments become an object if they are a JSON object, otherwise they stay text."""
     try:
         arguments: Any = load_object(call["arguments"])
     except ValueError:

@@ -1,8 +1,8 @@
 """Routes a message to a session by its scope: a conversation's key, a channel, or neither.
 
-A message with a key goes to the conversation's live session, whatever its channel; a message without one is routed by
-`PERDURE_SESSION__SCOPE`. A user has at most one live session per scope. A conversation's scope begins with a slash; a
-channel's name does not.
+A message with a conversation's key goes to the conversation's live session, whatever the message's channel. A message
+without a key is routed by `PERDURE_SESSION__SCOPE`. A user has at most one live session per scope. A conversation's
+scope begins with a slash; a channel's name does not.
 """
 
 from __future__ import annotations

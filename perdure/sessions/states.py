@@ -1,7 +1,7 @@
 """The states of a session, and the table of transitions between them.
 
-Every statement that changes a state takes the new one from `sql(trigger)`, which reads the present state under the
-row's lock and raises an error for a transition that the table does not contain.
+Every statement that changes a state takes the new state from the expression `sql(trigger)`. The expression reads the
+present state under the row's lock. PostgreSQL raises an error for a transition that the table does not contain.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Snapshots as JSON text and back, for stores, exports and imports.
 
-`dump` writes only what `parse` reads. Members that this release does not know are from a newer release; they are kept
-and written back.
+`parse` reads every document that `dump` writes. Members that this release does not know are from a newer release; they
+are kept and written back.
 
-`parse` rejects a text that is truncated, of another schema or agent, or holds characters that a database cannot store.
+`parse` rejects a text that is truncated, has another schema or agent, or holds characters that a database cannot store.
 The `InvalidRequest` names the position in the document, not the value.
 """
 
@@ -51,7 +51,7 @@ def parse(text: str, expected_agent_id: UUID | None = None) -> AgentSnapshot:
     """Parse `text`; if `expected_agent_id` is given, the snapshot must be of that agent.
 
     Raises:
-        InvalidRequest: the text is not a snapshot, of an unknown schema version, or of another agent.
+        InvalidRequest: the text is not a snapshot, or has an unknown schema version or another agent.
         TooLarge: its working variables are over `MAX_VARIABLES_BYTES`.
     """
     model = _read_model(text)

@@ -1,7 +1,7 @@
 """Export and import of snapshots, for operators.
 
-An export is the snapshot of the last commit and the pending messages, assembled from PostgreSQL. An import restores the
-working variables only, at the session's present tick: the transcript is never rewritten, and `turns.restore_snapshot`
+An export is the snapshot of the last commit and the pending messages, assembled from PostgreSQL. An import restores
+only the working variables, at the session's present tick. It never rewrites the transcript; `turns.restore_snapshot`
 accepts the pending messages again. `restore` claims the session's lease, so no turn begins with variables that are
 about to be replaced. As when a turn settles, the store saves first, then one statement commits; a saved snapshot
 without that commit is not used.

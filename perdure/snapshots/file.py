@@ -115,7 +115,7 @@ class FileSnapshots:
         return self.directory / str(agent_id)
 
     def _make(self, folder: Path) -> None:
-        """Create the agent's directory, but not its parent: that would hide a disk that is not mounted."""
+        """Create the agent's directory. Creating its parent too would hide that a disk is not mounted."""
         self._require_directory()
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -128,7 +128,7 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside; if `damaged` is given, only if the file still has these bytes."""
+        """Set the file at `path` aside. If `damaged` is given, do so only if the file still has these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)

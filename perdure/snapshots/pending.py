@@ -14,7 +14,7 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.snapshots.snapshot import Event
 
 MESSAGE = "message"
-"""The type of these events. Their source is the message's channel."""
+"""The type of a pending message's event. The event's source is the message's channel."""
 
 _MEMBERS = ("message_id", "text", "agent", "priority", "reply_to", "metadata", "merged")
 

@@ -1,7 +1,8 @@
 """Snapshots in Redis: one hash per session. One script compares the versions and writes the snapshot.
 
-As durable as the server: with `appendfsync everysec` a power failure loses the last second; the engine recognises that
-the remaining snapshot is outdated, and rebuilds it. Every wait is bounded: a request times out after a second.
+Snapshots are as durable as the server: with `appendfsync everysec` a power failure loses the last second. The engine
+then recognises that the remaining snapshot is outdated, and rebuilds it. Every wait is bounded: a request times out
+after a second.
 """
 
 from __future__ import annotations
@@ -141,7 +142,10 @@ class RedisSnapshots:
         return key, f"{key}:set-aside"
 
     def _read(self, key: str) -> _Fields | None:
-        """The fields, '' for a missing one; None if the key does not exist. A key of another type has no field."""
+        """The fields of the hash at `key`, empty where missing; `None` if there is no such key.
+
+        If the key is not a hash, all fields are empty.
+        """
         try:
             found: Any = self._client.hmget(key, ["token", "tick", "snapshot"])
         except redis.ResponseError as error:

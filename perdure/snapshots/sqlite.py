@@ -2,7 +2,7 @@
 
 Each change is a transaction that holds the file's write lock from its beginning, so that comparing the version and
 writing the snapshot are atomic; the commit syncs (WAL, synchronous FULL). A writer waits at most two seconds for the
-lock: a process that is stopped during a save blocks the other writers until it continues or dies. A process has one
+lock. If a process is stopped during a save, other writers fail until that process continues or dies. A process has one
 connection for writing and one for reading, each used by one thread at a time, so a load does not wait for a save.
 
 A damaged row is set aside. A damaged file is left for the operator to replace, since other processes may have it open.

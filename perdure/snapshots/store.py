@@ -50,7 +50,7 @@ class Stored:
 
 
 class StaleSnapshot(Conflict):
-    """A newer snapshot of the agent is stored: the process that saved this one has lost the session."""
+    """A newer snapshot of the agent is stored, usually because another worker has claimed the session."""
 
     def __init__(self, agent_id: UUID, offered: Version, stored: Version) -> None:
         super().__init__(f"The snapshot of {agent_id} at {offered} is older than the one stored, at {stored}.")
@@ -68,7 +68,7 @@ class SnapshotUnavailable(Unavailable):
 class SnapshotStore(Protocol):
     """Stores snapshots. Threads may share a store; a forked process opens its own.
 
-    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the PostgreSQL store has the
+    Each method should return, or raise `SnapshotUnavailable`, within about two seconds. The PostgreSQL store has the
     timeouts of the engine's connections.
     """
 

@@ -30,11 +30,11 @@ _WAITING = frozenset({"waiting_approval", "parked"})
 
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
-    """Request that a turn is cancelled; a settled turn is not changed.
+    """Request the cancellation of a turn. A settled turn is not changed.
 
     A running turn stops between steps or during a model call. A turn that has not begun, or waits for an approval, a
-    task or a time, is settled here; calls that wait for approval are denied, and the sweeper revokes tasks. For any
-    other turn, a wake-up is published, and a worker settles it.
+    task or a time, is settled at once: its calls that wait for approval are denied, and the sweeper revokes its tasks.
+    For any other turn, a wake-up is published, and a worker settles the turn.
 
     Raises:
         NotFound: there is no such turn.

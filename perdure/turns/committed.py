@@ -47,7 +47,9 @@ class Committed:
 
 
 def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
-    """Read a turn, and its messages after number `after`. If it has fewer messages, `after` is lowered to that number.
+    """Read a turn and its messages after number `after`.
+
+    If the turn has fewer than `after` messages, the result's `after` is the number of its messages.
 
     Raises:
         NotFound: there is no such turn.

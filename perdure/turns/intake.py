@@ -1,7 +1,8 @@
 """The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
 While the intake is closed, no turn is claimed, even after restarts, since the claim itself reads the row. Messages are
-still accepted, and wait. Every worker reads the row regularly, to stop taking work and to finish or park its turns.
+still accepted, and wait. Every worker reads the row regularly. Once the intake is closed, workers take no more work and
+finish or park their turns.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Unfinished:
 
     Attributes:
         running: Turns under a lease.
-        waiting: Accepted or parked turns, which run when the intake is open again.
+        waiting: Unsettled turns that are not under a lease.
         ending: Sessions with a requested end and no turns to run.
         held_back: Sessions with a requested end and turns to run first.
     """
@@ -115,7 +116,7 @@ def close(executor: Executor) -> None:
 
 
 def reopen(executor: Executor) -> None:
-    """Open the intake; waiting sessions are due at once."""
+    """Open the intake; sessions that waited only for the intake are due at once."""
     executor.run(_OPEN, {})
 
 
@@ -125,7 +126,7 @@ def running(executor: Executor) -> list[UUID]:
 
 
 def settled(executor: Executor, turn_ids: Sequence[UUID]) -> int:
-    """The number of these turns that are settled."""
+    """The number of turns in `turn_ids` that are settled."""
     return int(executor.run(_SETTLED, {"turn_ids": list(turn_ids)})[0].settled)
 
 

@@ -1,7 +1,7 @@
-"""The outbox: delivers a settled turn's reply to its receiver, at least once.
+"""The outbox: delivers replies and requests for approval to their receivers, at least once.
 
-An attempt first moves the delivery's due time ahead, so that no other worker attempts it, and so that it is repeated if
-this worker dies. The receiver deduplicates by the delivery's id.
+An attempt first moves the delivery's due time ahead: no other worker attempts the delivery before that time. If this
+worker dies, another attempt follows at that time. The receiver deduplicates by the delivery's id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFUSALS_FORGIVEN_S = 86_400.0
 
 
 class DeliveryFailed(Exception):
-    """The receiver was unreachable, or refused the delivery. `status_code`: the HTTP status of its response, if any."""
+    """The receiver has not confirmed the delivery. `status_code`: the HTTP status of its response, if any."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -50,9 +50,9 @@ class Undeliverable(DeliveryFailed):
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver's breaker is open, or the service asks for a pause: the attempt does not count.
+    """The receiver's breaker is open, or the receiver asks for a pause of `retry_s` seconds.
 
-    The next one is in `retry_s` seconds or later.
+    The attempt does not count, unless the delivery is older than `REFUSALS_FORGIVEN_S`.
     """
 
     def __init__(self, message: str, retry_s: float) -> None:
@@ -83,7 +83,10 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed. `retry_s`: seconds until the next; `None` after the last. `next_id`: as in `Delivered`."""
+    """The attempt failed. `retry_s`: seconds until the next attempt; `None`: it was the last.
+
+    `next_id`: as in `Delivered`.
+    """
 
     retry_s: float | None
     next_id: UUID | None = None
@@ -91,7 +94,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The delivery was delivered, has failed, waits for an earlier one, or another worker is attempting it."""
+    """The delivery is delivered, has failed, is being attempted, or waits for its due time or an earlier delivery."""
 
 
 Outcome = Delivered | Postponed | NotDue
@@ -103,7 +106,7 @@ def signature(key: bytes, body: bytes) -> str:
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
-    """Attempt one delivery, if it is due. `carriers` has one for `url`, one for `task` and one for `channel`."""
+    """Attempt one delivery, if it is due. `carriers` maps `url`, `task` and `channel` to a carrier."""
     given = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, given)
     if not rows:
@@ -134,15 +137,15 @@ def retry_after(attempts: int) -> float | None:
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
     """The deliveries to publish, the longest waiting first; at most `most`.
 
-    Until a worker attempts it, a delivery is returned again after `backoff_s` seconds, then at doubling intervals of at
-    most 64 times `backoff_s`.
+    A delivery that no worker attempts is returned again after `backoff_s` seconds. The pause then doubles each time, up
+    to 64 times `backoff_s`.
     """
     given = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, given)]
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest deliveries, optionally of one status. A `failed` one is a dead letter: it is not attempted again."""
+    """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter, not attempted again."""
     rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
     return [
         {
@@ -178,7 +181,10 @@ def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone without counting an attempt. The pause grows with the delivery's age, to limit the attempts."""
+    """Postpone a delivery that was not sent. The attempt counts only after `REFUSALS_FORGIVEN_S`.
+
+    The pause grows with the delivery's age, to limit the number of attempts.
+    """
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
     retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)

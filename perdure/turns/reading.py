@@ -1,7 +1,7 @@
 """Reading turns in the form of the API, and waiting until a turn is settled.
 
 Waiting costs the database one small statement per round and process, whatever the number of waiting callers. Workers
-announce settled turns through Redis, which begins a round at once; without Redis, rounds are more frequent.
+announce settled turns through Redis; an announcement begins a round at once. Without Redis, rounds are more frequent.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _error(row: Row[Any]) -> dict[str, str] | None:
 
 
 def _delay(row: Row[Any]) -> dict[str, str | None] | None:
-    """The error that delays an answer, and the latest time of the next try (None: a try is running)."""
+    """The error that delays a turn, and the latest time of the next try; `None` if no error delays it."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
@@ -221,7 +221,7 @@ def delay_message(turn: Mapping[str, Any]) -> str | None:
 
 
 class Delays:
-    """Reports that a turn's answer is delayed, once for each time that it is parked."""
+    """Reports that a turn's answer is delayed, once each time the turn is parked."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor
@@ -229,7 +229,7 @@ class Delays:
         self._reported = False
 
     def look(self) -> str | None:
-        """The message for a waiting caller, unless it was returned since the turn was parked.
+        """The message for a waiting caller; `None` if the turn is not delayed, or if this delay was reported.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -279,7 +279,7 @@ class SettlementWatch:
         return future
 
     def close(self) -> None:
-        """Stop watching; waiting callers are cancelled."""
+        """Stop the thread, and cancel the futures of waiting callers."""
         with self._lock:
             self._closed = True
             self._look_now.set()

@@ -30,9 +30,9 @@ _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of an import: the number of messages accepted now, and of those accepted before.
+    """The result of an import. `accepted`: messages accepted now; `known`: messages accepted before.
 
-    `variables_left`: the reason why the working variables were not restored; `None`: they were.
+    `variables_left`: the reason why the working variables were not restored; `None` if they were restored.
     """
 
     accepted: int
@@ -49,8 +49,8 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
     Raises:
         InvalidRequest, TooLarge: an event is not a message that this installation accepts; nothing was changed.
         NotFound: the session does not exist and there is no pending message, or the session is another user's.
-        Conflict: without pending messages, the session has ended, is busy or at another tick; with them, it has
-            ended, or a message id was used for another text.
+        Conflict: the session has ended, or a message id was used for another text. Without pending messages, also:
+            the session is busy or at another tick.
         RateLimited, Unavailable: some messages may have been accepted. Importing again is safe.
     """
     messages = [

@@ -3,8 +3,8 @@
 One transaction raises the fencing tokens of their sessions and deletes their rows, so that no process that runs one of
 their turns or consolidations can write any more. Redis and the snapshot store are cleaned right after the commit, and
 again after one lease: a process that was paused after its last commit may still have written there. The row in
-`erasures` makes the sweeper do this second pass, also after a crash. The second pass also removes the deleted texts
-from the planner's statistics and from the file of an embedded Redis.
+`erasures` makes the sweeper do this second pass even if this process crashes. The second pass also removes the deleted
+texts from the planner's statistics and from the file of an embedded Redis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_A_ROUND = 20
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:
-    """Deleted rows by table. `everywhere`: Redis and the snapshot store are clean; else the second pass retries."""
+    """Deleted rows by table. `everywhere`: Redis and the snapshot store are clean; if not, the second pass retries."""
 
     rows: dict[str, int]
     everywhere: bool
@@ -66,8 +66,9 @@ class RedisFile(Protocol):
 class Eraser:
     """Erases users. `redis_memory` is `None` in a process without Redis: a worker then cleans Redis.
 
-    `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md). `revoke` has Celery's
-    workers discard tasks, and returns whether the broker was reached; `None`: a worker's sweeper does it.
+    `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md). `revoke` makes
+    Celery's workers discard tasks, and returns whether the broker was reached. If it is `None`, a worker's sweeper
+    revokes the tasks.
     """
 
     database: Database
@@ -126,7 +127,7 @@ class Eraser:
         return len(finished)
 
     def _revoke_tasks(self) -> None:
-        """Revoke the tasks of recent erasures, which the second pass repeats: a paused worker may still send one."""
+        """Revoke the tasks of recent erasures. The second pass does so again: a paused worker may still send one."""
         due = self.database.run(queries.TO_REVOKE, {"most": _MOST_A_ROUND})
         revoked = [row.erasure_id for row in due if self._revoke(row.task_ids)]
         if revoked:

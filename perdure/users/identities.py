@@ -112,7 +112,7 @@ def user_of_identity(executor: Executor, tenant: str | None, channel: str, exter
 
 
 def list_links(executor: Executor, user: str) -> list[Link]:
-    """The identities that are linked to a user, by channel and external id; at most `MOST_LISTED`.
+    """The identities that are linked to a user, ordered by channel and external id; at most `MOST_LISTED`.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -46,7 +46,7 @@ _VERSION = Statement(
 
 
 def forget_samples(database: Database) -> None:
-    """Analyze the tables with users' data, one commit each. Reads 30,000 rows of a large table and blocks no writer.
+    """Analyze the tables with users' data, one commit each. `ANALYZE` reads a sample of a table and blocks no writer.
 
     Before PostgreSQL 18, an empty table keeps its samples until it has rows and is analyzed again.
 

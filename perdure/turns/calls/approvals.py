@@ -6,8 +6,8 @@ or until the approval expires; the wait does not count as an attempt. The last d
 worker begins the approved calls concurrently. The commit that begins them also denies undecided calls if the approval
 has expired or the session's end is requested. Cancelling settles the turn and denies its calls.
 
-Each statement locks the session's row, so decisions, an end and a cancellation are serialised. A decision counts only
-while the turn waits.
+Deciding, waiting, ending the session and cancelling each lock the session's row first, so they are serialised. A
+decision is accepted only while the turn waits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Decision(BaseModel):
 
 
 class Waits(Enum):
-    """Whether a turn waits for decisions, and the reason if it does not."""
+    """Whether a turn waits for its calls, and the reason if it does not."""
 
     YES = auto()
     CANCELLED = auto()
@@ -81,7 +81,7 @@ class Undecided(Exception):
 
 
 def none_begun(statuses: Iterable[str]) -> bool:
-    """Whether some calls of a message wait for approval or to begin, and none has begun."""
+    """Whether at least one call of a message is `asked` or `approved`, and no call has begun."""
     present = set(statuses)
     return bool(present & UNBEGUN) and present <= UNBEGUN | {"denied"}
 
@@ -102,11 +102,11 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
-    """Record a decision about a waiting call; the last one wakes the session.
+    """Record a decision about a call. The last decision that the turn waits for wakes its session.
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
-        Conflict: the call is decided or expired, or its session is ending.
+        Conflict: the call does not wait for a decision, or the agent no longer has its tool.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
@@ -137,7 +137,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
 
 def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Release the session until the calls of a message are decided. For a turn from a chat, publish the request there.
+    """Release the session until the calls of a message are decided. For a turn from a chat, deliver the request there.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
@@ -166,10 +166,12 @@ def begin(
     calls: Iterable[tuple[UUID, float]],
     lease_s: float,
 ) -> None:
-    """Begin the approved calls among `calls` (effect id, time limit in seconds), once all calls are decided.
+    """Begin the approved calls among `calls` (effect id, time limit in seconds), unless a call can still be decided.
+
+    Denies undecided calls if the approval has expired or the session's end is requested.
 
     Raises:
-        Undecided: some are not decided; no call has begun.
+        Undecided: a call can still be decided; no call has begun.
         LeaseLost: another worker has the session; nothing was written.
     """
     rows = executor.run(
@@ -200,7 +202,7 @@ def _require_open(row: Row[Any], *, ending: bool) -> None:
 
 
 def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> str | None:
-    """The edited arguments as JSON, checked by the tool."""
+    """Validate edited arguments with the tool, unless it is an MCP server's; returns them as JSON."""
     if arguments is None:
         return None
     agent, text = runtime.agents.get(row.agent), as_json(arguments)

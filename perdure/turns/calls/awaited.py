@@ -1,17 +1,18 @@
 """Calls that wait for a Celery task or a time. The wait occupies no worker.
 
 The intent of such a call is committed like any other. The worker then sends the task, whose id is the effect's id,
-commits that it is sent, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
+records that it was sent, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
 is due. The wait does not count as an attempt. The commit that releases the session also records the results of the
 message's other calls in their rows; all results enter the transcript together.
 
-If the worker crashes after it committed the intent and before it committed that the task is sent, it is unknown whether
+If the worker crashes after it committed the intent and before it recorded that the task was sent, it is unknown whether
 the task was sent. A `pure` or `idempotent` task is sent again with the same id, an `unsafe` one is not. The task's link
 callback delivers its result; the sweeper probes the result backend for tasks whose callback was lost (`probe_due`). A
-task that has not ended by its time limit is lost: its result for the model is that the outcome is unknown, and the
+task that has not ended by its time limit counts as lost: the model is shown that the outcome is unknown, and the
 sweeper revokes the task.
 
-Each statement locks the session's row, so a result, the parking, an end and a cancellation are serialised.
+Recording a result, parking, ending the session and cancelling each lock the session's row first, so they are
+serialised.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Awaiting(Exception):
 
 
 def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
-    """Send the task of a call whose intent is committed (a timer has no task). Returns a result only if sending failed.
+    """Send the task of a call whose intent is committed; a timer has no task.
+
+    Returns a failed result if the broker refused an `unsafe` task. Other refused tasks are sent again later.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -125,7 +128,7 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
 def wait(
     runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
 ) -> Waits | None:
-    """Record `results`, and release the session until the other calls of the message have a result or are due.
+    """Record `results`, and release the session until the message's other calls have results, or until one is due.
 
     `asking`: the turn's id and the `seq` of the message.
 
@@ -152,7 +155,9 @@ def wait(
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
-    """Record the result of a task, and wake its turn if no other call waits. Returns False if the call has a result.
+    """Record the result of a task, and wake its session if no other call of the turn waits.
+
+    Returns False if the call already has a result.
 
     A result that arrives after the turn stopped waiting is recorded in the effect's row only. `part`: the number of the
     ended task, for a call with a list of arguments.
@@ -191,7 +196,9 @@ def _outcome(
 
 
 def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Probe the result backend for due tasks, and revoke tasks for which no turn waits; returns the count of both.
+    """Probe the result backend for due tasks, and revoke tasks for which no turn waits.
+
+    Returns the number of calls whose tasks were due.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -263,7 +270,7 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int)
 
 
 def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
-    """The result of a call with a list of arguments that is due. The next sweep revokes its unfinished tasks."""
+    """The result of a due call with a list of arguments. The next sweep revokes the call's unfinished tasks."""
     parts = fan_out.load(row.parts)
     for number in fan_out.running(parts):
         found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))

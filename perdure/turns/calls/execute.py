@@ -1,7 +1,7 @@
 """Executing tool calls, each in a thread of its own, within its time limit and under the session's lease.
 
 The effect class decides what follows when a call's time limit passes or its outcome is unknown: `pure` and `idempotent`
-calls run again with the same effect id; an `unsafe` call is probed, or its outcome stays unknown without a probe.
+calls run again with the same effect id. An `unsafe` call is probed; without a probe its outcome stays unknown.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NotBegun(Exception):
 
 
 class CallThread:
-    """A thread that runs one call or its probe; puts this object into `done` when it ends."""
+    """Runs one call, or its probe, in a thread. Puts itself into the queue `done` at the end."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class CallThread:
 
     @property
     def until(self) -> float:
-        """The call's deadline (monotonic); `_RECORDING_S` later if its result arrived in time."""
+        """The call's deadline (monotonic), extended by `_RECORDING_S` seconds if its result arrived in time."""
         return self._until + (_RECORDING_S if self._arrived.is_set() else 0.0)
 
     @property
@@ -165,7 +165,7 @@ class Executor:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
-        """Run calls concurrently; a call whose time limit passes is resolved by its effect class, or runs once more.
+        """Run calls concurrently. A call whose time limit passes runs at most once more, if its effect class allows it.
 
         If there are several calls, or with `record`, each result is also recorded in its effect row.
 
@@ -273,7 +273,7 @@ class Executor:
         return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
 
     def _resolve(self, run: CallThread, results: list[Result], *, again: bool) -> bool:
-        """Append the result of a finished call. Returns True instead if it was interrupted and must run again."""
+        """Append the result of a call whose thread has ended. Returns True instead if the call must run again."""
         planned = run.planned
         if not isinstance(run.outcome, OutcomeUnknown) or planned.tool is None:
             results.append(outcome_result(run))
@@ -376,7 +376,7 @@ class Executor:
         return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: CallThread, *, again: bool) -> Result | None:
-        """The result of a call whose time limit has passed, or `None` if it may run `again`."""
+        """The result of a call whose time limit has passed. `None`: the call runs once more (only if `again`)."""
         planned = run.planned
         tool = planned.tool
         if tool is None:

@@ -3,7 +3,7 @@
 The call's row holds its parts, in the order of the arguments: the status and the result of each. A part is `waiting`,
 then `taken` (a process sends its task), `sent`, and `done` or `failed`. A part is committed as `taken` before its task
 is sent, so a crash in between leaves the part in doubt: the sweeper sends a `pure` or `idempotent` part again with the
-same id; an `unsafe` part counts as sent. Each result lets further parts be sent.
+same id; an `unsafe` part counts as sent. Each result frees a place for the next waiting part.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Planned:
         return self._row("intended", self.timeout_s)
 
     def request(self, expires_s: float) -> dict[str, Any]:
-        """The row of a call that waits for approval of itself or of another call of its reply."""
+        """The row of a call that waits until a person has decided about it or about other calls of its reply."""
         return self._row("asked" if self.needs_approval else "approved", expires_s)
 
     def _row(self, status: str, within_s: float) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def recorded_changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
 
 
 def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
-    """The message's calls, with the arguments as edited at their approval."""
+    """The message's calls. Arguments that a person edited replace those of the model."""
     return [
         replace(call, arguments=rows[position].arguments) if position in rows else call
         for position, call in enumerate(asking.tool_calls)

@@ -4,8 +4,8 @@
 several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides
-whether it runs again. Calls that wait for approval have not begun and are not in doubt (`approvals`). Neither are those
-that wait for a task or a time (`awaited`).
+whether it runs again. Calls that wait for approval have not begun, so they are not in doubt (`approvals`). Calls that
+wait for a task or a time are not in doubt either (`awaited`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from perdure.turns.run.transcript import Entry, result_of
 
 
 class Interrupted(Exception):
-    """A wait ended because the turn must stop; the hold has the reason."""
+    """The turn must stop; the hold has the reason."""
 
 
 class CallRunner:
@@ -82,7 +82,7 @@ class CallRunner:
 
         Raises:
             LeaseLost: another worker has the session.
-            Interrupted: the turn must stop before a call can be decided.
+            Interrupted: the turn must stop before a call in doubt can be resolved.
             Undecided: calls wait for approval.
             Awaiting: calls wait for a task or a time.
             Unavailable: the database refuses the commit.
@@ -95,7 +95,7 @@ class CallRunner:
         self._commit(entries, results)
 
     def _perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
-        """Run calls that have just begun; results in call order."""
+        """Run calls whose intents were just committed; returns the results in call order."""
         runnable = [each for each in planned if each.refusal is None]
         refused = [refused_result(each) for each in planned if each.refusal is not None]
         self._executor.intended((each.effect_id for each in runnable), intended_at)
@@ -118,7 +118,10 @@ class CallRunner:
         raise Awaiting([*results, *self._executor.run(here, record=True)])
 
     def _send(self, planned: Planned) -> Result | None:
-        """Call the hooks, then send a call's task. Returns a result only if a hook rejects it or sending fails."""
+        """Call the hooks, then send a call's task.
+
+        Returns a failed result if a hook rejects the call, or if `awaited.send` returns one.
+        """
         refused = self._hooks.before(planned)
         if refused is not None:
             return refused
@@ -137,7 +140,7 @@ class CallRunner:
                 self._executor.extend(each)
 
     def _resume(self, asking: Entry) -> list[Result]:
-        """Results of calls that another worker began, or that waited for approval, in call order."""
+        """Resume calls that another worker began or that waited for approval; returns results in call order."""
         rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
         if approvals.none_begun(row.status for row in rows.values()):
             results, again, still_wait = *self._begin(asking, rows), False
@@ -147,7 +150,7 @@ class CallRunner:
         return in_call_order(with_edited_arguments(asking, rows, results))
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Begin calls that waited for approval; returns results of those that do not run, and the calls to run."""
+        """Begin calls that waited for approval. Returns the results of calls that do not run, and the calls to run."""
         planned = plan(self._tools(), calls_as_decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
@@ -205,7 +208,7 @@ class CallRunner:
         return results, again, still_wait
 
     def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The result of a call for a task or a time; `None` if it still waits, the call if its task must be sent."""
+        """The result of a call that waits for a task or a time. `None`: it has none yet; the call: send its task."""
         if row.status != "intended":
             return recorded_result(fresh.position, row)
         return awaited.resume(self._runtime, self._hold, row, fresh)

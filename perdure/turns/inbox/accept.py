@@ -1,9 +1,9 @@
 """Accepting a message: it is accepted when its row is committed.
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
-one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
-not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`), or if
-it comes from a stored row (`Source`). After the commit a wake-up for a worker is published; it may be lost.
+one commit. A transaction that locks the session's row is needed if the message needs a decision first (a new or idle
+session, a repeated message, a busy session that must not queue), if a rate limit is set (`rate_limit`), or if the
+message comes from a stored row (`Source`). After the commit a wake-up for a worker is published; it may be lost.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Source(Protocol):
     """The row that a message comes from. The accepting transaction updates it too."""
 
     def begin(self, transaction: Transaction) -> None:
-        """Called first in the accepting transaction.
+        """Take the row, if necessary. Called first in the accepting transaction.
 
         Raises:
             SourceTaken: another process is accepting the message.
@@ -94,8 +94,8 @@ def accept(
 ) -> Accepted:
     """Accept a message: its row is committed, so it is answered even after a crash.
 
-    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id for the new
-    turn, if the message has one already.
+    `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id of the new
+    turn; by default, a new id.
 
     Raises:
         SourceTaken: another process accepts the message, or its row was changed or erased.

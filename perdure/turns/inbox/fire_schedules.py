@@ -1,9 +1,9 @@
-"""Fires users' schedules: each slot that is due becomes an ordinary message of its user.
+"""Fires users' schedules: a due slot becomes an ordinary message of the schedule's user.
 
-The sweeper of every worker calls this. The accepting transaction advances the schedule, so each slot becomes exactly
-one message even if a worker crashes, and a schedule that is concurrently removed, paused or erased sends none. If slots
-were missed while no worker ran, only the newest one fires. No schedule fires during quiet hours; at their end, one
-message replaces all slots in them.
+The sweeper of every worker calls this. The transaction that accepts the message also advances the schedule. So a slot
+never becomes two messages, even if a worker crashes, and a schedule that is concurrently removed, paused or erased
+sends no message. If slots were missed while no worker ran, only the newest one fires. No schedule fires during quiet
+hours; a schedule with slots in them fires once at their end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AGAIN_S = 300.0
 
 
 def fire_due(runtime: Runtime, most: int = MOST_AT_ONCE) -> int:
-    """Fire the schedules that are due, `most` at a time, for at most `LONGEST_S`; returns their number.
+    """Fire due schedules in batches of `most`, for about `LONGEST_S` seconds; returns the number processed.
 
     Raises:
         Unavailable: the database cannot be reached; a schedule that was taken is due again when its lease expires.

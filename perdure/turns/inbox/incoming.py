@@ -1,4 +1,4 @@
-"""Incoming messages of every channel: parsed and validated, once, before anything is written."""
+"""Incoming messages of every channel: parsed and validated once, before anything is written."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_web_address(url: str) -> None:
 
 
 class Incoming(BaseModel):
-    """One message for an agent: the body of `POST /v1/messages`, the argument of `turns.submit`."""
+    """One message for an agent: the body of `POST /v1/messages`, or the argument of the task `turns.submit`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -148,7 +148,7 @@ class Incoming(BaseModel):
 
 
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
-    """Parse another program's message for a user of `tenant`; the result's `user_id` is the stored user key.
+    """Parse another program's message for a user of `tenant`; the result's `user_id` is the user key.
 
     Raises:
         InvalidRequest: `given` is not a message; the error names the field and the reason.
@@ -160,7 +160,7 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", t
 
 
 def stored_incoming(key: str, fields: Mapping[str, Any]) -> Incoming:
-    """The message of a stored row: `fields` without the user, for the user with the key `key`.
+    """Parse the message of a stored row. `fields` lacks the user; `key` is the user's key.
 
     Raises:
         InvalidRequest: this release does not accept the fields.

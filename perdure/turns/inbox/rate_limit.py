@@ -1,4 +1,4 @@
-"""Rate limits: messages of one user that are accepted per minute and per hour.
+"""Rate limits: the number of one user's messages that are accepted per minute and per hour.
 
 Without a limit no statement is run. With one, a user's messages are accepted one at a time, so the count is exact. A
 repeated message is not counted again.

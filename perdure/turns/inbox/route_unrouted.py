@@ -1,13 +1,13 @@
 """Routing: creates an ordinary turn for each message that an application inserted in its own transaction.
 
 `perdure.send` inserts a row into `unrouted` and locks no other row. After the application's commit, a wake-up or the
-sweeper starts routing. `accept` then accepts the message under all of its rules; the turn has the id that
-`perdure.send` returned. The accepting transaction deletes the row, or marks it settled if the message joined another
-turn, so a message is routed once. Messages of an erased user are not routed. The messages of one user are routed in the
-order of insertion, by one process at a time.
+sweeper starts routing. `accept` then accepts the message like any other; the turn has the id that `perdure.send`
+returned. The accepting transaction deletes the row, or marks it settled if the message joined another turn, so a
+message is routed once. Messages of an erased user are not routed. The messages of one user are routed in the order of
+insertion, by one process at a time.
 
-A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: it is shown as the
-failed turn of the message, and delivered to the message's `reply_to`.
+A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: the API shows the
+message as a failed turn, and the error is delivered to the message's `reply_to`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_ATTEMPTS = 8
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
-    """Route the messages that are due, for at most `_LONGEST_S`; returns the number of users.
+    """Route the messages that are due, for about `_LONGEST_S` seconds; returns the number of users with such messages.
 
     Reads the oldest `most` messages, and routes all messages of their users. A user whose rows are locked does not
     delay other users.
@@ -85,9 +85,9 @@ def route_user(runtime: Runtime, user: str) -> None:
 
 
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
-    """The turn of an application's message: `turn_id`, or the turn that it was merged into or is a duplicate of.
+    """The turn of an application's message: `turn_id`, or an earlier turn if the message joined or repeated it.
 
-    A message that is not routed yet is routed now, unless an earlier one must be routed first.
+    A message that is not routed yet is routed now, unless it or an earlier message of its user must wait.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -100,7 +100,7 @@ def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
 
 
 def cancel(runtime: Runtime, turn_id: UUID, reason: PerdureError) -> bool:
-    """Settle an unrouted message with the error `reason`. Returns False if it became the turn `turn_id`."""
+    """Settle an unrouted message with the error `reason`. Returns False if the message became the turn `turn_id`."""
     row = _read(runtime.database, turn_id)
     if row is not None and row.settled_at is None:
         _refuse(runtime, row, reason)
@@ -113,7 +113,7 @@ def _read(executor: Executor, turn_id: UUID) -> Row[Any] | None:
 
 
 class _RoutedElsewhere(SourceTaken):
-    """Another process routes the user's messages, and continues with the next ones."""
+    """Another process routes the user's messages, including later ones."""
 
 
 @dataclass(frozen=True, slots=True)

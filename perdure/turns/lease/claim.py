@@ -67,7 +67,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The session is held under `fence`. `turn` is None if a concurrent commit settled the last one."""
+    """The session is held under `fence`.
+
+    `turn` is `None` if a concurrent commit settled the last turn, or if no turn may begin because the intake is closed.
+    """
 
     session_id: UUID
     fence: Fence
@@ -84,7 +87,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """Another worker holds the session, or it has no turn to run."""
+    """The session cannot be claimed: a worker holds it, it has no turn to run now, or the intake is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class NeedsIsolation:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user has reached the limit of concurrent turns: the session waits until one of them ends."""
+    """The user has reached the limit of concurrent turns: the session waits until one of the user's turns ends."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued
@@ -109,8 +112,8 @@ class LeaseLost(Exception):
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
     """Take a session's lease if it is free, and begin its oldest unsettled turn.
 
-    `alone`: this process runs only this session. Any process may claim a turn that is out of attempts, since the
-    turn is only settled and not run.
+    `alone`: this process runs only this session, so it may claim a turn that needs isolation. Any process may claim a
+    turn that is out of attempts, since the turn is only settled.
     """
     parameters = {
         "session_id": session_id,
@@ -135,7 +138,7 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
 
 
 def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnSettings) -> Claimed:
-    """Begin the oldest unsettled turn of a session that is held under `fence`.
+    """Begin or continue the oldest unsettled turn of a session that is held under `fence`.
 
     Raises:
         LeaseLost: another worker has the session.

@@ -130,7 +130,7 @@ class Hold:
 
 
 def _abort(call: ModelCall | None) -> None:
-    """Abort the call. Never under the lock: `abort` runs the model's own code."""
+    """Abort the call. Do not hold the lock: `abort` runs the model's own code."""
     if call is not None:
         call.abort()
 

@@ -1,4 +1,4 @@
-"""The keeper: one thread per process that renews all leases in one statement.
+"""The keeper: one thread per process, which renews all leases of the process in one statement.
 
 A lease is renewed only while its turn is within the deadline of its present step. The keeper also detects cancelled
 turns and lost leases, and aborts model calls whose time limit has passed.

@@ -1,8 +1,8 @@
-"""Parking: a turn whose models are all unavailable waits, if `on_unavailable` is `park`.
+"""Parking: if all models of a turn are unavailable and `on_unavailable` is `park`, the turn waits.
 
 The session is released with a time before which no worker claims it. Waiting uses up neither attempts nor the turn's
-time limit; the session's later turns wait too. When a breaker closes in any process, parked turns become due. The
-sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
+time limit; the session's later turns wait too. When a model's breaker closes in any process, all turns that wait for a
+model become due. The sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_A_ROUND = 10
 """The most parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
-"""The age of a turn up to which it is parked; a later failure of the model settles it as failed."""
+"""A turn older than this is not parked: a failure of its models settles it as failed."""
 
 _LONGEST_PAUSE_S = 600.0
 
@@ -64,7 +64,7 @@ class Delayed:
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Release the session until a model may answer. Returns True if the turn is cancelled: wake the session then.
+    """Release the session until a model may answer. Returns True if the turn is cancelled: then wake the session.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.

@@ -1,4 +1,4 @@
-"""The statements that claim, renew, park and release a session. Each write is conditional on the fence."""
+"""The statements that claim, renew, park and release a session. A holder's writes are conditional on its fence."""
 
 from __future__ import annotations
 

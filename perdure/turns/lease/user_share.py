@@ -1,9 +1,9 @@
 """A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run concurrently.
 
-Further sessions of the user are queued without a wake-up or a thread, so one user's flood does not delay others. They
-are queued when a message is accepted or a worker claims the session. A runner that frees a place calls `admit_next`
-after its commit. The sweeper admits the sessions that this misses, because a place was freed while a session was being
-queued, or because a process crashed before it published the wake-up.
+Further sessions of the user are queued without a wake-up or a thread, so one user's many messages do not delay other
+users. If the user has no free place, a session is queued when a message for it is accepted or a worker tries to claim
+it. A runner that frees a place calls `admit_next` after its commit. The sweeper admits sessions that `admit_next`
+missed: a place may be freed while a session is being queued, and a process may crash before it publishes the wake-up.
 """
 
 from __future__ import annotations

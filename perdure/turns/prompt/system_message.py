@@ -1,9 +1,9 @@
 """The system message: the agent's instructions, the user's channel, and sections of the past.
 
 Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, cases that are
-similar to the question, and the previous session: its summary, or its last messages until the summary exists. All
-of it is quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues
-without it.
+similar to the question, and the previous session (its summary or, until that exists, its last messages). All sections
+are quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues without
+memories and cases.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The tools that are sent to the model, within `budget` tokens; a warning is logged for those left out."""
+    """The tools that are sent to the model, within `budget` tokens; a warning is logged if tools are left out."""
     sent = affordable(schemas, budget)
     if len(sent) < len(schemas):
         log.warning(

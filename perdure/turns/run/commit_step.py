@@ -35,7 +35,7 @@ class Step:
 
 
 class StepCommit:
-    """Commits the steps of one turn, and records them in its transcript. `spent_s` returns the seconds so far."""
+    """Commits the steps of one turn, and records them in its transcript. `spent_s`: the turn's seconds under lease."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StepCommit:
         """The monotonic time at which the last successful statement was sent."""
 
     def commit(self, step: Step) -> bool:
-        """Commit a step. Returns False if an earlier try had committed it and its result was lost.
+        """Commit a step. Returns False if an earlier try committed the step, but its success was not reported.
 
         Raises:
             LeaseLost: another worker has the session.

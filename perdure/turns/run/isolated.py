@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The reason to kill a process. `ending`: how its turn is then settled; `None` if there is no turn to settle."""
+    """The reason to kill a process. `ending`: the ending of its turn; `None` if there is no turn to settle."""
 
     reason: str
     ending: Ending | None = None
@@ -64,7 +64,8 @@ class Watch:
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
         """The reason to kill the process, if it must be killed. `standing` is `None` if the session does not exist.
 
-        The process may claim the session again under a new fence, as it does when the broker accepts no wake-up.
+        A new fence of the same owner is no reason to kill: the process claims the session again if the broker accepts
+        no wake-up.
 
         A process whose turn is cancelled or out of time is killed only if it is silent, since otherwise the turn ends
         at its next safe point. A requested end of the session kills no process: accepted turns run first.

@@ -42,7 +42,7 @@ from perdure.turns.run.transcript import Entry, Transcript, said
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The worker is shutting down; another one continues after the last commit."""
+    """The worker is shutting down; another worker continues after the last commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class Turn:
 
     @property
     def case_ids(self) -> tuple[str, ...]:
-        """The cases in the prompt."""
+        """The ids of the cases in the prompt."""
         return () if self._briefing is None else self._briefing.case_ids
 
     def run(self) -> Ending | Stop:
-        """Step until the turn ends.
+        """Run steps until the turn ends or stops.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -190,7 +190,7 @@ class Turn:
         return None if reply is None else Replied(reply)
 
     def _wait_for_calls(self, awaiting: Awaiting) -> Asleep | None:
-        """Release the session until its calls have results or are due. `None`: the turn continues."""
+        """Release the session until the turn's calls have results or are due. `None`: the turn continues."""
         asking = self.ref.turn_id, self._seq_of_calls()
         waits = awaited.wait(self._runtime, self._hold, asking, awaiting.results, self.spent_s)
         if waits is approvals.Waits.CANCELLED:
@@ -208,7 +208,7 @@ class Turn:
         return asking.seq
 
     def _wait_for_approval(self) -> Waiting | None:
-        """Release the session until its calls are decided. `None`: the turn is cancelled or its session is ending."""
+        """Release the session until the turn's calls are decided. `None`: the turn is cancelled or its session ends."""
         seq = self._seq_of_calls()
         waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, seq, self.spent_s)
         if waits is approvals.Waits.CANCELLED:

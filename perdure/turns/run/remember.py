@@ -1,8 +1,8 @@
-"""Writing a settled turn to working memory in Redis, which may be lost.
+"""Writes a settled turn to working memory in Redis. The write may be lost.
 
 Called after the commit that settles the turn, so PostgreSQL always has the turn first. The same round trip notifies
-waiting gateways that the turn is settled. If Redis is unavailable, the turn waits for a bounded time, and the error is
-logged.
+waiting gateways that the turn is settled. If Redis is unavailable, the runner waits for a bounded time and logs the
+error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from perdure.turns.run.transcript import Transcript
 def remember(
     runtime: Runtime, session_id: UUID, token: int, *, turn: TurnRef, transcript: Transcript, verdict: Verdict
 ) -> None:
-    """Write a turn that `verdict` settled under `token`, unless it has no messages.
+    """Write a turn that `verdict` settled under the fencing `token`, unless the turn has no messages.
 
-    Its messages are those committed in `transcript`, then those of the verdict.
+    The turn's messages are the committed ones in `transcript`, then the verdict's. If the turn's channel differs from
+    the previous turn's, also appends a `channel_switch` event to the user's stream.
     """
     committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
     if runtime.redis_memory is None or not (committed or verdict.messages):

@@ -1,8 +1,8 @@
 """Commits that survive a transient database error.
 
 A model's reply or a tool's result must not be lost because the database refuses its commit (a lock timeout, a deadlock,
-a restart, a lost connection). The runner keeps it in memory, reads the session's state, and commits again while fence,
-turn and tick are unchanged. If the session has advanced, the failed commit had succeeded.
+a restart, a lost connection). The runner keeps the reply or result in memory, reads the session's state, and commits
+again while fence, turn and tick are unchanged. If the session has advanced, the failed commit had succeeded.
 
 Called by the step loop for steps, and by the runner for holding and settling.
 """
@@ -35,7 +35,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
-        Unavailable: the database answers, but refused each try.
+        Unavailable: the database answers, but refuses each try.
     """
     until = runtime.clock.monotonic() + runtime.settings.turn.timeout_s
     refused, lost = 0, None

@@ -1,7 +1,7 @@
 """Running a session: claim it, run its turns in order, settle each, release it.
 
-Called by the task `turns.run`. A run ends with one of the outcomes below. A failed turn raises no exception: its
-failure is committed.
+Called by the task `turns.run`. `Runner.run` returns an `Outcome`. A failed turn raises no exception: its failure is
+committed.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Runner:
         `alone`: this process runs only this session, and a turn may kill it.
 
         Raises:
-            Unavailable: the database cannot be reached; nothing was begun.
+            Unavailable: the database cannot be reached; the call may be repeated.
         """
         settled = 0
         while True:
@@ -254,7 +254,7 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """The ending. A message that the agent defines for the error of a failed turn replaces the error's message."""
+        """The ending. If the turn failed and the agent defines a message for the error, the ending has that message."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
@@ -374,7 +374,10 @@ class Runner:
         return settled
 
     def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
-        """Count the end of a turn. After parking, admit the user's next session; after settling, `_settle` did so."""
+        """Count a turn that was settled or parked.
+
+        If the turn was parked, also admit the user's next session. For a settled turn, `_settle` has admitted it.
+        """
         if isinstance(ended, Parked) and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
         with self._counting:

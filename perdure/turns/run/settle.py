@@ -4,7 +4,7 @@ A settled transcript is valid for providers: the same commit adds a result to ea
 reply before this commit. Called by the runner, by `cancel`, and by `accept` when a message interrupts.
 
 The statement also records the use of the cases in the prompt. Its parameters are first assembled as a `Verdict`, whose
-JSON the turn's row can hold while the session's snapshot is saved in another store.
+JSON the turn's row can hold while the session's snapshot is saved in a store other than PostgreSQL.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def conclude(
     *,
     case_ids: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on a turn with this ending, with results for open calls. `case_ids`: the cases in the prompt."""
+    """The verdict on a turn that ends with `ending`, with results for open calls.
+
+    `case_ids`: the cases in the prompt.
+    """
     closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)

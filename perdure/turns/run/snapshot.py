@@ -87,7 +87,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
     `memory` is the session's memory at the last commit.
 
     Raises:
-        NotSaved: the store refused it; the verdict is held.
+        NotSaved: the store refused the snapshot; the verdict is held.
         LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
@@ -163,7 +163,7 @@ def _hold_verdict(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict)
 
 
 def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
-    """Save `snapshot`; returns the store's error if it has a newer one."""
+    """Save `snapshot`; returns the error if the store has a newer snapshot."""
     try:
         store.save(snapshot, token)
     except StaleSnapshot as stale:

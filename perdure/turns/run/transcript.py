@@ -34,7 +34,7 @@ The default of `PERDURE_MEMORY__WORKING_TURNS`.
 """
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
-"""Errors of parsing a row that this release does not understand."""
+"""Errors that are raised when this release cannot parse a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """The user's messages, until the turn's first commit."""
+        """The uncommitted entries: the user's messages before the turn's first commit, then none."""
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
@@ -143,7 +143,7 @@ class Transcript:
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The ids of the present turn's calls. Approvals name calls by them, so they must be distinct."""
+        """The ids of the present turn's calls. Approvals refer to calls by id, so the ids must be distinct."""
         return frozenset(call.id for entry in self.present for call in entry.tool_calls)
 
     def asking(self) -> Entry | None:
@@ -164,7 +164,7 @@ class Transcript:
         return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
 
     def first_seen(self, budget: int) -> int:
-        """The number of the first committed message in the prompt of this budget; 0 if there is none."""
+        """The number of the first committed message in a prompt of `budget` tokens; 0 if there is none."""
         return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
 
     def _within(self, budget: int) -> list[Entry]:
