@@ -322,7 +322,7 @@ def reflect(
 ) -> None:
     """Update success rates, flag failing cases, embed new ones.
 
-    The rates are those of the latest uses. Cases without a vector are embedded.
+    A rate is computed from the latest uses of a case. Cases without a vector are embedded.
     """
     from perdure.casebank import reflection
 
@@ -369,7 +369,7 @@ def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
 
 
 def _embed_and_index(runtime: Runtime, *, others: bool = False) -> None:
-    """Embed the cases without a vector, and build the index for searching a large bank."""
+    """Embed the cases without a vector (`others`: or with another embedder's), then build missing indexes."""
     from perdure.casebank.embedding import embed_cases
     from perdure.casebank.search import build_indexes
 

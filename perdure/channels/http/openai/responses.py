@@ -89,7 +89,7 @@ async def stream(
     starting_after: int | None,
     on_sent: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """The events of a response after a sequence number, as server-sent events; `on_sent` precedes the closing ones."""
+    """The events of a response after a sequence number, as server-sent events. Calls `on_sent` before the last."""
     events = _Events(response, turn, starting_after)
     for event in events.begin():
         yield event
@@ -170,7 +170,7 @@ class _Events:
                 assert_never(part)
 
     def more(self, text: str, *, whole: bool = False) -> Iterator[bytes]:
-        """Append `text` to the answer; the deltas that are now complete, or all if `whole`.
+        """Append `text` to the answer; returns the events of the complete deltas, or of all if `whole`.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -182,7 +182,7 @@ class _Events:
             yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
 
     def call(self, line: str) -> Iterator[bytes]:
-        """The events for a tool call, which adds a part to the reasoning item's summary. Ends the text before it.
+        """The deltas of the remaining text, then the events for a tool call: a part of the reasoning item's summary.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -207,7 +207,7 @@ class _Events:
         return (self._position << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
 
     def end(self, turn: dict[str, Any]) -> Iterator[bytes]:
-        """The events after the text, of a settled turn.
+        """The last deltas of a settled turn, then its closing events.
 
         Raises:
             Rewound: the client's position belongs to other text.

@@ -114,7 +114,7 @@ class _Client:
         return self._event(EventKind.REWIND, rewind_to(epoch))
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
-        """The events of the new messages, then of the turn's ending, or of its state and approvals."""
+        """The events of the new messages, then `error` and `done` of a settled turn, else its state and approvals."""
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
                 for kind, data in _tool_events(message):
