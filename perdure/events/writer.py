@@ -47,7 +47,7 @@ MAX_ENTRIES = 20_000
 """The most entries of one stream: at 20 batches a second, a quarter of an hour of text."""
 
 _LONGEST_TURN_MS = 86_400_000
-"""A day, in milliseconds: after it, a turn has ended, or another worker has listed the turn again."""
+"""A day, in milliseconds. After a day, a turn has ended, or another worker has listed the turn again."""
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0

@@ -1,7 +1,7 @@
 """Repeats the bot's typing indicator while a turn runs; a service shows it for a few seconds only.
 
-A turn that waits for a person or for a model has no indicator. A restart of this process ends the indicators of the
-turns accepted before it. The thread runs only while there are turns to show.
+A turn that waits for approval or is parked has no indicator. A restart of this process ends the indicators of the turns
+accepted before it. The thread runs only while there are turns to show.
 """
 
 from __future__ import annotations

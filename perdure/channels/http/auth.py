@@ -4,7 +4,7 @@
 when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.
 
 Without keys, every program that can reach the port has access. To exclude web pages in a browser on this machine, the
-gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose `Origin`, if
+gateway then answers only requests whose `Host` names this machine (which stops DNS rebinding) and whose `Origin`, if
 present, is the gateway's own.
 
 An application that mounts the gateway may authenticate the users itself (`authenticated`).

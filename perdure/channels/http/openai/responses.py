@@ -2,9 +2,9 @@
 
 A sequence number is a function of the answer's text: the position at which the event's text ends, and a checksum of the
 text before that position. The lines about tool calls, which form a reasoning item, count as text at their position. So
-the numbers are the same after a restart, on any gateway, and in a replay of the committed text. A number of withdrawn
-text does not match the text that replaced it, so a client that resumes there gets an error. Live text and replays are
-cut into the same pieces, so a client that filters a replay by number misses nothing.
+the numbers are the same after a restart, on any gateway, and in a replay of the committed text. After text
+is withdrawn and replaced, its numbers match no event, so a client that resumes there gets an error. Live text and
+replays are cut into the same pieces, so a client that filters a replay by number misses nothing.
 """
 
 from __future__ import annotations

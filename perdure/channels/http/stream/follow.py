@@ -58,7 +58,7 @@ class Follower:
         return committed
 
     async def _resume(self, committed: Committed) -> list[Event]:
-        """A `rewind` if the client has provisional events that the turn's stream does not confirm."""
+        """A `rewind` if the client has provisional events that the turn's stream does not confirm; otherwise empty."""
         last = self._client.position
         if last.number == 0 and last.epoch <= committed.count:
             return []

@@ -283,7 +283,7 @@ def _members(frame: _Frame) -> dict[str, Any]:
 
 
 async def _signed_request(connection: WebSocket) -> Request:
-    """The connection as a request, with the token of its first frame in the `Authorization` header for `Keys`.
+    """The connection as a request whose `Authorization` header has the token of the first frame.
 
     Raises:
         TimeoutError: the frame is late.
