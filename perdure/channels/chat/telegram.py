@@ -1,6 +1,6 @@
 """The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
 
-In a private chat every message is for the agent. In a group every message that Telegram sends to the bot is for it.
+In a private chat every message is for the agent. In a group every message that the bot receives is for the agent.
 Telegram reports no deletions to bots. It has no idempotency key for sent messages, so a reply whose attempt was
 interrupted may appear twice.
 

@@ -1,7 +1,7 @@
 """The channel `discord`: Discord's gateway, its interactions by webhook, and its REST API, through hikari.
 
 In a private chat every message is for the agent. In a channel of several people a message is for the agent if it
-mentions the bot or replies to it. Once the agent takes part in a thread, all of its messages are for the agent.
+mentions the bot or replies to it. Once the agent takes part in a thread, every message there is for the agent.
 Slash commands and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an
 endpoint URL. An interaction is answered as deferred within Discord's three seconds; the first part of the reply
 replaces that answer.
