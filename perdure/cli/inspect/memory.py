@@ -78,7 +78,7 @@ def consolidate(
 ) -> None:
     """Consolidate a batch of ended sessions into memories.
 
-    If a session cannot be consolidated, its error is stored, a worker retries it later, and the exit status is 1.
+    If a consolidation fails, its error is stored, and the exit status is 1. Workers retry it until it is abandoned.
     """
     from perdure.memory.consolidation.consolidate import backlog
 

@@ -78,7 +78,7 @@ def _awaited(waiting: dict[str, Any]) -> str:
 def cancel(turn_id: TurnId) -> None:
     """Cancel a turn.
 
-    A turn that a worker runs is cancelled at its next safe point. Any other turn is cancelled immediately.
+    A turn that a worker runs is cancelled at its next safe point. Any other unsettled turn is cancelled immediately.
     """
     from perdure.turns.cancel import cancel as cancel_turn
     from perdure.turns.reading import read_turn

@@ -2,9 +2,9 @@
 
 A sequence number is a function of the answer's text: the position at which the event's text ends, and a checksum of the
 text before that position. The lines about tool calls, which form a reasoning item, count as text at their position. So
-the numbers are the same after a restart, on any gateway, and in a replay of the committed text. After text
-is withdrawn and replaced, its numbers match no event, so a client that resumes there gets an error. Live text and
-replays are cut into the same pieces, so a client that filters a replay by number misses nothing.
+the numbers are the same after a restart, on any gateway, and in a replay of the committed text. A number of
+withdrawn text matches no event of the text that replaces it, so a client that resumes after such a number gets an
+error. Live text and replays are cut into the same pieces, so a client that filters a replay by number misses nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ async def stream(
     starting_after: int | None,
     on_sent: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """The events of a response after a sequence number, as server-sent events. Calls `on_sent` before the last."""
+    """The events of a response after a sequence number, as server-sent events.
+
+    `on_sent` is called before the closing events.
+    """
     events = _Events(response, turn, starting_after)
     for event in events.begin():
         yield event
