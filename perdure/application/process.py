@@ -81,7 +81,7 @@ class Parts:
             log.exception("a wake-up is not published; the sweeper routes the messages")
 
     def wake_soon(self, *users: str) -> None:
-        """Call `wake` in a thread after each of `_LATER_S`, for messages that commit now or soon. Never raises."""
+        """Call `wake` in a thread after each delay in `_LATER_S`, for messages that commit soon. Never raises."""
         if not users:
             return
         try:

@@ -62,7 +62,7 @@ class Sent:
 
 
 def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None, **fields: Any) -> Sent:
-    """Accept a message in the transaction of `connection`; the message counts as accepted once that commits.
+    """Accept a message in the transaction of `connection`; the message counts as accepted when it commits.
 
     `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
     (`django.db.connection`), to the database of `PERDURE_DATABASE_URL`. `fields` are those of `POST /v1/messages`.
@@ -206,7 +206,7 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 
 
 def _wake_soon(own: Parts, connection: Connection) -> None:
-    """Wake the users soon: SQLAlchemy's `commit` event precedes the commit, and no event follows it."""
+    """Schedule the users' wake-ups. SQLAlchemy's `commit` event precedes the commit, and no event follows it."""
     users = sorted(_on_commit[connection])
     _forget(connection)
     own.wake_soon(*users)

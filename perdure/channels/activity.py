@@ -23,8 +23,8 @@ def note_activity(
 ) -> bool:
     """Append an event to the stream of the user with the key `user`; returns whether it was appended.
 
-    At most one event per kind, channel and author is appended every `stream.NOTED_EVERY_S`. An unavailable database is
-    logged.
+    At most one event per kind, channel and author is appended every `stream.NOTED_EVERY_S` seconds. If the database is
+    unavailable, the function logs this and returns `False`.
     """
     if runtime.redis_memory is None:
         return False

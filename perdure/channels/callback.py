@@ -33,8 +33,8 @@ TIMEOUT_S = 10.0
 class UrlCarrier:
     """A `perdure.turns.outbox.Carrier` for targets `{"url": ...}`. Threads may share it.
 
-    `keys` make the signatures of Standard Webhooks, `former_key` the older header `X-Perdure-Signature`. `breakers` is
-    `None` for attempts without a breaker.
+    `keys` make the signatures of Standard Webhooks. `former_key` makes the older header `X-Perdure-Signature`. If
+    `breakers` is `None`, attempts have no breaker.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class UrlCarrier:
         """POST `body` to the target's URL, signed.
 
         Raises:
-            DeliveryFailed: the receiver did not answer with a 2xx status in time.
-            Undeliverable: the URL is not allowed, or the receiver answered with 410.
+            DeliveryFailed: the receiver did not answer with a 2xx status in time, or its name resolves to an address
+                that is not allowed.
+            Undeliverable: the URL's text shows that it is not allowed, or the receiver answered with 410.
             NotAsked: the host's breaker is open.
         """
         try:

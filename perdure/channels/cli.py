@@ -206,7 +206,7 @@ class Conversation:
             threads.close()
 
     def _pass_on(self, event: Event, on_event: Callable[[Event], None]) -> dict[str, Any] | None:
-        """Pass an event to `on_event`, except the last event, which contains the settled turn to return."""
+        """Pass an event to `on_event`. A `done` event is not passed: its settled turn is returned."""
         self._last = event.id
         if event.kind is EventKind.DONE:
             return dict(event.data)

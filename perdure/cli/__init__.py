@@ -10,8 +10,8 @@
     errors.py       reports errors as a message and an exit status
     completion.py   completion scripts for shells
 
-`perdure --help` prints the table below. A command's module is imported when the command runs or prints its help, and
-imports the rest of perdure when it runs.
+`perdure --help` prints the table below. A command's module is imported when the command runs or prints its help. It
+imports the rest of perdure only when the command runs.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def main() -> None:
 def _add_working_directory() -> None:
     """Append the working directory, where the module of `PERDURE_AGENTS` may be, to `sys.path`.
 
-    If perdure is imported from a checkout, the working directory is inserted before the checkout, whose `tasks` would
-    hide the application's.
+    If perdure is imported from a checkout, the working directory is inserted before the checkout. Otherwise the
+    checkout's `tasks` would hide the application's module of that name.
     """
     here = str(Path.cwd())
     if here in sys.path:

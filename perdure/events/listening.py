@@ -1,8 +1,8 @@
 """Tracks which turns have listeners, in a worker process.
 
-A gateway announces the turns that its clients follow, and repeats this every 20 seconds: in a sorted set, for workers
-that start later, and on a channel, for running workers. A worker subscribes on one connection. A turn without a
-listener needs no Redis command.
+A gateway announces the turns that its clients follow, at once and then every 20 seconds. It adds them to a sorted set,
+which workers read when they start, and publishes them on a channel, to which each worker subscribes on one connection.
+For a turn without a listener, a worker sends no command to Redis.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes turns' provisional events to Redis streams, in batches and by one thread per process.
 
-The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. A turn
-without a listener only keeps the text of its current step in memory, so that a later listener receives all of it.
+The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. For a
+turn without a listener, the text of the current step is only kept in memory, so that a later listener receives it all.
 
 If Redis fails, the entries are lost: the next batch begins with a `rewind`, followed by the whole text. If Redis
 refuses an id, a worker with a higher token writes the turn's events, and this worker stops writing them.
@@ -47,7 +47,7 @@ MAX_ENTRIES = 20_000
 """The most entries of one stream: at 20 batches a second, a quarter of an hour of text."""
 
 _LONGEST_TURN_MS = 86_400_000
-"""A day, in milliseconds: after it, a turn has ended, or another worker has listed the turn again."""
+"""A day, in milliseconds. After a day, a turn has ended, or another worker has listed the turn again."""
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0
@@ -260,7 +260,7 @@ class EventWriter:
                 log.exception("writing events raised an error and continues")
 
     def _next(self) -> list[TurnEvents]:
-        """Wait for turns to write: urgent ones at once, all of them when the next batch is due. Empty: closed."""
+        """Wait for turns to write and return them: urgent ones at once, all when a batch is due, none if closed."""
         with self._condition:
             while not self._closing.is_set():
                 left_s = self._due - time.monotonic()

@@ -1,7 +1,7 @@
 """Checks URLs from users or models, and makes requests that connect only to a checked address.
 
-Such a URL may name this host's own services, or a network behind the firewall. `check` rejects a URL whose text alone
-shows this, in every spelling of an address. `resolve` looks the name up once and checks each of its addresses. `pinned`
+A URL may name this host's own services, or a network behind the firewall. `check` rejects a URL if its text alone shows
+this, in every spelling of an address. `resolve` looks the name up once and checks each of its addresses. `pinned`
 makes a request that connects to a checked address, because a second look-up might return another one; TLS still checks
 the certificate against the name. Callers follow a redirect only after the same checks.
 
@@ -43,7 +43,8 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
     """Parse `url`, and reject it if its text alone shows that it is not allowed.
 
     Raises:
-        Refused: `url` is not an HTTP URL with a host, or names an address or host of a non-public network.
+        Refused: `url` is not an HTTP URL with a valid host, or names a non-public address or host that `reachable` does
+            not allow.
     """
     parsed = _parsed(url)
     host, port = _host(parsed), port_of(parsed)
@@ -118,7 +119,7 @@ def _path(url: httpx2.URL) -> str:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that `host` spells, also as a number, in octal or hexadecimal, or with fewer than four parts."""
+    """The address in `host`, in any spelling: octal, hexadecimal, fewer than four parts. `None` for a name."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

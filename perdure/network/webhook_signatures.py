@@ -28,7 +28,7 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
     """The keys of the secrets in `text`, separated by spaces or commas; at least one.
 
     Raises:
-        ValueError: a secret is malformed or too short, or there is none. The message does not contain it.
+        ValueError: a secret is malformed or too short, or there is none. The error's message contains no secret.
     """
     keys = tuple(_key(number, each) for number, each in enumerate(text.replace(",", " ").split(), start=1))
     if not keys:

@@ -1,8 +1,8 @@
 """Tokens of approval buttons, each valid only for one call, one chat and one person.
 
-A token consists of the decision, the turn's id, and an HMAC with the installation's secret over both, the call's id,
-the channel, the chat and the person. Nothing is stored. A token has 45 characters: Telegram allows 64 bytes, Discord
-100 characters.
+A token consists of the decision, the turn's id and an HMAC with the installation's secret. The HMAC covers the
+decision, the turn's id, the call's id, the channel, the chat and the person. Nothing is stored. A token has 45
+characters: Telegram allows 64 bytes, Discord 100 characters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Buttons:
         return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
 
     def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:
-        """The decision and the turn's id in a token, unverified: check it with `is_for`. `None` if it is malformed."""
+        """The decision and the turn's id in a token; `None` if it is malformed. `is_for` verifies the token."""
         if len(token) != _CHARS or token[0] not in _DECISIONS or not token.isascii():
             return None
         try:

@@ -1,7 +1,7 @@
 """Repeats the bot's typing indicator while a turn runs; a service shows it for a few seconds only.
 
-A turn that waits for a person or for a model has no indicator. After a restart of this process, turns accepted before
-it have none. The thread runs only while there are turns to show.
+A turn that waits for approval or is parked has no indicator. A restart of this process ends the indicators of the turns
+accepted before it. The thread runs only while there are turns to show.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TypingIndicators:
         self._thread: threading.Thread | None = None
 
     def show(self, turn_id: UUID, place: Place) -> None:
-        """Show the indicator now, and until the turn is settled."""
+        """Show the indicator now, and repeat it while the turn runs, until the turn is settled."""
         if not self._channel.typing_s or not self._type(place):
             return
         with self._lock:

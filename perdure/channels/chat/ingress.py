@@ -4,8 +4,8 @@ A private chat belongs to the user that the person is linked to (`perdure.users.
 `CHANNEL:ID`. A chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that no person's memories are
 recalled for another. The messages of such a chat begin with their author's name, and each thread is a conversation.
 
-An event may arrive several times, also after a crash: the service's message id deduplicates it. Answers to commands
-are sent once, without retries; the agent's replies go through the outbox.
+An event may arrive several times, for example after a crash. The service's message id deduplicates messages. Answers
+to commands are sent once, without retries; the agent's replies go through the outbox.
 
 Called by the gateway's webhook route and by `listening`.
 """
@@ -83,7 +83,7 @@ _NUMBER_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """The keys of an event's user and conversation. `own`: the chat's own conversation, before any `/open`."""
+    """The keys of an event's user and conversation. `own`: the chat's conversation before any `/new` or `/open`."""
 
     user: str
     conversation: str | None
@@ -217,7 +217,7 @@ class Ingress:
             cancel(self._runtime, rows[0].turn_id)
 
     def _pressed(self, event: Pressed) -> None:
-        """Apply the button's decision if its token is for this chat and person and the call still waits."""
+        """Apply the button's decision, if its token is for this chat and person and the call waits for approval."""
         chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
         named = self._buttons.turn_of(event.token)
         if named is None:

@@ -1,9 +1,10 @@
 """Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode, Telegram's long polling.
 
-One process of the installation listens on a channel: it holds an advisory lock of PostgreSQL, and other processes try
-to take that lock every `_LOOK_S` seconds. If the lock is lost with its connection, two processes may listen until one
-restarts; message ids deduplicate the updates that both receive. An update is retried until the database accepts it, so
-updates stay in order. A failed connection is retried with exponential back-off.
+One process of the installation listens on a channel. It holds an advisory lock of PostgreSQL, and other processes try
+to take that lock every `_LOOK_S` seconds. If the lock's connection breaks, the process continues to listen, and another
+process may listen, too, until one restarts. Message ids deduplicate the messages that both receive. An update is
+retried until the database accepts it, so updates stay in order. A failed connection is retried with exponential
+back-off.
 """
 
 from __future__ import annotations

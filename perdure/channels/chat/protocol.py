@@ -118,7 +118,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A new connection, without a resumed session: the service does not repeat earlier messages; see `missed`."""
+    """A new connection that does not resume a session. The service does not repeat earlier messages; see `missed`."""
 
 
 Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Connected

@@ -1,8 +1,8 @@
 """Sends the replies of settled turns and the requests for approval from the outbox to chats.
 
-A long reply is sent in parts. Each part has an idempotency key that stays the same at each attempt; services without
-such keys may receive a part twice, except that this process remembers the parts that a failed attempt has sent. Each
-channel has a breaker, `channel:NAME`.
+A long reply is sent in parts. Each part has an idempotency key that stays the same at each attempt. This process
+also remembers which parts a failed attempt has sent. A service without idempotency keys may nevertheless show a part
+twice, for example if the process restarts between two attempts. Each channel has a breaker, `channel:NAME`.
 """
 
 from __future__ import annotations

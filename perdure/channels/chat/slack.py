@@ -152,7 +152,7 @@ class Slack:
         return Received((given,) if given.get("type") or given.get("command") else ())
 
     def parse(self, update: Update) -> list[Event]:
-        """The events in a payload of the Events API, a button or a slash command; empty for other payloads.
+        """The events in the payload of the Events API, of a button or of a slash command; empty for other payloads.
 
         Raises:
             KeyError, TypeError, ValueError: the payload is malformed.

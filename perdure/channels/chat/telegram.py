@@ -1,6 +1,6 @@
 """The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
 
-In a private chat every message is for the agent, and so is every message of a group that Telegram shows to the bot.
+In a private chat every message is for the agent. In a group every message that the bot receives is for the agent.
 Telegram reports no deletions to bots. It has no idempotency key for sent messages, so a reply whose attempt was
 interrupted may appear twice.
 
@@ -179,7 +179,7 @@ class Telegram:
         A poll acknowledges only the updates for which `on_update` has returned; Telegram repeats all others.
 
         Raises:
-            ChannelFailed: Telegram cannot be reached, refuses the token, or another process polls.
+            ChannelFailed: Telegram cannot be reached or refuses the token, or another process polls.
         """
         offset: int | None = None
         while not stop.is_set():

@@ -4,7 +4,7 @@
 when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.
 
 Without keys, every program that can reach the port has access. To exclude web pages in a browser on this machine, the
-gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose `Origin`, if
+gateway then answers only requests whose `Host` names this machine (which stops DNS rebinding) and whose `Origin`, if
 present, is the gateway's own.
 
 An application that mounts the gateway may authenticate the users itself (`authenticated`).
@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 
 
 class KeyKind(StrEnum):
-    """A service acts for any user of its tenant, an administrator for the installation, a token for one user."""
+    """What a key or token may do.
+
+    A service key acts for any user of its tenant, and so does an admin key with a tenant. An admin key without a tenant
+    has access to everything. A token acts for one user.
+    """
 
     SERVICE = "service"
     ADMIN = "admin"
@@ -80,11 +84,11 @@ request as its only parameter can be used."""
 async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
     """The caller of `request`, authenticated by the application, with access to one user's data only.
 
-    A request from another origin is refused, because a browser may send the application's session cookie with it.
+    A request whose `Origin` is not the gateway's own is refused: a browser may add the application's session cookie.
 
     Raises:
         Unauthorized: `authenticate` returns no user.
-        Forbidden: the request is from a page of another origin.
+        Forbidden: `Origin` is not the gateway's own.
     """
     _refuse_other_origins(request)
     # A plain function may query a database, so it runs in a thread, as FastAPI does with dependencies.
@@ -191,9 +195,9 @@ class Keys:
         """The caller that sent `request`.
 
         Raises:
-            Unauthorized: keys are configured and the request has no key or token, or its key or token is invalid.
+            Unauthorized: the key or token is invalid, or it is missing although keys are configured.
             RateLimited: the key or token is invalid, and the client's address has sent too many invalid ones.
-            Forbidden: no keys are configured, and the request is for another host or from another origin.
+            Forbidden: no keys are configured, and `Host` is not this machine or `Origin` is not the gateway's own.
         """
         given = _bearer(request)
         if not self._entries:

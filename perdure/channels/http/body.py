@@ -75,7 +75,7 @@ class _ParsedRequest(Request):
 
 
 async def _parse(request: Request, *, model: TypeAdapter[Any], required: bool) -> Any:
-    """The content of `_ParsedRequest.json`. An error goes to `request.state.unusable_body`, for the error handler."""
+    """The value for `_ParsedRequest.json`. Stores an error in `request.state.unusable_body` for the error handler."""
     try:
         body = await read_body(request)
         if not required and not body.strip():

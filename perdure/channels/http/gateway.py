@@ -182,7 +182,7 @@ class Gateway:
     async def drain(self, hastened: asyncio.Event) -> None:
         """Refuse new messages; returns when no request waits for a turn, at the deadline, or when `hastened` is set.
 
-        These are the first two of the four phases of a gateway's shutdown; the server executes the others.
+        The drain is phases 1 and 2 of a gateway's shutdown; `perdure.cli.serve.server` executes phases 3 and 4.
         """
         self._shutting_down = True
         before, began = self._finished_waits, self.runtime.clock.monotonic()
@@ -231,7 +231,7 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Wait until waits for turns must end, because the gateway shuts down or the intake is closed."""
+        """Wait until waits for turns must end: after the drain, or `drain_s` seconds after the intake was closed."""
         await self._stop_waiting.wait()
 
     def start(self) -> None:

@@ -3,9 +3,8 @@
 Waking a thread or the loop takes longer than a database query. So all threads take work from one queue, and results
 that are ready while the loop is busy are delivered together.
 
-More threads would mostly wait for the interpreter's lock and for each other's commits. So `_USUAL` threads serve the
-queue, and further threads start only if work has waited for `_CHECK_S` seconds, because all usual threads may be in
-slow queries.
+`_USUAL` threads serve the queue: more would mostly wait for the interpreter's lock and for each other's commits. If
+work has waited for `_CHECK_S` seconds, all of them may be in slow queries, and further threads start.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="The case's id, a
 OfBank = Annotated[str | None, typer.Option(help="Only cases of this bank.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `perdure cases runs` prints it.")]
 ActionName = Literal["remove", "merge", "archive", "spare"]
-"""The values of `perdure.casebank.plan.policy.Action`; a test checks that both are equal."""
+"""The values of `perdure.casebank.plan.policy.Action`; a test compares them."""
 
 
 @commands.command("import")
@@ -60,7 +60,8 @@ def import_(
 ) -> None:
     """Import cases, and embed those without a vector. Importing a file again changes nothing.
 
-    Invalid lines are reported with their number and reason, and the valid ones are imported; the exit status is then 1.
+    Valid lines are imported even if others are invalid. Invalid lines are reported with their number and reason, and
+    the exit status is then 1.
     """
     named = parse_tenant(tenant)
     with connecting.runtime() as runtime, opened(file) as lines:
@@ -322,7 +323,7 @@ def reflect(
 ) -> None:
     """Update success rates, flag failing cases, embed new ones.
 
-    The rates are those of the latest uses. Cases without a vector are embedded.
+    A rate is computed from the latest uses of a case. Cases without a vector are embedded.
     """
     from perdure.casebank import reflection
 
@@ -369,7 +370,7 @@ def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
 
 
 def _embed_and_index(runtime: Runtime, *, others: bool = False) -> None:
-    """Embed the cases without a vector, and build the index for searching a large bank."""
+    """Embed the cases without a vector (`others`: or with another embedder's), then build missing indexes."""
     from perdure.casebank.embedding import embed_cases
     from perdure.casebank.search import build_indexes
 

@@ -13,7 +13,7 @@ from perdure.cli.display import AsJson, write_json, write_table, write_text
 commands = typer.Typer(help="Replies sent to URLs and tasks.", no_args_is_help=True)
 
 Status = Literal["pending", "delivered", "failed"]
-"""The values of `perdure.database.tables.DELIVERY_STATUSES`; a test checks that both are equal."""
+"""The values of `perdure.database.tables.DELIVERY_STATUSES`; a test compares them."""
 
 _COLUMNS = ("delivery_id", "turn_id", "user_id", "target", "status", "attempts", "due_at", "last_error", "tenant")
 
@@ -41,7 +41,7 @@ def list_(
 def resend(delivery_id: Annotated[str, typer.Argument(metavar="ID", help="The delivery's id.")]) -> None:
     """Send a delivery again, in a new series of attempts.
 
-    It keeps its id, by which a receiver detects a duplicate.
+    The delivery keeps its id, so that a receiver can detect a duplicate.
     """
     from perdure.turns.outbox import resend as resend_delivery
 

@@ -37,7 +37,7 @@ _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
 
 
 class LayerName(StrEnum):
-    """The values of `perdure.memory.recall.search.Layer`; a test checks that both are equal."""
+    """The values of `perdure.memory.recall.search.Layer`; a test compares them."""
 
     EPISODIC = "episodic"
     SEMANTIC = "semantic"
@@ -78,7 +78,7 @@ def consolidate(
 ) -> None:
     """Consolidate a batch of ended sessions into memories.
 
-    The exit status is 1 if a session fails. A failed session keeps its error and is retried later.
+    If a consolidation fails, its error is stored, and the exit status is 1. Workers retry it until it is abandoned.
     """
     from perdure.memory.consolidation.consolidate import backlog
 
@@ -132,7 +132,7 @@ def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
 
 @contextmanager
 def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
-    """A consolidator that renews its leases as a worker's does."""
+    """A consolidator for this process. A `Runner` renews its leases, as in a worker."""
     from perdure.tasks.memory import consolidator
     from perdure.tasks.process import Process
     from perdure.turns.run.runner import Runner
@@ -192,8 +192,8 @@ def forget(
 ) -> None:
     """Erase one memory of a user, or with --all the user.
 
-    This cannot be undone. --all also erases the user's data in Redis, and again after one lease; it prints the number
-    of erased rows of each table.
+    This cannot be undone. --all also erases the user's data in Redis, and prints the number of erased rows of each
+    table. A worker erases the data in Redis again after one lease.
     """
     from perdure.memory.recall.agent_memory import forget as forget_memory
     from perdure.users.tables import USER_TABLES

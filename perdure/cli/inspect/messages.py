@@ -33,8 +33,8 @@ def import_(
 ) -> None:
     """Import conversations. They are searchable when the command ends; the workers consolidate them later.
 
-    Importing a file again changes nothing. Invalid lines are reported with their number and reason, and the valid
-    ones are imported; the exit status is then 1.
+    Importing a file again changes nothing. Valid lines are imported even if others are invalid. Invalid lines are
+    reported with their number and reason, and the exit status is then 1.
     """
     named = parse_tenant(tenant)
     with connecting.runtime() as runtime, opened(file) as lines:

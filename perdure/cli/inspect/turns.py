@@ -17,7 +17,7 @@ commands = typer.Typer(help="Turns and their results.", no_args_is_help=True)
 CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
-"""The values of `perdure.database.tables.TURN_STATUSES`; a test checks that both are equal."""
+"""The values of `perdure.database.tables.TURN_STATUSES`; a test compares them."""
 
 _COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at", "tenant")
 
@@ -78,7 +78,7 @@ def _awaited(waiting: dict[str, Any]) -> str:
 def cancel(turn_id: TurnId) -> None:
     """Cancel a turn.
 
-    If a worker runs the turn, it is cancelled at its next safe point, otherwise immediately.
+    A turn that a worker runs is cancelled at its next safe point. Any other unsettled turn is cancelled immediately.
     """
     from perdure.turns.cancel import cancel as cancel_turn
     from perdure.turns.reading import read_turn

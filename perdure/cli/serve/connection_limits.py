@@ -2,8 +2,9 @@
 
 A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. One address may have
 `MOST_PER_ADDRESS` connections with an incomplete header, and the process may have `connection_limit()` connections.
-Above either limit, the server closes the oldest connection with an incomplete header. Connections that have sent a
-header do not count against an address, so a proxy and long streams are not affected.
+If an address exceeds its limit, the server closes the address's oldest connection with an incomplete header. If the
+process exceeds its limit, the server closes the oldest such connection of all addresses. Connections that have sent a
+header do not count against an address, so its limit does not affect a proxy or long streams.
 
 `perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol.
 """
@@ -91,7 +92,7 @@ class Door:
         self._by_address: defaultdict[str, OrderedDict[GuardedProtocol, None]] = defaultdict(OrderedDict)
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Add a connection; over the limit, close the oldest one with an incomplete header, which may be this one."""
+        """Add a connection. Above a limit, close the oldest one with an incomplete header, perhaps this one."""
         self._open.add(connection)
         self.incomplete(connection)
         if len(self._open) > self._most:

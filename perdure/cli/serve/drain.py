@@ -1,7 +1,7 @@
 """`perdure drain`: every worker finishes or parks its turns and starts none, until `perdure drain --resume`.
 
-The closed intake is a row in PostgreSQL, so it survives restarts and the end of this command. The command then polls
-PostgreSQL for running turns, and each reachable worker for its flush.
+The command closes the intake: a row in PostgreSQL, which survives restarts and the end of this command. It then polls
+PostgreSQL for running turns, and the reachable workers for the state of their drain.
 """
 
 from __future__ import annotations

@@ -57,6 +57,6 @@ def _advice(error: OSError, option: str) -> str:
 
 
 def _reason(error: OSError) -> str:
-    """The system's message without the address that Python appends. Errors of the resolver have no errno."""
+    """The system's message for the error, without the address that Python appends."""
     number = error.errno or 0
     return os.strerror(number) if number > 0 else str(error.strerror)

@@ -1,6 +1,6 @@
 """Serves the gateway on a socket until a signal.
 
-A gateway shuts down in four phases, each a log line:
+A gateway shuts down in four phases, and logs a line for each:
 
     1  new messages get 503 with `Retry-After`
     2  drain: waiting clients get a response when their turn is settled, or at the deadline with its current status

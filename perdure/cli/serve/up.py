@@ -75,7 +75,7 @@ def up(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP end the start as Ctrl-C does, until the supervisor handles them."""
+    """Until the supervisor handles SIGINT, SIGTERM and SIGHUP, let each of them interrupt the start cleanly."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         _ignore_signals()

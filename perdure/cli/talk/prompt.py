@@ -2,8 +2,8 @@
 
 On a terminal it prints text as the model writes it, tool calls and progress; a pipe gets the committed replies only.
 Ctrl-C cancels the running turn, or exits if there is none. SIGHUP (a closed terminal) and SIGTERM leave the
-conversation as `/exit` does: it ends, unless another channel was used shortly before. Messages already sent are
-answered first.
+chat as `/exit` does: the conversation ends, unless another channel was used shortly before. Messages that were already
+sent are answered first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Left(Exception):
 
 
 class _Ended(SystemExit):
-    """SIGTERM, or SIGHUP from a closed terminal. A `SystemExit`, because the prompt's asyncio loop re-raises those."""
+    """SIGTERM, or SIGHUP from a closed terminal. A `SystemExit`: the prompt's asyncio loop re-raises this class."""
 
 
 class Prompt:
@@ -225,7 +225,7 @@ def _print_reply(message: dict[str, Any]) -> None:
 
 
 class _LiveReply:
-    """Prints a reply as the model writes it. Withdrawn text stays above a note, and the committed text follows."""
+    """Prints a reply as the model writes it. Withdrawn text stays visible, and a note precedes its replacement."""
 
     def __init__(self, note: Callable[[str], None], status: Status) -> None:
         self._note = note

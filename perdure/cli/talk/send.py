@@ -119,7 +119,7 @@ class _Interrupted(Exception):
 
 
 class _Wait:
-    """A wait for the reply that a signal ends. An earlier signal takes effect once the turn's id is known."""
+    """Waits for a turn; a signal ends the wait. A signal before the wait takes effect when it begins."""
 
     def __init__(self) -> None:
         self.ended = False

@@ -1,9 +1,10 @@
 """The channel `discord`: Discord's gateway, its interactions by webhook, and its REST API, through hikari.
 
 In a private chat every message is for the agent. In a channel of several people a message is for the agent if it
-mentions the bot or replies to it, and in a thread also once the bot has been mentioned in the thread. Slash commands
-and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an endpoint URL.
-An interaction is answered as deferred within Discord's three seconds; the first part of the reply replaces that answer.
+mentions the bot or replies to it. Once the agent takes part in a thread, every message there is for the agent.
+Slash commands and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an
+endpoint URL. An interaction is answered as deferred within Discord's three seconds; the first part of the reply
+replaces that answer.
 
 Each message has a nonce derived from the delivery, so an attempt repeated within a few minutes sends no duplicate.
 Text is sent as Discord's Markdown. No message notifies anyone (`allowed_mentions` is empty), and text that looks like a
@@ -303,7 +304,7 @@ class Discord:
         )
 
     async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
-        """Add the author to an event that deletes a private message: Discord's event names only the channel."""
+        """Add the author to the event of a deleted private message; Discord's event names only the channel."""
         data = update["d"]
         if "guild_id" in data or update["t"] not in {"MESSAGE_CREATE", "MESSAGE_DELETE"}:
             return
@@ -326,7 +327,7 @@ class Discord:
 
 
 def render(text: str) -> str:
-    """Escape text outside code that Discord would show as a mention, a channel link, a time or an emoji."""
+    """Escape text that Discord would show as a mention, a channel link, a time or an emoji. Code is unchanged."""
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(text):

@@ -1,4 +1,4 @@
-"""Reads the messages that people wrote in a channel while no process listened, from Discord's REST API.
+"""Reads from Discord's REST API the messages that people wrote in a channel while no process listened.
 
 At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. A message that was already handled is
 recognised by its id.
@@ -28,7 +28,7 @@ async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -
 
 
 def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
-    """A message in the format of the gateway's event, with the server and thread added, which REST's message lacks."""
+    """A message in the format of the gateway's event. Adds the fields for a server and a thread that REST omits."""
     replied = message.referenced_message
     event: dict[str, Any] = {
         "id": str(message.id),

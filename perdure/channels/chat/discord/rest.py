@@ -23,7 +23,7 @@ _GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
 
 
 class Rest:
-    """Runs hikari's REST client on an event loop in its own thread, which the first call starts."""
+    """Runs hikari's REST client on an event loop in a separate thread. The first call starts the thread."""
 
     def __init__(self, token: str, url: str | None) -> None:
         self._token = token
@@ -36,10 +36,12 @@ class Rest:
         self._client: RESTClient | None = None
 
     def run(self, work: Callable[[RESTClient], Coroutine[Any, Any, T]], within_s: float = TIMEOUT_S) -> T:
-        """Run `work` with the client on its event loop and return the result, within `within_s` seconds.
+        """Run `work` on the client's event loop; returns its result.
 
         Raises:
-            DeliveryFailed: Discord's answer is an error; `NotAsked` for a rate limit, `Undeliverable` if permanent.
+            NotAsked: Discord asks for a pause.
+            Undeliverable: Discord's answer is a permanent error.
+            DeliveryFailed: another error, or `work` takes more than `within_s` seconds.
         """
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)

@@ -103,7 +103,7 @@ class _Answer:
                 return []
 
     def _grow(self, step: str) -> list[Part]:
-        """The new part of the step's text, which is now `step`; empty while `step` is only white space."""
+        """Replace the current step's text with `step`; returns the part to yield. Blank text yields nothing."""
         self._step = step
         if not step.strip() or len(step) == self._passed:
             return []

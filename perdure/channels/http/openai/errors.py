@@ -53,13 +53,13 @@ def response_of(error: PerdureError) -> Response:
 
 
 def settled_failure(turn: dict[str, Any]) -> Response:
-    """The response for a failed or cancelled turn. SDKs must not retry: a repeated request finds the same turn."""
+    """The response for a failed or cancelled turn. Its headers stop SDKs from retrying: they would find this turn."""
     found, status = failure_body(turn)
     return respond(found, status, _NO_RETRY)
 
 
 def failure_body(turn: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The error of a failed turn, and its HTTP status."""
+    """The error body for a failed or cancelled turn, and the HTTP status."""
     code, message = turn["error"]["code"], turn["error"]["message"]
     statuses = [status for status, codes in CODES.items() if code in codes]
     status = min(statuses, default=HTTPStatus.INTERNAL_SERVER_ERROR)  # INVALID_REQUEST has 400 and 408

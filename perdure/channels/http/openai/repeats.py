@@ -1,10 +1,11 @@
 """Recognises repeated requests, so that a repeated request finds its turn and does not begin another.
 
-The `Idempotency-Key`, if sent, is the `message_id`. Without it, requests of a user with the same conversation, agent
-and messages have the same fingerprint, and the `message_id` is made of the fingerprint and the id of the last turn
-whose answer was sent completely. So a request whose answer was lost finds its turn, also if the turn is unsettled or
-the gateway has restarted, whereas "ok" sent twice makes two turns. A settled turn whose answer was sent is found only
-by a retry of the SDK (`X-Stainless-Retry-Count`). A turn that settled more than ten minutes ago is never found.
+The `Idempotency-Key`, if sent, is the `message_id`. Without it, the `message_id` is made of the request's fingerprint
+(a digest of the conversation, the agent, the session and the messages) and the id of the user's last turn with the same
+fingerprint whose answer was sent completely. If an answer was lost, the repeated request therefore finds its turn, even
+if the turn is unsettled or the gateway has restarted. If the answer was sent, the same request makes a new turn; only a
+retry of the SDK (`X-Stainless-Retry-Count`) finds the settled turn. Without an `Idempotency-Key`, a turn that settled
+more than ten minutes ago is never found.
 """
 
 from __future__ import annotations

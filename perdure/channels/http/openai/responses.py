@@ -2,9 +2,9 @@
 
 A sequence number is a function of the answer's text: the position at which the event's text ends, and a checksum of the
 text before that position. The lines about tool calls, which form a reasoning item, count as text at their position. So
-the numbers are the same after a restart, on any gateway, and in a replay of the committed text. A number of withdrawn
-text does not match the text that replaced it, so a client that resumes there gets an error. Live text and replays are
-cut into the same pieces, so a client that filters a replay by number misses nothing.
+the numbers are the same after a restart, on any gateway, and in a replay of the committed text. A number of
+withdrawn text matches no event of the text that replaces it, so a client that resumes after such a number gets an
+error. Live text and replays are cut into the same pieces, so a client that filters a replay by number misses nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ async def stream(
     starting_after: int | None,
     on_sent: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """The events of a response after a sequence number, as server-sent events; `on_sent` precedes the closing ones."""
+    """The events of a response after a sequence number, as server-sent events.
+
+    `on_sent` is called before the closing events.
+    """
     events = _Events(response, turn, starting_after)
     for event in events.begin():
         yield event
@@ -170,7 +173,7 @@ class _Events:
                 assert_never(part)
 
     def more(self, text: str, *, whole: bool = False) -> Iterator[bytes]:
-        """Append `text` to the answer; the deltas that are now complete, or all if `whole`.
+        """Append `text` to the answer; returns the events of the complete deltas, or of all if `whole`.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -182,7 +185,7 @@ class _Events:
             yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
 
     def call(self, line: str) -> Iterator[bytes]:
-        """The events for a tool call, which adds a part to the reasoning item's summary. Ends the text before it.
+        """The deltas of the remaining text, then the events for a tool call: a part of the reasoning item's summary.
 
         Raises:
             Rewound: the client's position belongs to other text.
@@ -207,7 +210,7 @@ class _Events:
         return (self._position << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
 
     def end(self, turn: dict[str, Any]) -> Iterator[bytes]:
-        """The events after the text, of a settled turn.
+        """The last deltas of a settled turn, then its closing events.
 
         Raises:
             Rewound: the client's position belongs to other text.

@@ -231,7 +231,7 @@ async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]
 
 
 async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
-    """The same parts. The first part is fetched now, so that an error before it determines the HTTP status."""
+    """Fetch the first part, so that an error before it determines the HTTP status; returns all parts."""
     first = await anext(parts, None)
 
     async def with_first() -> AsyncIterator[answers.Part]:

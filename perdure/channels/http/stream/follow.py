@@ -58,7 +58,7 @@ class Follower:
         return committed
 
     async def _resume(self, committed: Committed) -> list[Event]:
-        """A `rewind` if the client has provisional events that the turn's stream does not confirm."""
+        """A `rewind` if the client has provisional events that the turn's stream does not confirm; otherwise empty."""
         last = self._client.position
         if last.number == 0 and last.epoch <= committed.count:
             return []
@@ -114,7 +114,7 @@ class _Client:
         return self._event(EventKind.REWIND, rewind_to(epoch))
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
-        """The events of the new messages, then of the turn's ending, or of its state and approvals."""
+        """The events of the new messages, then `error` and `done` of a settled turn, else its state and approvals."""
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
                 for kind, data in _tool_events(message):

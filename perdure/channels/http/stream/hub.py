@@ -65,7 +65,7 @@ class News:
         return self._written or self._changed
 
     def take(self) -> tuple[bool, bool]:
-        """Take the changes: whether Redis may have new entries, and whether the turn's state may have changed."""
+        """Return and clear two flags: Redis may have new entries, and the turn's state may have changed."""
         taken = self._written, self._changed
         self._written = self._changed = False
         return taken
@@ -117,7 +117,7 @@ class Hub:
         self._tasks = [asyncio.ensure_future(_logged(task)) for task in tasks]
 
     def stop(self) -> None:
-        """Wake the open streams, and have them end."""
+        """Wake the open streams, which then end."""
         self.stopped = True
         for listeners in self._listeners.values():
             for news in listeners:

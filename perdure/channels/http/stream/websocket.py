@@ -255,7 +255,7 @@ class _Client:
 
 
 async def _received(connection: WebSocket) -> str:
-    """The next frame's text; empty for a binary frame, which no action accepts.
+    """The next frame's text; empty for a binary frame, which `_parsed` then rejects.
 
     Raises:
         WebSocketDisconnect: the client has disconnected.
@@ -283,7 +283,7 @@ def _members(frame: _Frame) -> dict[str, Any]:
 
 
 async def _signed_request(connection: WebSocket) -> Request:
-    """The connection as a request, with the token of its first frame in the `Authorization` header for `Keys`.
+    """The connection as a request whose `Authorization` header has the token of the first frame.
 
     Raises:
         TimeoutError: the frame is late.
@@ -301,7 +301,7 @@ async def _signed_request(connection: WebSocket) -> Request:
 
 
 def _own_request(connection: WebSocket, headers: list[tuple[bytes, bytes]] | None = None) -> Request:
-    """The connection as a request; `None` for `headers`: those of the upgrade request."""
+    """The connection as a request with `headers`, by default the headers of the upgrade request."""
     scheme = "https" if connection.scope["scheme"] == "wss" else "http"
     scope = {**connection.scope, "type": "http", "method": "GET", "scheme": scheme}
     return Request(scope if headers is None else {**scope, "headers": headers})
