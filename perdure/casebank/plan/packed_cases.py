@@ -69,7 +69,7 @@ class PackedCases:
 def _mark(readers: str | None) -> int:
     """A hash of the readers, which takes 8 bytes per case.
 
-    The probability of a collision is about 10^-19 per pair; `runs.apply` compares the readers themselves.
+    The probability of a collision is about 10^-19 per pair. Before a merge, `runs.apply` compares the readers' keys.
     """
     if readers is None:
         return 0
