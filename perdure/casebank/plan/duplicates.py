@@ -254,13 +254,13 @@ class _Search:
         return same
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
-        """Let the first keeper of which it is a duplicate absorb the loser, or spare the loser if it is protected."""
+        """Merge the loser into the first keeper that it duplicates, or spare the loser if it is protected."""
         for keeper in keepers.tolist():
             if self._absorbs(keeper, loser):
                 return
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
-        """Absorb the loser, or spare it if it is protected; False if it is no duplicate of this keeper."""
+        """Merge the loser into the keeper, or spare it if it is protected. Returns False if it is no duplicate."""
         if self._refused[loser] and self._difference(keeper, loser) is not None:
             return False  # a difference from an earlier keeper is already recorded
         similarity = cosine(self._vector(keeper), self._vector(loser))

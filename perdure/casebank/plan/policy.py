@@ -53,7 +53,7 @@ class Facts:
 
     @property
     def last_active_at(self) -> datetime:
-        """When the case was last accessed, or created if it never was."""
+        """When the case was last accessed, or created if it was never accessed."""
         return self.last_accessed_at or self.created_at
 
 

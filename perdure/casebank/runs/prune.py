@@ -183,7 +183,7 @@ class _ProgressWriter:
         self._written_at = time.monotonic()
 
     def report(self, done: int, total: int) -> None:
-        """Report the work done."""
+        """Call `on_progress`, store the progress if a second has passed, and pause if a pause is due."""
         self._context.on_progress(Phase.PLANNING, done, total)
         if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
             state.progress(self._context.database, self._run, done, total)

@@ -1,9 +1,9 @@
 """The stored state of runs: claims, progress, approval, and the objects that routes return.
 
-At most one run is unfinished. The process that executes it holds a lease and a fencing token, which increases with each
-claim; writes under an old token are refused. Another process resumes a run whose lease expired. A run that waits for
-approval continues once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP is stored
-as a run as well. One dry run may be unfinished at the same time as a run.
+At most one run is unfinished. The process that executes it holds a lease and a fencing token. The token increases with
+each claim, and writes under an old token are refused. Another process resumes a run whose lease expired. A run that
+waits for approval continues once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP
+is stored as a run as well. One dry run may be unfinished at the same time as a run.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
 
 
 def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
-    """The outcome of a run, or its plan while it is not applied, as routes and commands return it.
+    """The outcome of a run, or its plan if the plan is not applied yet, as routes and commands return it.
 
     Raises:
         NotFound: there is no such run.

@@ -91,7 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Omits the messages of sessions from which this session was forked, and of other forks related to it.
+        Omits the messages of other sessions that are related to this session by forks, directly or indirectly.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -392,7 +392,7 @@ def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[
 
 
 def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
-    """The places of each range, in order: adjacent places are adjacent messages."""
+    """The places of the messages in each range, in the order of `seq`."""
     ranges: defaultdict[int, list[_Place]] = defaultdict(list)
     for row in rows:
         ranges[row.stretch].append(_place(row))

@@ -1,7 +1,7 @@
 """Layer 0: a user's events other than messages: typing, channel switches, presence.
 
-One Redis Stream per user with about `MAX_ENTRIES` entries; the oldest are dropped. Losing it does no harm. The caller
-supplies the time of each event. When a session ends, the events up to that time are deleted.
+One Redis Stream per user with about `MAX_ENTRIES` entries; Redis drops the oldest ones. Losing a stream does no harm.
+The caller supplies the time of each event. When a session ends, the events up to that time are deleted.
 """
 
 from __future__ import annotations
