@@ -10,8 +10,8 @@ Each change of state begins an epoch. A call is admitted in an epoch, and its ou
 only: a call admitted before the circuit opened must not close it. An epoch is the time at which it began, so a circuit
 that was lost and created again never repeats an epoch.
 
-A probe holds one slot of the half-open circuit, at most until its lease expires, which frees the slot of a crashed
-process.
+A probe holds one slot of the half-open circuit, at most until its lease expires. The lease frees the slot of a process
+that crashed.
 
 Times are passed in, in milliseconds since 1970. `redis_circuits.py` implements the same machine in Lua; a property test
 compares the two.

@@ -51,7 +51,7 @@ NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
 
 
 def whole(value: object) -> object:
-    """`value`, converted to `int` if it is a float without a fraction, which is an integer in JSON Schema."""
+    """`value`; a float without a fraction becomes an `int`, because JSON Schema counts it as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -120,7 +120,7 @@ def identifier(name: str) -> str:
 
 
 def shown_channel(name: str) -> str:
-    """A channel's name for a prompt. Rows of earlier releases may contain other text, which is not shown."""
+    """A channel's name for a prompt. Hides text that is no identifier, which rows of earlier releases may contain."""
     return f"'{name}'" if is_identifier(name) else "another channel"
 
 
