@@ -2,7 +2,7 @@
 
 An archived case keeps its row in `cases` with another status, and has a copy in `case_archive`. Restoring writes the
 copy back and marks it as restored, which protects the case from pruning for `recent_access_days`. If the case was
-merged into a keeper as a duplicate, the keeper retains its counts.
+merged into a keeper as a duplicate, the keeper also retains the counts that it absorbed.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ _SKEW = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class NewCase:
-    """A case to be added. `embedder` names the embedder that made `query_vector`; both are given or neither.
+    """A case to be added. Set both `query_vector` and `embedder` (the embedder that made it), or neither.
 
-    `user_id` is the key of its author. `None`: the case belongs to all users without a tenant. A key of
+    `user_id` is the key of the author. `None`: the case belongs to all users without a tenant. A key of
     `tenants.everybodys`: the case belongs to all users of that tenant. Empty: the author is unknown, and no user sees
     the case. `shared_at`: when an administrator shared the author's case with all users of the author's tenant.
     """
@@ -63,7 +63,7 @@ class NewCase:
 
 
 def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
-    """Add a case; False if a case with that id, or learnt from that turn, exists.
+    """Add a case. Returns False if its id is taken or a case learnt from the same turn exists.
 
     `dimensions`: the dimensions of the embedder's vectors, if known.
 
@@ -107,9 +107,10 @@ def learn(
     query_vector: Sequence[float] | None = None,
     embedder: str | None = None,
 ) -> str | None:
-    """Store the answer of a turn that was rated positively; returns the case's id, None if it was stored before.
+    """Store the question and answer of a turn that a user rated positively as a case.
 
-    No search finds a case without a vector until `embedding` computes the vector.
+    Returns the case's id; `None` if a case learnt from this turn exists. A case stored without a vector is found by
+    no search until `embedding` computes the vector.
 
     Raises:
         InvalidRequest: the question or the answer is empty, or the vector is invalid.

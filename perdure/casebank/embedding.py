@@ -33,7 +33,7 @@ def embed_cases(
 
     Raises:
         CallAborted: `call` was aborted.
-        PerdureError: the embedder or the database cannot be reached; another call continues.
+        PerdureError: the embedder or the database cannot be reached; vectors stored so far are kept.
     """
     processed, after = 0, ""
     parameters = {"embedder": embedder.name if reembed else None, "most": _PAGE}

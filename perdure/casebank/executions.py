@@ -1,8 +1,8 @@
 """Executions: which turns had a case in their prompt, and how those turns ended.
 
 The statement that settles a turn inserts them (`queries.WITH_USES`) and locks no case, so turns of different users
-do not wait for each other. Later, `count` adds them to the cases' use counts: in the task `casebank.count`, and before
-reflection. A user's feedback overrides how the turn ended.
+do not wait for each other. `count` adds them to the cases' use counts later. The task `casebank.count` and reflection
+call it. A user's feedback overrides how the turn ended.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PAGE = 100
 def count(database: Database, should_continue: Callable[[], bool] = lambda: True) -> int:
     """Add uncounted uses to their cases, one page of cases per commit; returns the number of uses added.
 
-    Each use is counted once, also if calls overlap. `should_continue` is called before each page. Cases that another
-    transaction has locked are skipped. The next call counts their uses, and those of the remaining pages.
+    Each use is counted once, even if calls overlap. Skips cases that another transaction has locked. Calls
+    `should_continue` before each page, and stops if it returns False. The next call counts the remaining uses.
 
     Raises:
         Unavailable: the database cannot be reached.

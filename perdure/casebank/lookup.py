@@ -2,8 +2,8 @@
 
 A prompt contains only cases above the similarity floor. The floor depends on the embedder: the cosine of unrelated
 texts is about 0 with some embedders and 0.8 with others. The floors for `hash` and all-MiniLM-L6-v2 were measured with
-`tests/casebank/questions.py`: for each question, all cases of other topics are below the floor. The other floors are
-unmeasured and strict; docs/casebank.md has the figures.
+`tests/casebank/questions.py`: for each question, all cases of other topics are below the floor. The floors for other
+embedders are strict estimates. docs/casebank.md lists the measurements.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def least_similarity(embedder: str, setting: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CaseLookup:
-    """The search for cases of one installation. `banks` returns the banks of its agents. Threads may share it."""
+    """Searches the cases of one installation. `banks` returns the banks of its agents. Threads may share it."""
 
     database: Database
     embedder: Embedder
@@ -63,7 +63,7 @@ class CaseLookup:
         return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
 
     def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
-        """The `k` nearest active cases that prompts of `user` (a user's key) may contain, without the floor.
+        """The `k` nearest active cases that `user` (a user's key) may see, even those below the floor.
 
         Searches the banks of the installation's agents, or only `bank` if it is one of them.
 
@@ -77,7 +77,7 @@ class CaseLookup:
     def nearest(
         self, question: str, k: int, within: Within, *, bank: str | None = None, include_archived: bool = False
     ) -> list[Found]:
-        """The `k` nearest cases of the users `within`, without the floor. For administrators.
+        """For administrators: the `k` nearest cases that `within` selects, even those below the floor.
 
         Raises:
             PerdureError: the question could not be embedded.

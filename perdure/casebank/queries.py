@@ -152,7 +152,7 @@ INDEX_IS_BROKEN = Statement(
 
 
 def drop_index_of_all(size: int) -> str:
-    """The SQL that drops the index over all cases, which releases before database revision 0018 used."""
+    """The SQL that drops the index over all cases. Only releases before database revision 0018 used that index."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.cases_nearest_{size}_idx"
 
 

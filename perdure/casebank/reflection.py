@@ -64,7 +64,7 @@ def reflect(database: Database) -> Reflected:
 
 
 def suggest(database: Database, clock: Clock, model: Model, timeout_s: float) -> int | None:
-    """Ask the model how to improve flagged cases, at most `SUGGESTIONS_A_MINUTE` in all processes.
+    """Ask the model how to improve flagged cases, at most `SUGGESTIONS_A_MINUTE` across all processes.
 
     Returns the number of suggestions; None if a process already called the model within this minute. A case without a
     suggestion is retried once a day. A case that is flagged again gets a new suggestion.

@@ -1,9 +1,9 @@
 """Search: the cases nearest to a question, by their vectors.
 
-Only vectors of one embedder with equal dimensions are compared. Up to `INDEX_FROM` cases are compared one by one, which
-is exact. Above that, `build_indexes` builds two indexes for each number of dimensions: over the cases without an
-author, and over those with one, so that a search for one user does not read other users' cases. Up to `FEW_OF_BANK`
-cases of a bank, and all cases that an administrator shared, are compared one by one.
+Only vectors of one embedder with equal dimensions are compared. A small number of cases is compared one by one, which
+is exact. `build_indexes` builds up to two vector indexes for each number of dimensions: one over the cases without an
+author, one over the cases with an author. It builds an index once the index would contain `INDEX_FROM` cases. Up to
+`FEW_OF_BANK` cases of a bank, and all cases that an administrator shared, are compared one by one.
 """
 
 from __future__ import annotations
@@ -60,14 +60,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Whose cases a search covers: users of `tenant`, users without a tenant if it is `None`, or `everybody`."""
+    """Whose cases a search covers: those of all users if `everybody`, else those of the users of `tenant`.
+
+    With `tenant` `None`: those of the users without a tenant.
+    """
 
     tenant: str | None
     everybody: bool = False
 
     @property
     def scope(self) -> Scope:
-        """Which cases the statement searches: those of all users, of one tenant, or of users without a tenant."""
+        """The scope of the search statement."""
         if self.everybody:
             return Scope.EVERYBODY
         return Scope.NO_TENANT if self.tenant is None else Scope.TENANT
@@ -87,9 +90,10 @@ def search(
     include_archived: bool = False,
     least: float | None = None,
 ) -> list[Found]:
-    """The `k` nearest cases of the users `within`, nearest first, with a similarity of at least `least`.
+    """The `k` nearest cases that `within` selects, nearest first, with a similarity of at least `least`.
 
-    Searches active cases in `banks`, or in all banks; `include_archived` adds archived ones, and logs those found.
+    Searches active cases in `banks`, or in all banks. With `include_archived`, also searches archived cases, and logs a
+    warning for each one found.
 
     Raises:
         InvalidRequest: the vector is invalid.
@@ -122,8 +126,8 @@ def search_for_user(
 ) -> list[Found]:
     """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first.
 
-    These are, within the user's tenant, the user's own cases, cases without an author, and shared cases. `least` is
-    the lowest similarity.
+    A user may see their own cases, the cases that belong to all users of their tenant, and the cases that an
+    administrator shared in that tenant. `least` is the lowest similarity.
 
     Raises:
         InvalidRequest: the vector is invalid.
@@ -149,10 +153,10 @@ def authors(user: str) -> list[str]:
 
 
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]:
-    """Build the indexes for each number of dimensions with at least `index_from` cases; returns their names.
+    """Build each missing index that would contain at least `index_from` cases.
 
-    Does not block readers or writers. Rebuilds an index whose build was interrupted. Returns `[]` at once while another
-    process builds indexes.
+    Returns the names of the indexes with that many cases, including those that exist already. Does not block readers or
+    writers. Rebuilds an index whose build was interrupted. Returns `[]` at once while another process builds indexes.
     """
     wanted = [
         (row.size, part)
@@ -172,7 +176,7 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
 
 
 def _build(database: Database, size: int, part: str) -> None:
-    """Build an index unless it exists. Drops an incomplete one first."""
+    """Build an index unless it exists. Drops the index first if it is incomplete."""
     if database.run(queries.INDEX_IS_BROKEN, {"name": queries.index_name(size, part)})[0].broken:
         database.define(queries.drop_index(size, part))
     database.define(queries.index(size, part))

@@ -2,11 +2,12 @@
 
 A search is a union of arms, each of which finds the nearest cases that match one condition. If at most `few` rows
 match, a btree index finds them and they are compared exactly. Otherwise a vector index is searched. Each number of
-dimensions has two: over the cases without an author (`shared`) and over the others (`learnt`). A vector index returns
-rows in approximate order, so the outer query sorts again. Each connection has `hnsw.iterative_scan` on; without it an
-index scan stops after its first candidates, even if the condition excludes them.
+dimensions has two vector indexes: one over the cases without an author (`shared`), one over the cases with an author
+(`learnt`). A vector index returns rows in approximate order, so the outer query sorts again. Each connection has
+`hnsw.iterative_scan` on; without it an index scan stops after its first candidates, even if the condition excludes
+them.
 
-Parameters: `vector`, `embedder`, `k`, `least`; `tenant`, `banks` and `authors` where a condition names them.
+Parameters: `vector`, `embedder`, `k`, `least`; `tenant`, `banks` and `authors` if a condition names them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perdure.database.engine import Statement
 
 
 class Scope(StrEnum):
-    """Whose cases a search covers: all users', those of the users of one tenant, or of the users without one."""
+    """Whose cases a search covers: those of all users, of the users of one tenant, or of the users without a tenant."""
 
     EVERYBODY = "everybody"
     TENANT = "tenant"
@@ -91,9 +92,10 @@ _WITHIN = {
 def nearest(
     size: int, few: int, few_of_bank: int, scope: Scope, *, in_banks: bool, include_archived: bool
 ) -> Statement:
-    """Find the active cases, or all cases, of the users in `scope` that are nearest to a vector of `size` dimensions.
+    """The statement that finds the cases in `scope` that are nearest to a vector of `size` dimensions.
 
-    Up to `few` cases of a tenant, or up to `few_of_bank` cases in the banks, are searched exactly.
+    It searches active cases, and archived ones if `include_archived`. Up to `few` cases of a tenant, or without a
+    tenant up to `few_of_bank` cases in the banks, are compared exactly.
     """
     wanted = f"{_WITHIN[scope]} AND {_IN_BANKS}" if in_banks else _WITHIN[scope]
     if scope is Scope.TENANT:
@@ -119,12 +121,12 @@ def nearest(
 
 
 def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool = False) -> Statement:
-    """Find the active cases in some banks that a user may see and that are nearest to a vector of `size` dimensions.
+    """The statement that finds the nearest active cases in some banks that a user may see.
 
-    A user may see the cases of the `authors` (the user and, in a tenant, the tenant's shared key), the cases that an
-    administrator shared in the user's tenant, or among users without a tenant, and, without a tenant, cases without an
-    author. Up to `few` cases of the authors, up to `few_of_bank` cases without an author in these banks, and all shared
-    cases are compared exactly.
+    A user may see the cases of the `authors` (the user and, in a tenant, the tenant's shared key) and the cases that an
+    administrator shared with users of the same tenant. Users without a tenant also see the cases without an author, and
+    cases shared among users without a tenant. Exactly compared are up to `few` cases of the authors, up to
+    `few_of_bank` cases without an author in these banks, and all shared cases. `size` is the vector's dimensions.
     """
     mine = f"c.status = 'active' AND {_OF_AUTHORS}"
     neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
@@ -142,7 +144,7 @@ def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool =
 
 
 def _nearest(name: str, arms: Mapping[str, str]) -> Statement:
-    """The statement over these CTEs. Those named `…_many` are conditions; the others find cases."""
+    """The statement that joins `arms`, which are CTEs. Those named `…_many` are conditions; the others find cases."""
     union = " UNION ALL ".join(f"SELECT * FROM {arm}" for arm in arms if not arm.endswith("_many"))  # noqa: S608 (constants)
     sql = _NEAREST.format(arms=",".join(arms.values()), union=union, usage=USAGE, fresh=FRESH)
     return Statement(f"casebank.{name}", sql, writes=False)
@@ -153,7 +155,7 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
-    """An arm over a vector index, used if `{many}_many` is true; CASE makes the planner estimate that half match."""
+    """An arm over a vector index, used if `{many}_many` is true. CASE makes the planner estimate that half match."""
     condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
     return _arm(name, size, condition)
 
@@ -163,7 +165,7 @@ def _few(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _few_or_many(name: str, size: int, few: int, *, counted: str, condition: str) -> dict[str, str]:
-    """CTEs: whether more than `few` rows match `counted`, and, if not, the nearest rows that match `condition`."""
+    """Two CTEs: whether more than `few` rows match `counted`; if not, the nearest rows that match `condition`."""
     many = _MANY.format(name=name, condition=counted, few=int(few))
     return {
         f"{name}_many": many,

@@ -1,6 +1,6 @@
-"""Sharing: an administrator makes a case learnt from one user available to all users of its bank, or revokes this.
+"""Sharing: an administrator makes a user's case available to all users of its bank in that user's tenant.
 
-The case's history records who did it and when. A case without an author is always available to all users.
+`unshare` reverses this. The case's history records who shared or unshared the case, and when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def share(executor: Executor, case_id: str, by: str) -> datetime:
-    """Share a case with all users of its bank; returns when it was first shared. Idempotent.
+    """Share a case with all users of its bank in the author's tenant; returns since when it is shared. Idempotent.
 
     Raises:
         NotFound: there is no such case.

@@ -1,7 +1,7 @@
 """Import and export of cases as JSON lines.
 
-An invalid line is reported with its number and reason; the valid ones are imported. A line whose case exists changes
-nothing, so importing a file twice is safe.
+An invalid line is reported with its number and reason, and all valid lines are imported. A line whose case exists
+changes nothing, so importing a file twice is safe.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def import_lines(
 
 
 def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
-    """Lines for `import_lines`: all cases, or those of a tenant or a bank, including archived ones, by case id."""
+    """Lines for `import_lines`, by case id: all cases or those of a tenant or a bank. Includes archived cases."""
     after = ""
     while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):
         yield from map(_line, rows)

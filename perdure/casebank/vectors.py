@@ -1,4 +1,4 @@
-"""Validation of incoming vectors. Arithmetic is in `plan.cosines`, which imports numpy."""
+"""Validation of incoming vectors, without numpy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def literal(values: Sequence[float], dimensions: int | None = None) -> str:
     """`values` as a parameter for `::vector`.
 
     Raises:
-        InvalidRequest: a value is not a finite float32, all values are zero, or the size is wrong.
+        InvalidRequest: a value is not a finite float32, all values are zero, or the number of values is wrong.
     """
     if not 1 <= len(values) <= MOST_DIMENSIONS:
         raise InvalidRequest(f"The vector has {len(values)} dimensions; accepted: 1 to {MOST_DIMENSIONS:,}.")

@@ -40,7 +40,7 @@ class DecayResult:
 def decay_rate(kind: str, channels: int, accesses: int, connections: int) -> float:
     """The rate of a memory's exponential decay, per hour.
 
-    More channels, accesses and relations (`connections`) slow it down; with ten relations it is 0.
+    More channels, accesses and relations (`connections`) reduce the rate. With ten or more relations it is 0.
     """
     spread = 1 / (1 + 0.2 * channels)
     use = 1 + 0.3 * math.log(1 + accesses)

@@ -2,7 +2,7 @@
 
 The commit that stores a message or memory also adds it to `unembedded`. `embed_missing`, called by each sweep, claims
 some of these rows with a lease, embeds their texts without an open transaction, and writes the vectors in one
-statement. While the embedder is unavailable, the rows are postponed, and search uses keywords only.
+statement. If the embedder fails, the rows are postponed. Until they have vectors, search finds them by words only.
 
 Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a walk over all messages and
 memories adds those without a vector of the new embedder to `unembedded`, page by page; older vectors stay. The walk is
@@ -57,7 +57,7 @@ class RegisteredEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRound:
-    """The number of texts embedded and refused in one round, and the embedder's error, if it failed.
+    """The numbers of texts embedded and refused in one round, and the embedder's error if it failed.
 
     `more`: the round was full, or the walk over older texts is not finished.
     """
@@ -77,7 +77,7 @@ def vector_literal(vector: Vector) -> str:
 def text_to_embed(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
     """The text that is embedded: the author and the day, if known, then the content.
 
-    A chat message alone has little context, and questions often name its author or its day.
+    A chat message alone has little context, and questions often name the author or the day of a message.
     """
     if author is None or occurred_at is None:
         return content
@@ -97,7 +97,7 @@ def embed_missing(
 ) -> EmbeddingRound:
     """Embed at most `batch` texts without a vector.
 
-    A failure of the embedder is returned, not raised; its texts are postponed.
+    If the embedder fails, returns its error and postpones the texts.
 
     Raises:
         CallAborted: `call` was aborted; the claimed texts are due again when their lease expires.
@@ -138,10 +138,10 @@ def embed_sessions(
 
 
 def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
-    """Build an embedder's indexes if they are missing and it has at least `rows` vectors; returns whether it did.
+    """Build an embedder's indexes if it has none yet and at least `rows` vectors; returns whether it built them.
 
     Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call it. An
-    invalid index, which an interrupted build leaves, is dropped and built again.
+    interrupted build leaves an invalid index, which the next call drops and builds again.
 
     Raises:
         Unavailable: the database cannot be reached.

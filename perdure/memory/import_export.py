@@ -2,7 +2,7 @@
 
     {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
 
-`session` groups a user's lines into sessions, which are imported as ended and not yet consolidated. `session` and
+`session` groups a user's lines into sessions. Imported sessions have ended and await consolidation. `session` and
 `message_id` identify a line: importing a file twice changes nothing, and a longer file adds its new lines. Invalid
 lines are reported with number and reason; valid ones are imported. An exported file can be imported into any database.
 
@@ -135,9 +135,7 @@ def import_messages(
 
 
 def export_messages(database: Database, user: str | None = None, tenant: str | None = None) -> Iterator[dict[str, Any]]:
-    """The messages of all users, of one user or of one tenant, as lines for `import_messages`.
-
-    `user` is the user's key.
+    """The messages of all users, of one user (`user` is a user's key) or of one tenant, as lines for `import_messages`.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -247,7 +245,7 @@ def _import_session(
 def _new(
     transaction: Transaction, session_id: UUID, numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult
 ) -> list[tuple[int, ImportLine]]:
-    """The lines that are not stored yet. A line whose `message_id` is stored with another text is refused."""
+    """The lines that are not stored yet. Refuses a line whose `message_id` is stored with another text."""
     parameters = {"session_id": session_id, "message_ids": [line.message_id for _, line in numbered_lines]}
     rows = transaction.run(queries.FIND_MESSAGES, parameters)
     existing = {name: row.content for row in rows for name in (row.message_id, row.place) if name is not None}

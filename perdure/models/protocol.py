@@ -181,7 +181,7 @@ class ModelCall:
         return left
 
     def check(self) -> None:
-        """Return if the call has not ended.
+        """Raise an error if the call has ended.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
@@ -208,7 +208,7 @@ class ModelCall:
 
     @contextmanager
     def part(self, timeout_s: float) -> Iterator[ModelCall]:
-        """A call within this one that ends after `timeout_s`, and no later than this one.
+        """A part of this call, which ends after `timeout_s` or with this call, whichever is earlier.
 
         The end of the part does not end this call: another part may follow.
 
@@ -227,7 +227,7 @@ class ModelCall:
     def aborting(self, on_abort: Callable[[], None]) -> Iterator[None]:
         """Call `on_abort`, from the aborting thread, if the call ends within the block.
 
-        An error that the block then raises is replaced by the reason for the end.
+        If the block then raises an error, `aborting` raises the reason why the call ended instead.
         """
         with self._lock:
             self._on_abort = on_abort

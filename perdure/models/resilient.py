@@ -1,8 +1,8 @@
 """Models with a breaker, retries and fallbacks: `breaker(retry(call))`, then other models.
 
-`GuardedModel` and `ResilientModel` implement `Model`. All attempts of one call share `PERDURE_MODEL_TIMEOUT_S`. Each
-fallback model has as much time again, within the deadline of the whole call. `ModelCall.rewind` withdraws the text that
-a failed attempt streamed.
+`GuardedModel` and `ResilientModel` implement `Model`. All attempts at one model share `PERDURE_MODEL_TIMEOUT_S`. Each
+fallback model has a time limit of the same length. The deadline of the whole call limits all of them.
+`ModelCall.rewind` withdraws the text that a failed attempt streamed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GuardedModel:
         wait: Callable[[ModelCall, float], None] = wait_within,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """All attempts of one call share `timeout_s`. Tests pass `wait` and `draw`, which draws the jitter."""
+        """All attempts of one call share `timeout_s`. `draw` draws the jitter. Tests replace `wait` and `draw`."""
         self._model = model
         self._breaker = breaker
         self._retry = retry
@@ -113,7 +113,7 @@ ModelFallback: TypeAlias = FallbackStrategy[FallbackRequest, ModelReply]
 
 
 class ResilientModel:
-    """A model with a fallback strategy, built in or a third party's."""
+    """A model with a fallback strategy."""
 
     def __init__(self, model: Model, strategy: ModelFallback) -> None:
         self._model = model
@@ -125,7 +125,7 @@ class ResilientModel:
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Reply to one prompt. If the model fails, the reply is the fallback's, and `ModelReply.fallback` is set.
+        """Reply to one prompt. If the model fails, return the strategy's reply, with `ModelReply.fallback` set.
 
         Raises:
             Exception: the model's error if the fallback has no reply; see `GuardedModel.respond`.

@@ -36,7 +36,7 @@ _OTHER_MODELS = "models"
 
 
 def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
-    """Make the model `name`, without breaker and retries. `variable` is the setting with the name, for error messages.
+    """Make the model `name`, without breaker and retries. Errors name `variable`, the setting whose value is `name`.
 
     Raises:
         SettingsError: there is no such model, or it cannot be set up.
@@ -94,8 +94,9 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 class Models:
     """The models of one process, each made once. Threads may share it.
 
-    Each model has retries, a breaker named `llm:` plus the model's name, such as `llm:openai:gpt-5`, and the fallback
-    `fallback`, by default that of `PERDURE_FALLBACK`. The built-in `offline` cannot fail and has none of these.
+    Each model has retries, a breaker and a fallback strategy. The breaker's name is `llm:` plus the model's name, such
+    as `llm:openai:gpt-5`. The strategy is `fallback`, or the strategy of `PERDURE_FALLBACK`. The built-in `offline`
+    cannot fail and has none of these.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Models:
         breakers: BreakerRegistry | None = None,
         fallback: ModelFallback | None = None,
     ) -> None:
-        """Without `breakers`, the process uses breakers of its own.
+        """Without `breakers`, creates breakers whose circuits belong to this process.
 
         Raises:
             SettingsError: the strategy of `PERDURE_FALLBACK` does not exist or cannot be set up.
@@ -119,10 +120,10 @@ class Models:
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
     def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
-        """The model `name`, by default that of `PERDURE_MODEL`. `variable` is the setting that names it, for errors.
+        """The model `name`, by default that of `PERDURE_MODEL`. Errors name `variable`, the setting with that name.
 
         Raises:
-            SettingsError: there is no such model, or it or one of its fallbacks cannot be set up.
+            SettingsError: there is no such model, or the model or one of its fallbacks cannot be set up.
         """
         wanted = name or self._settings.model
         with self._lock:

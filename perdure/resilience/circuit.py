@@ -10,8 +10,8 @@ Each change of state begins an epoch. A call is admitted in an epoch, and its ou
 only: a call admitted before the circuit opened must not close it. An epoch is the time at which it began, so a circuit
 that was lost and created again never repeats an epoch.
 
-A probe holds one slot of the half-open circuit, at most until its lease expires, which frees the slot of a crashed
-process.
+A probe holds one slot of the half-open circuit, at most until its lease expires. The lease frees the slot of a process
+that crashed.
 
 Times are passed in, in milliseconds since 1970. `redis_circuits.py` implements the same machine in Lua; a property test
 compares the two.
@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an admitted call ended. `RELEASED`: the call was cancelled, or its request was invalid; it is not counted."""
+    """How an admitted call ended. `RELEASED`: not counted, because it was cancelled or its request was invalid."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -45,7 +45,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a circuit opens, how long it stays open, and how many concurrent probes it then admits."""
+    """When a circuit opens, how long it stays open, and how many concurrent probes it admits while half-open."""
 
     failure_threshold: int
     cooldown_ms: int
@@ -86,7 +86,7 @@ class Admission:
 def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: int) -> tuple[Circuit, Admission | None]:
     """Admit a call if the circuit allows it; returns the new circuit, and the admission or `None`.
 
-    A probe that repeats its request under the same id gets the same slot.
+    If a probe already holds a slot under `call_id`, it keeps that slot.
     """
     if circuit.state is State.OPEN and _cooldown_is_over(circuit, policy, now):
         circuit = _move(circuit, State.HALF_OPEN, now)
@@ -126,12 +126,12 @@ def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, out
 
 
 def reset(circuit: Circuit, now: int) -> Circuit:
-    """Close the circuit by an operator's request; outcomes of calls under way no longer affect it."""
+    """The closed circuit, after an operator's request. Outcomes of calls under way cannot change its state."""
     return _move(replace(circuit, failures=0), State.CLOSED, now)
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """The time from which a circuit that refuses calls admits one at the latest; `None` if it refuses none."""
+    """For a circuit that refuses calls: the latest time at which it admits one. `None` if it refuses no calls."""
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms
     return min(circuit.probes.values(), default=None)

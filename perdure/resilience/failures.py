@@ -1,8 +1,8 @@
 """Classifies a failure: whether it is transient, and whether the breaker counts it.
 
-The first error in the chain of causes that can be classified decides. An error of `perdure.errors` is classified by its
-attribute `transient`, any other error by its HTTP status; Python's connection and timeout errors are transient. Retries
-and breakers share this classification.
+Retries and breakers use the verdict on the first error in the chain (the error itself, then its causes) that has one. A
+cancellation has the verdict `ABANDONED`. An error of `perdure.errors` has a verdict by its attribute `transient`, any
+other error by its HTTP status. Python's connection and timeout errors are transient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Verdict(Enum):
 
 
 def verdict(error: BaseException) -> Verdict:
-    """The verdict on the first error in the chain of causes of `error` that can be classified."""
+    """The verdict on `error`, or on the first of its causes that has one; `PERMANENT` if none has."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
             return Verdict.ABANDONED
@@ -46,7 +46,7 @@ def verdict(error: BaseException) -> Verdict:
 
 
 def requested_pause_s(error: BaseException) -> float | None:
-    """The pause in seconds that the failed callee requests (`Retry-After`); `None` without one or if it is invalid."""
+    """The pause in seconds that the failed callee requests (`Retry-After`); `None` if it is missing or invalid."""
     for each in _chain(error):
         if isinstance(each, PerdureError) and each.retry_after_s is not None:
             requested = each.retry_after_s

@@ -24,7 +24,7 @@ class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
     """Finds another reply to a request."""
 
     def execute(self, asked: Asked_contra, error: Exception) -> Reply_co | None:
-        """Another reply to the request `asked`, which failed with `error`; `None` if there is none.
+        """Another reply to the request `asked`, which failed with `error`; `None` if the strategy has no reply.
 
         Raises:
             Exception: treated as `None`, except a cancellation, which propagates.

@@ -1,7 +1,7 @@
-"""Recent kills of workers by their watchdogs, in Redis: information for the operator, lost with Redis's data.
+"""Recent kills of workers by their watchdogs, for the operator. Redis stores them; PostgreSQL has no copy.
 
-A sorted set, ordered by the time of the kill on Redis's clock. `perdure.workers.watchdog.kill_report` writes it,
-`/readyz` reads it.
+They are a sorted set, ordered by the time of the kill on Redis's clock. `perdure.workers.watchdog.kill_report` writes
+the set, `/readyz` reads it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Kills:
             pipe.execute()
 
     def withdraw(self, worker: str, pid: int, silent_s: float) -> None:
-        """Remove a kill recorded in the last `_WITHDRAW_S` seconds: the worker recovered.
+        """Remove a kill recorded in the last `_WITHDRAW_S` seconds, because the worker recovered.
 
         Raises:
             redis.RedisError: Redis is unavailable.

@@ -1,8 +1,8 @@
 """The fleet's circuits in Redis: each transition is one script, in Redis's own time.
 
-The scripts implement the machine of `circuit.py` in Lua: change both together; a property test compares them. A circuit
-is a hash, and its probes are a sorted set ordered by the ends of their leases; both expire after a week without a call.
-All keys share one hash slot.
+The scripts implement the machine of `circuit.py` in Lua. Change both together; a property test compares them. A circuit
+is a hash. Its probes are a sorted set, ordered by the ends of their leases. The hash and the set expire after a week
+without a call. All keys share one hash slot.
 
 Every wait is bounded: an unresponsive Redis delays the call that detects it by half a second.
 """
@@ -248,7 +248,7 @@ def _moment(text: str) -> int | None:
 
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Raise Redis's errors as `Unavailable`, including those for a key with the wrong type or malformed content."""
+    """Raise Redis's errors as `Unavailable`, even if the cause is a key of the wrong type or with malformed content."""
     try:
         yield
     except (redis.RedisError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
-Each name has one circuit for the whole fleet while Redis is reachable, and one per process otherwise. Only the state of
-the circuit makes a breaker refuse a call, never a failure of Redis.
+While Redis is reachable, each name has one circuit for the whole fleet. Otherwise each process has a circuit per name.
+A breaker refuses a call only because of its circuit's state, never because Redis fails.
 
 `Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry. A process's registry is a
 `Switchboard`, which `resolve.py` creates.
@@ -38,7 +38,7 @@ class Breaker(Protocol):
     """Admits or refuses calls to one callee."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """Run `work` if the breaker admits it. After `lease_s` seconds the breaker treats the call as ended.
+        """Run `work` if the breaker admits it. After `lease_s` seconds the breaker may treat the call as ended.
 
         Raises:
             CircuitBreakerOpen: the breaker refuses the call.
@@ -56,7 +56,7 @@ class BreakerRegistry(Protocol):
 
 
 class Switchboard(BreakerRegistry, Protocol):
-    """The breakers of a process, which operators list and close."""
+    """A registry whose breakers operators can list and close."""
 
     def list(self) -> list[Metrics]:
         """All breakers, by name.
@@ -113,8 +113,8 @@ class Metrics:
 class Breakers:
     """perdure's own breakers; see `Switchboard`. Thread-safe.
 
-    Without `redis_url` (in kombu's or redis-py's form) the circuits belong to this process. `listen` is called only in
-    the process that caused the change of state.
+    `redis_url` is in kombu's or redis-py's form; without it, the circuits belong to this process. `listen` is called
+    for each change of a breaker's state that this process caused.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Breakers:
         return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
-        """The fleet's breakers that were used in the last week, by name.
+        """The breakers that were used in the last week, by name: the fleet's, or this process's without Redis.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -145,7 +145,7 @@ class Breakers:
         return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
 
     def reset(self, name: str) -> Metrics:
-        """Close the breaker called `name` for the whole fleet.
+        """Close the breaker called `name`, for the whole fleet if Redis is configured.
 
         Raises:
             NotFound: there is no such breaker.
@@ -192,7 +192,7 @@ class CircuitBreaker:
 
 
 class Unguarded:
-    """Admits every call: `PERDURE_BREAKER__ENABLED` is false."""
+    """Admits every call. Used if `PERDURE_BREAKER__ENABLED` is false."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:  # noqa: ARG002 (as the protocol has it)
         """Run `work`."""

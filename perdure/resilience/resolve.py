@@ -24,7 +24,7 @@ _VARIABLE = "PERDURE_BREAKER__REGISTRY"
 
 
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
-    """The breakers that the settings name; if breakers are disabled, perdure's own, which then admit every call.
+    """The breakers that the settings name. If breakers are disabled: perdure's own breakers, which admit every call.
 
     Raises:
         SettingsError: no registry has that name, or it cannot be loaded.

@@ -1,7 +1,7 @@
 """The fleet's circuits while Redis is reachable, this process's own otherwise.
 
-Once Redis answers again, its state applies. While Redis is unavailable, one call per second retries it, which takes at
-most half a second; the other calls do not wait.
+While Redis is unavailable, one call per second tries Redis again, which delays that call by at most half a second. Once
+Redis answers, the fleet's state applies again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer of `admit`. `fleet`: Redis gave it. The outcome must be reported to the same store."""
+    """The answer of `admit`. `fleet`: Redis gave the answer. Report the call's outcome to the same store (`settle`)."""
 
     answer: Answer
     fleet: bool
@@ -67,7 +67,7 @@ class SharedCircuits:
 
     @property
     def store(self) -> CircuitStore:
-        """The store that operators read: Redis's if one is configured, else this process's own."""
+        """The store that operators read: the fleet's if Redis is configured, else this process's own."""
         return self._fleet or self._own
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Decision:
@@ -82,7 +82,8 @@ class SharedCircuits:
     def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
         """Report a call's outcome to the store that admitted it. Never fails.
 
-        If that was Redis and it is unavailable, the outcome is lost; a probe's slot is freed once Redis answers.
+        If Redis admitted the call and is unavailable now, the outcome is lost. A probe's slot is freed once Redis
+        answers.
         """
         if fleet:
             if self._call_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
@@ -91,7 +92,7 @@ class SharedCircuits:
             self._report(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
-        """Close a circuit of the fleet and of this process; returns whether it exists.
+        """Close the circuit `name` of the fleet and of this process; returns whether it exists.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -110,7 +111,7 @@ class SharedCircuits:
             self._fleet.close()
 
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer. If the answer is lost, it may have granted a probe's slot, which is freed later."""
+        """The fleet's answer. If it is lost, Redis may have granted a probe's slot. Such a slot is freed later."""
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:
@@ -118,7 +119,7 @@ class SharedCircuits:
             raise
 
     def _call_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
-        """The fleet's answer, or `None` while it cannot be reached."""
+        """The fleet's answer; `None` if Redis is not configured, fails, or is not called because it just failed."""
         if self._fleet is None or not self._may_call():
             return None
         try:
@@ -144,7 +145,7 @@ class SharedCircuits:
             fleet.free(name, call_id)  # if that fails, the lease frees the slot
 
     def _may_call(self) -> bool:
-        """Whether to call Redis. After a pause only one caller does; the others do not wait for the result."""
+        """Whether to call Redis. While Redis is unavailable, this is true for one caller per `PAUSE_S`."""
         if not self._is_unavailable:
             return True
         with self._lock:

@@ -18,8 +18,8 @@ from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, Stat
 class Answer:
     """The result of an event. Times are in milliseconds of the store's own clock.
 
-    `until`: the time from which a circuit that refuses calls admits one at the latest, if known. `admission`: set if
-    the call was admitted.
+    `until`: for a circuit that refuses calls, the latest time at which it admits one, if known. `admission`: set if the
+    call was admitted.
     """
 
     now: int
@@ -31,7 +31,7 @@ class Answer:
 
 
 class CircuitStore(Protocol):
-    """Circuits by name; an unknown one is closed."""
+    """Circuits by name. A circuit with an unknown name is closed."""
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
         """Admit or refuse a call.

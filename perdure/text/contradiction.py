@@ -2,7 +2,7 @@
 
 Cosine similarity cannot distinguish a contradiction from a paraphrase: "not", or 30 instead of 90, hardly changes a
 vector. This module compares numbers, negations, names, and words that exclude each other, in English and Korean. In
-doubt it classifies texts as different: then both are kept, so that a merge may be missed but no fact is lost.
+doubt it classifies the texts as different. The caller then keeps both, so a merge may be missed.
 
 A caller that compares many texts should compare `Features.fingerprint` and the name and word bits first: these integers
 decide most pairs.
@@ -84,13 +84,13 @@ class Features:
 
     @property
     def fingerprint(self) -> int:
-        """63 bits, equal for texts with equal numbers, negations and `rest`, and the same on every machine."""
+        """A 63-bit hash of numbers, negations and `rest`, the same on every machine."""
         parts = [str(self.negations), *self.numbers, *([f"rest {self.rest}"] if self.rest else [])]
         return _hash("\x1f".join(parts)) >> 1
 
     @property
     def name_bits(self) -> int:
-        """A 63-bit Bloom filter of the names. A bit missing from the other text's `word_bits` means a missing name."""
+        """A 63-bit Bloom filter of the names. A text whose `word_bits` lack one of these bits lacks a name."""
         return _bits(map(stem, self.names))
 
     @property
@@ -105,7 +105,7 @@ def difference(left: str, right: str) -> Difference | None:
 
 
 def compare(left: Features, right: Features) -> Difference | None:
-    """`difference` of two texts by their features. Swapping the arguments only swaps the sides of the result."""
+    """The `difference` of two texts, given their features. Swapping the arguments swaps the sides of the result."""
     if left.rest != right.rest:
         return Difference(
             DifferenceKind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right))
@@ -121,7 +121,7 @@ def compare(left: Features, right: Features) -> Difference | None:
 
 
 def features(text: str) -> Features:
-    """Analyse one text, in linear time and bounded space: see `MAX_CHARS`."""
+    """Analyse one text, in linear time and bounded space (see `MAX_CHARS`)."""
     normal = normalized("NFKC", text[:MAX_CHARS]).translate(_STRAIGHT_APOSTROPHES)
     rest = normal[MAX_CHARS:] + text[MAX_CHARS:]
     normal = normal[:MAX_CHARS]
@@ -156,7 +156,7 @@ def _bits(words: Iterable[str]) -> int:
 
 
 def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """The numbers that `others` lacks; all of `these` if only their counts differ."""
+    """The numbers of `these` that `others` lacks; all of `these` if `others` has each of them."""
     known = frozenset(others)
     return ", ".join([number for number in these if number not in known] or these)
 

@@ -69,7 +69,7 @@ def _opens_sentences(word: str) -> bool:
 
 
 def missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
-    """The names that are not among the words, not even in another inflection."""
+    """The names that `words` contains neither as they are nor as a stem."""
     return sorted(name for name in names if name not in words and stem(name) not in words)
 
 
@@ -99,7 +99,7 @@ def names_by_position(text: str) -> Iterator[str]:
 
 @cached_by_word
 def _korean_name(text: str) -> str | None:
-    """A place, a person with a form of address, or the short topic of a sentence."""
+    """The name in a Korean word: a place, a person with a form of address, or a short topic; `None` for other words."""
     for place in KOREAN_PLACES:
         if text.startswith(place):
             return place

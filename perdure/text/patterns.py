@@ -7,7 +7,7 @@ pattern, and a test runs all of them over hostile texts.
 Differences from `re`: no lookaround, no backreferences; `\b`, `\d`, `\s` and `\w` are limited to ASCII. `WORD`,
 `SPACE`, `STARTS` and `ENDS` are Unicode forms. `$` matches at the end of the text only, not before a last newline.
 
-One search is linear. `finditer`, `findall` and `sub` search again after each match, so a pattern must not need to read
+One search takes linear time. `finditer`, `findall` and `sub` search again after each match, so a pattern must not read
 far beyond the end of a match.
 """
 

@@ -6,9 +6,9 @@
 
 The code is 64 bits of an HMAC over the quoted text, under a key that no prompt contains. The text's author cannot
 predict it, and a code seen in an earlier prompt is valid for that prompt's text only. Unlike a random code it is
-stable: an unchanged section keeps its text, so that the provider's prompt cache stays valid. If a text contains a code
-of the same prompt, asterisks replace it. A mark with another code, or none, does not end a quotation, so no other text
-is replaced or normalised.
+stable: an unchanged section keeps its text, so that the provider's prompt cache stays valid. If a text contains the
+code of an earlier quotation of the same prompt, asterisks replace that code. All other text stays unchanged, because a
+mark with another code, or without a code, does not end a quotation.
 
 Consolidation removes quotations (`without_quotations`), so that recalled text is not extracted again as a memory.
 """
@@ -83,7 +83,7 @@ class Quoter:
 
 
 def quoted(mark: str, title: str, pieces: Sequence[str]) -> str:
-    """`pieces` quoted by a `Quoter` of their own."""
+    """`title`, then `pieces` between two marks, quoted by a new `Quoter`."""
     return Quoter().quote(mark, title, pieces)
 
 

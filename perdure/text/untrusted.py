@@ -1,8 +1,8 @@
 """Untrusted text from models, tools and clients: strict JSON parsing, storable and bounded text.
 
 `json.loads` accepts NaN, duplicate keys (the last one wins) and text that PostgreSQL cannot store. A tool's result may
-not be JSON, may contain NUL, and may be a hundred megabytes long. No such input may block a session, and no long text
-is copied before it is cut.
+be no JSON, contain NUL, or be a hundred megabytes long. These functions refuse or convert such input, so that it cannot
+block a session. They cut a long text before they copy it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
 
 
 def whole(value: object) -> object:
-    """`value`, converted to `int` if it is a float without a fraction, which is an integer in JSON Schema."""
+    """`value`; a float without a fraction becomes an `int`, because JSON Schema counts it as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def storable(text: str) -> str:
-    """`text` so that PostgreSQL can store it: surrogate pairs are joined, NUL and lone surrogates become U+FFFD."""
+    """`text` in a form that PostgreSQL can store. Joins surrogate pairs; NUL and lone surrogates become U+FFFD."""
     if is_storable(text):
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -120,7 +120,7 @@ def identifier(name: str) -> str:
 
 
 def shown_channel(name: str) -> str:
-    """A channel's name for a prompt. Rows of earlier releases may contain other text, which is not shown."""
+    """A channel's name for a prompt. Hides text that is no identifier, which rows of earlier releases may contain."""
     return f"'{name}'" if is_identifier(name) else "another channel"
 
 
@@ -135,7 +135,7 @@ def _within(text: str, limit: int, total: str) -> str:
 
 
 class _BoundedCopy:
-    """Copies the beginning of a value for JSON: at most `room` characters and items. `room` below 0 means cut."""
+    """Copies the beginning of a value for JSON: at most `room` characters and items. `room` below 0: it was cut."""
 
     def __init__(self, room: int) -> None:
         self.room = room

@@ -1,7 +1,7 @@
 """Words of English and Korean: tokens, stems, negations, and words that exclude each other.
 
-Consists of rules and short lists. The same rules apply to both texts of a comparison, so a crude stem is good enough.
-Called by `contradiction` and `names`.
+The module has rules and short lists. The same rules apply to both texts of a comparison, so a crude stem is good
+enough. Called by `contradiction` and `names`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def is_negation(text: str) -> bool:
 
 
 def count_negations(text: str, words: Sequence[Token]) -> int:
-    """Negations in `text`, of which `words` are the tokens; "yet to" counts as one."""
+    """The number of negations in `text`, whose tokens are `words`. "yet to" counts as one."""
     return sum(is_negation(token.text) for token in words) + len(_ENGLISH_NOT_YET.findall(text))
 
 
@@ -194,7 +194,7 @@ _EXCLUSIVE = """
 
 @cached_by_word
 def forms(text: str) -> tuple[str, ...]:
-    """The forms of a word that the other text may contain."""
+    """The forms under which a word is compared with the other text's words."""
     word = base_form(text)
     if not has_hangul(word):
         return word, stem(word)

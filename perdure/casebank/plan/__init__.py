@@ -1,4 +1,4 @@
-"""The pruning plan: which cases to remove, merge, archive or spare, and why. Reads only.
+"""The pruning plan: which cases to remove, merge, archive or spare, and why. Writes nothing to the database.
 
 `compute` makes the plan from the rules in `policy` and the pairs from `duplicates`; `packed_cases` and
 `temporary_files` bound its memory. `casebank.runs` calls it.

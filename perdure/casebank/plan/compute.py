@@ -1,6 +1,7 @@
-"""Computes the plan, for dry runs and for runs.
+"""Computes the plan of a run or a dry run.
 
-The plan depends on the cases and the settings only, not on the order of the cases or the sizes of pages and batches.
+The plan depends only on the cases, the settings and the time: the order of the cases and the sizes of pages and batches
+do not affect it.
 Memory use is about fifty bytes plus the id per case, a few blocks, and the plan. Vectors and texts are in temporary
 files.
 """
@@ -45,7 +46,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One decision of the plan. `facts` are the facts that it is based on, including merges of this plan.
+    """One decision of the plan. `facts` are the case's facts, after the merges of this plan if it is a keeper.
 
     `keeper_weight` is the number of uses from which the keeper's rate before the merge was computed.
     """
@@ -68,7 +69,7 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
-    """The key of the users who see a case: its author or, with the scope `all`, the author's tenant."""
+    """Who sees an unshared case: its author or, with the scope `all`, the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 
 
@@ -110,11 +111,11 @@ class _Planner:
         self._spared: list[PlanItem] = []
 
     def protection(self, case: Facts) -> Verdict | None:
-        """The safety rule that protects the case, if one does."""
+        """The safety rule that protects the case; `None` if no rule does."""
         return policy.protection(case, self._limits, self._now)
 
     def consider(self, candidate: Candidate, groups: dict[_Key, Group], files: ExitStack) -> None:
-        """Plan to remove a low performer; add any other case to its group, or judge it at once if it has no vector."""
+        """Plan to remove a low performer. Add any other case to its group, or judge it now if it has no vector."""
         case, vector = candidate.facts, candidate.vector
         verdict = policy.low_performance(case, self._limits)
         if verdict is not None:

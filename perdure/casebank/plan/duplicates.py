@@ -1,8 +1,8 @@
 """Finds duplicates: which case absorbs which. Exact; memory does not grow with the number of pairs.
 
 The search is greedy. In keeper order, each remaining case absorbs the remaining cases whose cosine with it exceeds the
-threshold. A batch of cases is compared with all later cases block by block: first by sketches, then the candidates by
-their vectors.
+threshold. A batch of cases is compared with all later cases, block by block. The sketches are compared first. The
+vectors are compared only for the pairs whose sketches are near.
 
 A sketch is the projection of a vector on a few directions, and the length of the rest. By the Cauchy-Schwarz inequality
 the inner product of two sketches is at least that of the vectors. So a pair whose sketches are below the threshold is
@@ -10,7 +10,8 @@ certainly no duplicate, and comparing sketches takes at most a sixth of the work
 components of a sample; their choice affects speed only. `cosines.cosine` decides the remaining pairs, so the result
 depends on the cases only, not on batches or blocks.
 
-Only cases with the same readers are compared: another merge would hide a case from users who may see it.
+Only cases with the same readers are compared. Merging cases with different readers would hide a case from users who may
+see it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """The pairs to merge, in keeper order, and the near pairs that are spared, with the reason."""
+    """The pairs to merge, in keeper order, and the near pairs that are spared, each with its reason."""
 
     absorbed: list[Pair]
     spared: list[tuple[Pair, Verdict]]
@@ -87,7 +88,7 @@ class Group:
         self._files.close()
 
     def add(self, case: Facts, query: str, vector: Vector, readers: str | None = None) -> None:
-        """Add a case whose vector has a direction. It is compared with cases of the same `readers` only."""
+        """Add a case whose vector has a direction. The case is compared only with cases of the same `readers`."""
         self.cases.append(case, readers)
         self._texts.append(query)
         self._pending.append(vector)
@@ -234,7 +235,7 @@ class _Search:
     def _worth_deciding(
         self, near: NDArray[np.bool_], keepers: NDArray[np.intp], losers: NDArray[np.intp]
     ) -> NDArray[np.bool_]:
-        """Drop near `(keepers, losers)` pairs that differ for certain, unless the loser has no recorded difference yet.
+        """Drop `(keepers, losers)` pairs that differ for certain, if the loser has a recorded difference already.
 
         Vectorised, because a thousand questions that differ only in a number make half a million pairs.
         """
@@ -253,13 +254,13 @@ class _Search:
         return same
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
-        """Let the first suitable keeper absorb the loser."""
+        """Merge the loser into the first keeper that it duplicates, or spare the loser if it is protected."""
         for keeper in keepers.tolist():
             if self._absorbs(keeper, loser):
                 return
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
-        """Absorb the loser, or spare it if it is protected; False if it is no duplicate of this keeper."""
+        """Merge the loser into the keeper, or spare it if it is protected. Returns False if it is no duplicate."""
         if self._refused[loser] and self._difference(keeper, loser) is not None:
             return False  # a difference from an earlier keeper is already recorded
         similarity = cosine(self._vector(keeper), self._vector(loser))
@@ -290,7 +291,7 @@ class _Search:
 
 
 class _Signatures:
-    """Three integers for each question, which show some differences without the texts; computed on first use."""
+    """Three integers for each question, computed on first use. They show some differences without the texts."""
 
     def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
         self._reading = reading
@@ -322,7 +323,7 @@ def _sketch_width(dimensions: int) -> int:
 
 
 def _directions(vectors: VectorFile) -> NDArray[np.float64] | None:
-    """Orthonormal directions, `(d, m)`; None if the vectors have as few dimensions as sketches."""
+    """Orthonormal directions, `(d, m)`; `None` if sketches would be as wide as the vectors."""
     width = _sketch_width(vectors.width)
     if width == vectors.width:
         return None

@@ -33,7 +33,7 @@ class PackedCases:
         return len(self._ids)
 
     def append(self, case: Facts, readers: str | None = None) -> None:
-        """Append a case. `readers` identifies whose prompts it may enter; `None`: all users'."""
+        """Append a case. `readers` identifies the users whose prompts it may enter; `None`: all users."""
         self._readers.append(_mark(readers))
         self._ids.append(case.case_id)
         self._usage.append(case.usage_count)
@@ -69,7 +69,7 @@ class PackedCases:
 def _mark(readers: str | None) -> int:
     """A hash of the readers, which takes 8 bytes per case.
 
-    The probability of a collision is about 10^-19 per pair; `runs.apply` compares the readers themselves.
+    The probability of a collision is about 10^-19 per pair. Before a merge, `runs.apply` compares the readers' keys.
     """
     if readers is None:
         return 0

@@ -53,7 +53,7 @@ class Facts:
 
     @property
     def last_active_at(self) -> datetime:
-        """When the case was last accessed, or created if it never was."""
+        """When the case was last accessed, or created if it was never accessed."""
         return self.last_accessed_at or self.created_at
 
 
@@ -95,7 +95,7 @@ def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
 
 
 def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
-    """The safety rule that spares the case from all three rules, if one does.
+    """The safety rule that spares the case from all three rules; `None` if no rule does.
 
     A time in the future counts as recent, so a wrong clock archives no case.
     """
@@ -116,14 +116,14 @@ def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
 
 
 def weight(case: Facts) -> int:
-    """The number of uses that the rate is computed from; 0 while the rate is unknown."""
+    """The number of uses from which the rate is computed; 0 while the rate is unknown."""
     return case.usage_count if case.success_rate is not None else 0
 
 
 def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = None) -> Facts:
     """The keeper after the merge: summed usage, the latest access, and the mean of the known rates, weighted by usage.
 
-    `keeper_weight`: the number of uses that the keeper's rate is computed from, if it is not the current use count.
+    `keeper_weight`: the number of uses from which the keeper's rate is computed; `None`: `weight(keeper)`.
     """
     absorbed = sorted(losers, key=keeper_order)
     rated = [(each.success_rate, weight(each)) for each in absorbed if each.success_rate is not None]

@@ -42,7 +42,7 @@ class _TemporaryFile:
             view = view[written:]
 
     def _read(self, start: int, size: int) -> bytes:
-        """`size` bytes from `start`; loops, since `pread` may return fewer."""
+        """`size` bytes from `start`. Loops, because `pread` may return fewer bytes."""
         parts = []
         while size:
             part = os.pread(self._file.fileno(), size, start)

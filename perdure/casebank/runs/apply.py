@@ -34,7 +34,7 @@ def apply(
 ) -> None:
     """Apply the rest of the run's plan, at most `limits.duplicate_batch` items per transaction.
 
-    Calls `on_progress` after each transaction with the items done and their total.
+    After each transaction, calls `on_progress` with the number of items done and the total.
 
     Raises:
         RunLost: another process claimed the run.
@@ -73,8 +73,8 @@ def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
     """Lock the cases of these items and count their uses; returns their rows, with vectors for merges.
 
-    Runs three statements, because a statement sees what other transactions counted only if it begins after the locks
-    are held.
+    Runs three statements, because a statement sees the uses that other transactions counted only if it begins after
+    the cases are locked.
     """
     merges = [item for item in pending if item.action == Action.MERGE]
     compared = {item.case_id for item in merges} | {item.keeper_id for item in merges}
@@ -193,7 +193,7 @@ class _Batch:
         return [self._merged_keeper(keeper_id, *taken.get(keeper_id, (0, 0))) for keeper_id in sorted(self._merges)]
 
     def _merged_keeper(self, keeper_id: str, uses: int, rated: int) -> dict[str, Any]:
-        """The keeper's new counts. This run has added `uses` to it so far, `rated` of them with a known rate."""
+        """The keeper's new counts. This run has already added `uses` to the keeper, `rated` of them with a rate."""
         keeper, merges = facts_of(self._rows[keeper_id]), self._merges[keeper_id]
         own_weight = policy.weight(keeper) - uses  # from the locked row: the keeper may have changed since the plan
         if rated and not merges[0].item.keeper_weight:

@@ -1,4 +1,4 @@
-"""Limits the load of a run, which works `load_percent` of the time and pauses for the rest."""
+"""Limits the load of a run: it works `load_percent` of the time and pauses for the rest."""
 
 from __future__ import annotations
 

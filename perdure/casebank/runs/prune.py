@@ -34,7 +34,7 @@ _WRITE_EVERY_S = 1.0
 
 
 class Interrupted(Exception):
-    """`pause` raises this when the process shuts down: the run is released for another process."""
+    """`pause` raises this when the process shuts down. The run is then released, so that another process continues."""
 
 
 def _silent(_phase: Phase, _done: int, _total: int) -> None:
@@ -72,7 +72,7 @@ def dry_run(context: RunContext) -> dict[str, Any]:
 
 
 def run(context: RunContext) -> dict[str, Any]:
-    """Begin a run, or continue an interrupted one, until it finishes or waits; returns `state.result`.
+    """Begin a run, or continue an interrupted one, until it finishes or waits for approval; returns `state.result`.
 
     With approval `manual` the run stops after its plan: `phase` is then `waiting_approval`.
 
@@ -83,13 +83,13 @@ def run(context: RunContext) -> dict[str, Any]:
 
 
 def advance(context: RunContext) -> dict[str, Any] | None:
-    """Continue a run that was requested, approved or interrupted, if there is one."""
+    """Begin a requested run, or continue an approved or interrupted one; `None` if there is no such run."""
     held = state.resume(context.database)
     return None if held is None else _advance(context, held)
 
 
 def _advance(context: RunContext, held: ClaimedRun) -> dict[str, Any]:
-    """Run phase by phase until the run finishes or waits."""
+    """Execute the run's phases until it finishes, waits for approval, or another process claims it."""
     try:
         while (execute := _PHASES.get(held.phase)) is not None:
             held = execute(context, held)
@@ -122,7 +122,7 @@ def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
 
 
 def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
-    """Send the plan to the administrator. If that fails, the run removes nothing."""
+    """Send the plan to the administrator. If the notice fails, the run removes nothing."""
     run = state.read_run(context.database, held.run_id)
     total = _total(run["plan"])
     waits_s = context.limits.approval_expires_s if context.limits.approval is PruneApproval.MANUAL and total else None
@@ -183,7 +183,7 @@ class _ProgressWriter:
         self._written_at = time.monotonic()
 
     def report(self, done: int, total: int) -> None:
-        """Report the work done."""
+        """Call `on_progress`, store the progress if a second has passed, and pause if a pause is due."""
         self._context.on_progress(Phase.PLANNING, done, total)
         if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
             state.progress(self._context.database, self._run, done, total)

@@ -1,9 +1,9 @@
 """The stored state of runs: claims, progress, approval, and the objects that routes return.
 
-At most one run is unfinished. The process that executes it holds a lease and a fencing token, which increases with each
-claim; writes under an old token are refused. Another process resumes a run whose lease expired. A run that waits for
-approval continues once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP is stored
-as a run as well, and may overlap with one.
+At most one run is unfinished. The process that executes it holds a lease and a fencing token. The token increases with
+each claim, and writes under an old token are refused. Another process resumes a run whose lease expired. A run that
+waits for approval continues once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP
+is stored as a run as well. One dry run may be unfinished at the same time as a run.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
 
 
 def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
-    """Store a request for a run, which a worker claims (`prune.advance`); returns the run's id.
+    """Store a request for a run or a dry run; returns the run's id. A worker claims the run (`prune.advance`).
 
-    If an interrupted run, or an unfinished dry run, exists, returns its id instead: a worker continues it.
+    If an unclaimed unfinished run exists, returns the id of that run. With `dry_run`: the id of any unfinished dry run.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.
@@ -119,7 +119,7 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
 
 
 def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
-    """Claim an unfinished run without a valid lease, if there is one; `dry_runs` includes dry runs."""
+    """Claim an unfinished run without a valid lease; `None` if there is none. `dry_runs`: include dry runs."""
     taken = database.run(queries.TAKE_OVER, {"lease_s": LEASE_S, "dry_runs": dry_runs})
     return _claimed_run(taken[0]) if taken else None
 
@@ -225,7 +225,7 @@ def read_progress(executor: Executor, run_id: UUID) -> dict[str, Any]:
 
 
 def at_rest(executor: Executor, run_id: UUID) -> bool:
-    """Whether a run is finished or waits for approval, so that no worker continues it.
+    """Whether a run is finished or waits for approval. No worker continues such a run.
 
     Raises:
         NotFound: there is no such run.
@@ -240,7 +240,7 @@ def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
 
 
 def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
-    """The outcome of a run, or its plan while it is not applied, as routes and commands return it.
+    """The outcome of a run, or its plan if the plan is not applied yet, as routes and commands return it.
 
     Raises:
         NotFound: there is no such run.
@@ -251,7 +251,7 @@ def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
 
 
 def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
-    """The number of items to apply, and the number of these that have an outcome."""
+    """The number of items to apply, and how many of them have an outcome."""
     row = executor.run(queries.COUNTS, {"run_id": run_id})[0]
     return row.planned, row.handled
 

@@ -1,8 +1,9 @@
 """Parses a model's extraction reply into candidate memories.
 
 A reply that is not a JSON array of objects with a `content` is rejected. An invalid field of an item, such as an
-importance of 7 or an unknown type, is corrected and gives a warning. `extraction` then repeats the request, and keeps
-the corrected items of the last reply, because the content matters more than its rating.
+importance of 7 or an unknown type, is corrected, and `parse` returns a warning. After a rejection or a warning,
+`extraction` repeats the request. After the last attempt it keeps the corrected items, because the content matters more
+than its rating.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Candidate:
     relations: tuple[Relation, ...] = ()
 
     def merged_with(self, other: Candidate) -> Candidate:
-        """This candidate, with the greater importance and the sources, entities and relations of both."""
+        """This candidate, with the greater importance, and the sources, entities and relations of both candidates."""
         return replace(
             self,
             importance=max(self.importance, other.importance),
@@ -92,7 +93,7 @@ def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
 
 
 def comparison_key(content: str) -> str:
-    """The same key for texts that differ only in case, character width, whitespace or final punctuation."""
+    """A key that is equal for texts that differ only in case, character width, whitespace or final punctuation."""
     normalized_text = normalized("NFKC", content).casefold()
     return " ".join(normalized_text.split()).rstrip(".!。 ")
 

@@ -2,11 +2,11 @@
 
     ended ─▶ claimed ─▶ extracted, embedded ─▶ one transaction: merged and marked ─▶ consolidated
 
-A session is claimed with the same lease and fencing token as for its turns, so that workers share a batch without
-conflicts and an erasure of the user fences the run. Models and embedders are called without an open transaction.
-Memories and the mark that the session is consolidated are written in one commit, so that a crash neither loses nor
-duplicates them. The error of a failed run is stored with the session. Later runs retry the session, and after
-`PERDURE_CONSOLIDATION__MAX_RUNS` failed runs it is abandoned; it is never marked as consolidated.
+A run claims the session with the same lease and fencing token as for its turns. So workers share a batch without
+conflicts, and an erasure of the user fences the run. The run calls the model and the embedder without an open
+transaction. It writes the memories, and the mark that the session is consolidated, in one commit, so that a crash
+neither loses nor duplicates memories. A run that fails stores its error with the session, and later runs retry the
+session. After `PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned and not marked as consolidated.
 
 Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
@@ -62,7 +62,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run failed. `error` is stored with the session, which a later run retries unless `given_up`."""
+    """The run failed, and `error` is stored with the session. A later run retries the session unless `given_up`."""
 
     error: str
     given_up: bool
@@ -70,7 +70,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The session has not ended, is consolidated, was abandoned, is claimed by another process, or was erased."""
+    """The session is open, consolidated or abandoned, another process has claimed it, or the user was erased."""
 
 
 ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
@@ -127,7 +127,7 @@ class Progress:
 class Backlog:
     """Counts of ended sessions that are not consolidated.
 
-    `waiting`: with runs left, including `failing`; `failing`: with at least one failed run; `given_up`: abandoned.
+    `waiting`: sessions that have runs left. `failing`: waiting sessions with a failed run. `given_up`: abandoned ones.
     """
 
     waiting: int
@@ -153,7 +153,7 @@ class _Tally:
 
 
 class LeaseHold(Protocol):
-    """The lease of a session; the process's lease keeper renews it."""
+    """The lease of a session, which the process's lease keeper renews."""
 
     def step_within(self, seconds: float) -> None:
         """Begin a step of at most `seconds`; after that time the lease is no longer renewed."""
@@ -168,7 +168,8 @@ class LeaseHold(Protocol):
 class Consolidator:
     """Consolidates sessions.
 
-    `timeout_s` limits each call to the model and the embedder. `holding` renews a claimed session's lease in a `with`.
+    `timeout_s` limits each call to the model or the embedder. `holding` returns a context manager that renews a claimed
+    session's lease.
     """
 
     database: Database
@@ -286,7 +287,7 @@ class Consolidator:
         ]
 
     def _failed(self, fenced: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
-        """Store the error with the session. A run that fails because of a provider outage is not counted."""
+        """Store the error with the session. A failure caused by a provider outage does not count as a run."""
         forgiven = _is_outage(error)
         given_up = not forgiven and runs >= self.limits.max_runs
         kept = f"{error.code}: {first_line(error.message)}"
@@ -327,7 +328,7 @@ def retry_abandoned(
 ) -> int:
     """Make abandoned sessions due again with a run count of 0; returns the number of sessions.
 
-    `session_ids`: only these sessions; `None`: all abandoned ones. The next batch or sweep consolidates them.
+    `session_ids`: only these sessions; `None`: all abandoned ones. The next batch or sweep retries them.
 
     Raises:
         Unavailable: the database cannot be reached.

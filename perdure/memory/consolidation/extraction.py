@@ -4,7 +4,7 @@
 
 Every memory has at least one message of the user in this conversation as its source. After an invalid reply the request
 is repeated with the reason. The prompt forbids following instructions in the conversation. The number of calls is
-bounded for any conversation, and at least the beginning of every message is read.
+bounded: in a long conversation the model reads only the beginning of each message.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def extract(
 
 
 def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
-    """The distinct candidates of a conversation, `MOST_MEMORIES` at most, in the order of their sources."""
+    """The distinct candidates of a conversation in the order of their sources; `MOST_MEMORIES` at most."""
     distinct: dict[str, Candidate] = {}
     for candidate in found:
         key = comparison_key(candidate.content)
@@ -134,7 +134,7 @@ def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _limit_lines(text: str, most: int) -> str:
-    """`text` with all lines from the `most`-th on joined into one, because each line gets a label."""
+    """`text` with at most `most` lines; the last one joins all excess lines. Each line costs a label in the prompt."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join([*lines[: most - 1], " ".join(lines[most - 1 :])] if len(lines) > most else lines)
 
@@ -153,8 +153,8 @@ def _describe(warnings: Sequence[ParseWarning]) -> str:
 def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMessage]) -> list[Candidate]:
     """The candidates with at least one user message among their sources.
 
-    Sources are the lines that the model names; if it names no existing line, the lines that share the most words with
-    the candidate.
+    The sources of a candidate are the lines that the model names. If the model names no existing line, they are the
+    lines that share the most words with the candidate.
     """
     by_seq = {said.seq: said for said in part}
     by_words = {said.seq: _words(said.content) for said in part}
@@ -168,7 +168,7 @@ def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMe
 
 
 def _nearest(wanted: frozenset[str], lines: dict[int, frozenset[str]]) -> list[int]:
-    """The lines that share the most words with `wanted`; all lines if none shares any, as in another language."""
+    """The lines that share the most words with `wanted`; all lines if no line shares a word."""
     shared = {seq: len(line & wanted) for seq, line in lines.items()}
     best = max(shared.values(), default=0)
     return [seq for seq, count in shared.items() if count >= best * _SOURCE_SHARE]

@@ -1,12 +1,12 @@
 """Merges the candidates of one session into the user's memories, in one transaction.
 
-A candidate is compared with similar memories that are valid now or were valid when it was said, because sessions are
-consolidated in any order. If it agrees with one of them, that memory is reinforced. If it contradicts them, the later
-statement becomes valid at its time, and the earlier one stays as history with its validity interval. If no memory is
-similar, the candidate is stored.
+A candidate is compared with similar memories that are valid now or were valid when the candidate was said, because
+sessions are consolidated in any order. If the candidate agrees with one of these memories, that memory is reinforced.
+Otherwise the candidate is stored and contradicts all of them: the later statement becomes valid at its time, and the
+earlier one stays as history with its validity interval.
 
-A lock on the user serialises the merges of the user's sessions, so that a fact from two sessions is stored once. The
-session's fencing token is checked first, so that a stale process writes nothing.
+A lock on the user serialises the merges of all of the user's sessions, so that a fact from two sessions is stored once.
+The session's fencing token is checked first, so that a stale process writes nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Merger:
     limits: ConsolidationSettings
 
     def add(self, found: EmbeddedCandidate) -> MergeCounts:
-        """Reinforce a memory, or store a new one and supersede those that it contradicts; the module has the rules."""
+        """Reinforce an equivalent memory, or store the candidate as a memory (see the module's docstring)."""
         vector = vector_literal(found.vector)
         parameters: dict[str, Any] = {
             "user_id": self.user_id,

@@ -59,8 +59,8 @@ class OwnMemory:
     def remember(self, content: str, kind: MemoryKind, importance: float) -> UUID:
         """Store a memory, with the user's messages of this turn as its sources; returns its id.
 
-        If an equivalent memory exists, it gets the sources and no memory is stored. Otherwise similar memories, which
-        contradict the new one, are superseded.
+        If an equivalent memory exists, adds the sources to it and stores no memory. Otherwise the new memory supersedes
+        all similar memories.
 
         Raises:
             InvalidRequest: the user was erased.
@@ -91,7 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Omits messages of other sessions that are related to this one by forks.
+        Omits the messages of other sessions that are related to this session by forks, directly or indirectly.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -134,7 +134,7 @@ class OwnMemory:
 
 
 def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
-    """Erase a memory of a user, and the entities that only this memory mentions; returns whether the memory existed.
+    """Erase a user's memory, and the entities that no other memory mentions; returns whether the memory existed.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -5,9 +5,9 @@ from a time that the query names score higher. A message's neighbours add to its
 no word with the query although the message before it does. Superseded memories rank lower. Every statement reads one
 user's rows only.
 
-Vector search is exact while the user has few rows. Beyond that it uses the HNSW index, and falls back to the exact
-search if the index finds too few. Without an available embedder, only words are searched. Each returned memory is
-recorded as an access; accesses slow decay and determine the hot memories.
+Vector search is exact while the user has few rows. For other users it uses the HNSW index, and falls back to the exact
+search if the index finds too few rows. Without an available embedder, only words are searched. Each returned memory is
+recorded as an access. Accesses slow decay and determine the hot memories.
 
 Called by prompts, the tool `recall`, `POST /v1/memory/search` and `perdure memory search`.
 """
@@ -82,8 +82,9 @@ class PromptWindow:
 class Recalled:
     """One search result. `score` is from 0 to 1; `occurred_at` is the time of the message or of the memory's source.
 
-    Episodic: a message; `id` is the sender's `message_id`, or else `session_id:seq`. Semantic: a memory; `id` is its
-    UUID, `message_ids` are its source messages, and `valid_to` is set if a later statement superseded it.
+    Episodic: a message; `id` is the sender's `message_id`, or `session_id:seq` if the sender gave none. Semantic: a
+    memory; `id` is its UUID, `message_ids` are its source messages, and `valid_to` is set if a later statement
+    superseded it.
     """
 
     layer: Layer
@@ -114,7 +115,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The search over memory of one installation. Threads may share it."""
+    """Searches the memory of one installation. Threads may share it."""
 
     database: Database
     embedder: Embedder | None
@@ -140,8 +141,8 @@ class Recall:
     ) -> list[Recalled]:
         """The `k` most relevant messages and memories of this user, best first.
 
-        `in_prompt` and `exclude_sessions` exclude messages. `call` limits the time of the query's embedding.
-        `record=False`: the search does not count as an access.
+        Excludes the messages `in_prompt` and those of `exclude_sessions`. `call` limits the time of the query's
+        embedding. `record=False`: the search does not count as an access.
 
         Raises:
             InvalidRequest: `k` is not from 1 to 100.
@@ -313,7 +314,7 @@ class _Query:
         return self._run(statement, common=_COMMON_SHARE, **bounds)
 
     def near(self, exact: Statement) -> Sequence[Any]:
-        """The nearest rows by vectors. `exact` is the layer's exact search, used while the user has few rows."""
+        """The nearest rows of a layer by vectors. `exact` is the layer's statement for an exact search."""
         if self.vector is None:
             return ()
         messages = exact is queries.MESSAGES_NEAR
@@ -364,7 +365,7 @@ def _place(row: Any) -> _Place:
 
 
 def _normalised(rows: Sequence[Any], key: Any) -> dict[Any, float]:
-    """The scores of `rows`, which are sorted best first, divided by the best score."""
+    """The scores of `rows`, divided by the best score. `rows` are sorted best first."""
     return {key(row): row.score / rows[0].score for row in rows}
 
 
@@ -391,7 +392,7 @@ def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[
 
 
 def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
-    """The places of each range, in order: adjacent places are adjacent messages."""
+    """The places of the messages in each range, in the order of `seq`."""
     ranges: defaultdict[int, list[_Place]] = defaultdict(list)
     for row in rows:
         ranges[row.stretch].append(_place(row))
@@ -401,7 +402,7 @@ def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
 def _with_neighbours(
     direct: Mapping[_Place, float], ranges: Iterable[Sequence[_Place]], share: float
 ) -> dict[_Place, float]:
-    """Each message's direct score plus a part of its best neighbour's, which decreases with the distance."""
+    """Each message's direct score plus a part of its best neighbour's score. The part decreases with the distance."""
     scores = {}
     for places in ranges:
         direct_scores = [direct[place] for place in places]

@@ -51,7 +51,7 @@ class TimeSpan:
 
 
 def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, ...]:
-    """The time spans that `question` names, relative to `now`, in days of `zone`. Future spans are omitted."""
+    """The time spans that `question` names, relative to `now`. Days begin at midnight in `zone`. Omits future spans."""
     text = question[:MAX_CHARS].lower()
     today = now.astimezone(zone).date()
     matched: list[tuple[int, int]] = []
@@ -112,7 +112,7 @@ def _year(year: int) -> _Days:
 
 
 def _latest(today: date, month: int, day: int | None = None) -> _Days:
-    """The latest occurrence of the month, or of its day `day`, that has begun by `today`."""
+    """The latest occurrence of a month, or of a day in a month, that has begun by `today`."""
     year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
     return _month(year, month) if day is None else _day(date(year, month, day))
 

@@ -1,8 +1,7 @@
 """The Redis connection of memory, with two ways to use it.
 
-A turn must not fail or wait long because of Redis: `attempt` logs a failure, and after a connection error or a timeout
-it skips Redis for five seconds, so that not every turn waits. Ending a session must not leave data in Redis: `require`
-raises.
+A turn must not fail or wait long because of Redis. So `attempt` logs a failure, and after a connection error or a
+timeout it skips Redis for five seconds. Ending a session must not leave data in Redis. So `require` raises an error.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Cache:
         self._pause_until = 0.0
 
     def attempt(self, action: str, work: Callable[[Any], Result]) -> Result | None:
-        """The result of `work(client)`; `None` if it fails, which is logged with `action`, or if Redis is skipped."""
+        """The result of `work(client)`; `None` if it fails or Redis is skipped. A failure is logged with `action`."""
         with self._lock:
             if self._clock.monotonic() < self._pause_until:
                 return None

@@ -1,6 +1,6 @@
 """The Redis streams of turn events: their keys, and their deletion when the user is erased.
 
-A stream contains provisional text of a turn, and expires. `perdure.events` writes and reads it.
+A stream contains provisional text of a turn, and expires. `perdure.events` writes and reads the streams.
 """
 
 from __future__ import annotations

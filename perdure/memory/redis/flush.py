@@ -1,10 +1,10 @@
 """Restores, from working memory, turns that PostgreSQL lost.
 
 PostgreSQL is always written first, so it lacks a turn only if it lost commits, as in a failover or after restoring a
-backup. One statement appends such turns to the session, once, under its current fencing token. A stale process writes
-nothing. A turn with a lower token than a turn that PostgreSQL has is refused.
+backup. One statement appends the lost turns to the session, under the session's current fencing token. A stale process
+writes nothing. A turn is refused if its token is lower than that of a remembered turn that PostgreSQL has.
 
-Called when a worker shuts down, for each session that it holds, and when a session ends.
+Called when a worker shuts down, for each session that the worker holds, and when a session ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Nothing was written: PostgreSQL lacks `missing` turns, but the session has an unsettled turn."""
+    """Nothing was written: PostgreSQL lacks `missing` turns, and the session has an unsettled turn."""
 
     missing: int
 
@@ -131,7 +131,7 @@ def _comparison(remembered: Sequence[RememberedTurn]) -> dict[str, Any]:
 
 
 def _writable(session_id: UUID, remembered: Sequence[RememberedTurn], row: Row[Any]) -> list[RememberedTurn]:
-    """The turns in `remembered` that PostgreSQL lacks and that may be written; logs why others may not."""
+    """The turns in `remembered` that PostgreSQL lacks and that may be written. Logs each lost turn that may not."""
     newest = max((turn.token for turn in remembered if turn.turn_id in row.known), default=0)
     writable = []
     for turn in remembered:

@@ -1,4 +1,4 @@
-"""The layers of memory in Redis over one connection, and their flush and deletion when a session ends."""
+"""The layers of memory in Redis, over one client, and their flush and deletion when a session ends."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class RedisMemory:
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
         """Write the remembered turns that PostgreSQL lacks; returns the number written.
 
-        Returns `None` if the fence is stale or the session has an unsettled turn: the next process that claims the
-        session flushes it.
+        Returns `None` if the fence is stale, or if PostgreSQL lacks turns and the session has an unsettled turn. The
+        next process that claims the session flushes it.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.

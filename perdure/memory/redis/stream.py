@@ -1,7 +1,7 @@
 """Layer 0: a user's events other than messages: typing, channel switches, presence.
 
-One Redis Stream per user with about `MAX_ENTRIES` entries; the oldest are dropped. Losing it does no harm. The caller
-supplies the time of each event. When a session ends, the events up to that time are deleted.
+One Redis Stream per user with about `MAX_ENTRIES` entries; Redis drops the oldest ones. Losing a stream does no harm.
+The caller supplies the time of each event. When a session ends, the events up to that time are deleted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Stream:
         self._cache = cache
 
     def append(self, user_id: str, event: StreamEvent) -> bool:
-        """Append to the user's stream in one round trip; False, and a warning in the log, if Redis fails."""
+        """Append to the user's stream in one round trip. Returns False if Redis fails, which is logged."""
         entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at), "by": event.by}
 
         def work(client: Any) -> bool:
@@ -109,7 +109,7 @@ class Stream:
     def note(self, user_id: str, event: StreamEvent) -> bool:
         """Append like `append`, unless an event of this kind, channel and author was written within `NOTED_EVERY_S`.
 
-        Prevents repeated reports of typing and presence from filling the stream. Returns whether it appended the event.
+        Prevents repeated reports of typing and presence from filling the stream. Returns False if nothing was appended.
         """
         given = [event.kind, event.channel, _milliseconds(event.at), event.by, NOTED_EVERY_S * 1000]
         noted = self._cache.attempt(

@@ -29,7 +29,7 @@ _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    """A record that preserves members that this release does not know."""
+    """A record that keeps the members that this release does not know."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -89,7 +89,7 @@ class WorkingMemory:
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
     def remember_turn(self, session_id: UUID, turn: RememberedTurn, notice: tuple[str, str] | None = None) -> bool:
-        """Add a committed turn in one round trip; False, and a warning in the log, if Redis fails.
+        """Add a committed turn in one round trip. Returns False if Redis fails, which is logged.
 
         `notice`: a Redis channel, and the message to publish on it.
         """

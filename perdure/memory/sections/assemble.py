@@ -1,10 +1,11 @@
 """The memory sections of a prompt: finds their content and fits it into the budgets.
 
-Runs one statement for the content that does not depend on the question, the statements of the recall search, and one
-for the sources and relations of recalled memories; each reads a bounded number of rows. For a user without earlier
-sessions or memories, only the first one runs. No connection is held while the question is embedded. Cases of the
-CaseBank share the budget of recalled memories. Called once a turn, by `turns.prompt`, which continues without memory if
-this fails.
+One statement finds the content that does not depend on the question. Then the recall search runs, and one statement
+finds the sources and relations of the recalled memories. Each statement reads a bounded number of rows. If there is
+nothing to recall, the search is skipped. No connection is held while the question is embedded. Cases of the CaseBank
+share the budget of recalled memories.
+
+`turns.prompt` calls `assemble_sections` once a turn. If it fails, the turn continues without memory.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ Answers = Callable[[str], Sequence[str]]
 class SectionsRequest:
     """The turn whose prompt is assembled.
 
-    `question` is the user's message, and `embedder` the name of the embedder of its vector. `previous_id` is the user's
-    previous session. `long`: the session has turns outside the prompt's window. `authors` are the users whose cases
-    this user may see; `all_cases` allows those of all users. `bank` is the agent's bank of cases, `None` without one.
+    `question` is the user's message. `embedder` is the name of the embedder that embeds it. `previous_id` is the user's
+    previous session. `long`: the session has turns outside the prompt's window. `authors` are the keys of the authors
+    whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of cases, `None`
+    without one.
     """
 
     user_id: str
@@ -90,7 +92,7 @@ def assemble_sections(
 ) -> AssembledSections:
     """The non-empty memory sections, each within its budget, the most important last.
 
-    `quoter` is the one that quotes all texts of this prompt.
+    Pass the `quoter` that quotes all other texts of this prompt.
 
     Raises:
         PerdureError: a dependency is unavailable; the turn continues without memory.
@@ -197,7 +199,7 @@ def _day(at: datetime) -> str:
 
 
 def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
-    """The events of the user's stream, newest first. Omits typing events, which are outdated."""
+    """The events of the user's stream, newest first. Omits typing events, which are already outdated."""
     found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _EVENTS_READ)
     lasting = [each for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
     return [_stream_line(each) for each in lasting[:_EVENTS]]

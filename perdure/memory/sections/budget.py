@@ -1,8 +1,8 @@
 """Sections of a prompt and their token budgets. Pure functions.
 
-No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is never cut,
+No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept,
 and turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated from the size of the
-text, without a vendor's tokenizer; the estimate is usually too high.
+text, without a vendor's tokenizer. The estimate is usually too high.
 
 Called by `assemble` and by `turns`.
 """
@@ -29,7 +29,7 @@ Turn = TypeVar("Turn")
 class Section:
     """A section of a prompt: `pieces` of text, the most important first, within `budget` tokens.
 
-    `mark` is the kind of quotation. `backwards` renders the pieces in reverse order, such as the newest message last.
+    `mark` is the kind of quotation. `backwards`: the text has the pieces in reverse order, the most important last.
     """
 
     mark: str

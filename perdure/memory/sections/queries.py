@@ -1,4 +1,4 @@
-"""The statements of a prompt's memory sections: two a turn, each with a bounded number of rows."""
+"""The statements of a prompt's memory sections: at most two a turn, each with a bounded number of rows."""
 
 from __future__ import annotations
 

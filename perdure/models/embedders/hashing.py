@@ -1,9 +1,9 @@
-"""`hash:384`: the built-in embedder, without network and model. Deterministic on every machine.
+"""`hash:384`: the built-in embedder. Needs neither network nor model, and gives equal vectors on every machine.
 
-Feature hashing (Weinberger et al., 2009): a hash maps each word and each n-gram of its characters to a sign and to one
-element of the vector, to which its signed weight is added. Texts that share words are near; texts that share parts of
-words ("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays similar
-with any particle; scripts without spaces are split into single characters and pairs.
+Feature hashing (Weinberger et al., 2009): a hash maps each word, and each n-gram of its characters, to a sign and to an
+element of the vector. The signed weight is added to that element. Texts that share words are near; texts that share
+parts of words ("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays
+similar with any particle. Scripts without spaces are split into single characters and pairs.
 
 Its quality is that of a search by words and stems: synonyms are not similar, and negation is ignored. Unrelated texts
 have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
@@ -79,7 +79,7 @@ class HashEmbedder:
 def words(text: str) -> list[str]:
     """The words of `text`, decomposed (NFKD), in lower case, without accents and punctuation.
 
-    Longer runs without spaces (Thai, a URL, a key) are split into pieces.
+    Words longer than `_LONGEST_WORD`, such as a sentence in Thai, a URL or a key, are split into pieces.
     """
     decomposed = normalized("NFKD", text).casefold()
     kept = (each for each in decomposed if ord(each) not in _LATIN_ACCENTS)
@@ -89,7 +89,7 @@ def words(text: str) -> list[str]:
 
 
 def _salience(word: str) -> float:
-    """The weight of a word by its length: in any language, the shortest words occur in every sentence."""
+    """The weight of a word by its length. Short words weigh less, because they occur in almost every sentence."""
     if any(each.isdigit() or _is_unspaced(each) for each in word):
         return 1.0
     return min(len(word), _TELLING_LENGTH) / _TELLING_LENGTH
@@ -97,9 +97,9 @@ def _salience(word: str) -> float:
 
 @functools.lru_cache(maxsize=_CACHED_WORDS)
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
-    """The elements of a vector to which a word adds, and the values.
+    """The elements of a vector to which a word adds, and the values that it adds.
 
-    The whole word has a quarter of the squared length, its n-grams share the rest.
+    The whole word has a quarter of the squared length. The word's n-grams share the rest.
     """
     grams = list(_grams(word))
     share = math.sqrt((1 - _WHOLE_WORD_WEIGHT) / len(grams))

@@ -10,7 +10,7 @@ from perdure.models.protocol import ModelCall
 
 
 class MemoizedEmbedder:
-    """Caches the vectors of `embedder`, and its failures. Its size is not limited: make one per turn."""
+    """Caches the vectors and the failures of `embedder`. The cache has no size limit: make one per turn."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -27,7 +27,7 @@ class MemoizedEmbedder:
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector per text; raises the error of the first call with these texts, if it failed."""
+        """One vector per text. If an earlier call with the same texts failed, raises its error again."""
         key = tuple(texts)
         if key not in self._results:
             try:

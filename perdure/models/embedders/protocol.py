@@ -45,7 +45,7 @@ class Embedder(Protocol):
 
 
 class LearnedDimensions:
-    """The dimensions of an embedder, known from its first vector; later vectors must have the same."""
+    """The dimensions of an embedder, known from its first vector. Later vectors must have equal dimensions."""
 
     def __init__(self) -> None:
         self.dimensions: int | None = None
@@ -88,7 +88,7 @@ def unit(values: Sequence[float]) -> Vector:
 
 
 def embedded_text(query: str) -> str:
-    """The part of a query that is searched and embedded: see `MAX_QUERY_CHARS`."""
+    """The part of a query that is searched and embedded (see `MAX_QUERY_CHARS`)."""
     text = storable(query)
     if len(text) <= MAX_QUERY_CHARS:
         return text

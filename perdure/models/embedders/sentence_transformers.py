@@ -1,8 +1,7 @@
-"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of that library, which runs in the process itself.
+"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of the library sentence-transformers, run in this process.
 
-The library is an extra (`pip install 'perdure[sentence-transformers]'`), because it needs PyTorch. A named model is
-downloaded once from the library's hub; a directory needs no network. Each process that embeds loads the model into
-memory.
+The library is an extra (`pip install 'perdure[sentence-transformers]'`), because it needs PyTorch. The library
+downloads a named model once; a directory needs no network. Each process that embeds loads the model into memory.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ BATCH = 32
 
 
 class SentenceTransformersEmbedder:
-    """One model in memory. Threads may share it; it embeds for one thread at a time."""
+    """One model in memory. Threads may share it, but only one embeds at a time."""
 
     def __init__(self, model: str, clock: Clock, timeout_s: float) -> None:
         """Load the model, which takes seconds.
 
         Raises:
-            SettingsError: the extra is not installed, or the library cannot load such a model.
+            SettingsError: the extra is not installed, or the library cannot load the model.
         """
         self._model = model
         self._clock = clock

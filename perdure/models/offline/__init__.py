@@ -1,8 +1,8 @@
 """`offline`: the built-in model. Deterministic, without network and without language understanding.
 
-It runs in the same loop as a real model, so that the whole system can be tried, tested and measured without one: it
-calls tools, replies with their results, quotes earlier messages, writes extractive summaries and extracts memories. It
-follows rules, and its replies say so.
+It runs in the same loop as a language model, so that the whole system can be tried, tested and measured without one. It
+follows rules: it calls tools, replies with their results, quotes earlier messages, writes extractive summaries and
+extracts memories.
 """
 
 from perdure.models.offline.model import OfflineModel

@@ -112,7 +112,7 @@ def asks_something(text: str) -> bool:
 
 
 def referenced_line(text: str) -> int | None:
-    """The index of the user's message that `text` asks for: 0 for the first, -1 for the last; `None` if neither."""
+    """The index of the message that `text` asks for: 0 for the user's first, -1 for the last; `None` for no message."""
     found = _WHICH_OF_MINE.search(text)
     if found is None:
         return None
@@ -153,7 +153,7 @@ def calculation(text: str) -> str | None:
 
 
 def _sign(text: str, words: Match) -> str:
-    """The operator that `words` name if they are between numbers or parentheses; otherwise the words."""
+    """The operator that `words` name if they are between numbers or parentheses; otherwise `words` unchanged."""
     before, after = text[words.start() - 1 : words.start()], text[words.end() : words.end() + 1]
     between = (before.isdecimal() or before == ")") and (after.isdecimal() or after == "(")
     return _SIGNS[words[1].lower()] if between else words[0]

@@ -105,7 +105,7 @@ def _stem(word: str) -> str:
 def most_relevant(question: str, lines: Sequence[str], weights: Sequence[float]) -> int | None:
     """The index of the line most relevant to `question`, the last among equals; `None` if no line shares a term.
 
-    Shared terms are weighted by their rarity among the lines, and lines by `weights`.
+    A shared term counts more if it is rare among the lines. `weights` has a factor for each line.
     """
     wanted = terms(question)
     found = [terms(line) & wanted for line in lines]

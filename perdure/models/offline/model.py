@@ -101,7 +101,7 @@ def _answer_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] 
 
 
 def _answer_line(text: str, earlier: Sequence[Message]) -> str:
-    """The reply to any other message."""
+    """The reply to a message that needs no tool."""
     if intents.asks_identity(text) or not text.strip():
         return SELF_DESCRIPTION
     if intents.is_greeting(text):

@@ -1,7 +1,7 @@
 """`anthropic:NAME`: the Messages API through the official SDK.
 
-As in `openai`: requests and events use the SDK's `client.post` instead of its pydantic models, the SDK's retries are
-off, and only this module maps the SDK's errors to `perdure.errors`.
+As in the module `openai`, requests and events use the SDK's `client.post` instead of its pydantic models, and the SDK's
+retries are off. Only this module maps the SDK's errors to `perdure.errors`.
 """
 
 from __future__ import annotations

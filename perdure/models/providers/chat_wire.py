@@ -1,7 +1,7 @@
 """The Chat Completions wire format of prompts and streamed replies.
 
-Every transcript becomes a request that providers accept. Replies are untrusted: compatible servers differ in how they
-split and repeat tool calls, and leave fields out.
+Every transcript becomes a request that providers accept. Replies are untrusted: compatible servers leave fields out,
+and differ in how they split and repeat tool calls.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Endpoint:
 
 
 def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
-    """The server for the model or embedder `name`, which the setting `setting` names.
+    """The server for the model or embedder `name`. `setting` is the setting whose value is `name`.
 
     Raises:
         MissingKey: the key is not set.

@@ -9,8 +9,8 @@
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
 
-Users may see the messages, so these contain no text of the provider. Status, code and request id, which a provider's
-support needs, are logged and added to the error as a note.
+Users may see the errors' messages, so a message contains no text of the provider. Status, code and request id, which a
+provider's support needs, are logged and added to the error as a note.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ProviderFailure:
 
 
 def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
-    """The error for a failure; see the module's table."""
+    """The error for a failure, by the table in the module's docstring."""
     status = failure.status
     if _is_too_long(failure):
         return ContextTooLong("The conversation does not fit the model's context window.")
@@ -95,7 +95,7 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
 
 
 def connection_error(cause: BaseException | None) -> PerdureError:
-    """The error for a connection that failed or timed out, by the transport error `cause`."""
+    """The error for a connection that failed or timed out. `cause` is the transport error."""
     if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")
     if isinstance(cause, ForeignRedirect):

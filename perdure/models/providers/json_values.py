@@ -1,4 +1,4 @@
-"""Values of untrusted JSON by type: the value if it has the type, else the type's empty value.
+"""Functions that return a value of untrusted JSON if it has the expected type, else the type's empty value.
 
 The wire modules read replies with these functions, so that a field of the wrong type is treated as missing.
 """

@@ -1,9 +1,14 @@
 """Anthropic's Messages wire format of prompts and streamed replies.
 
-Every transcript becomes a request that the provider accepts. The rules differ from those of Chat Completions: the
-system prompt is a separate field; user and assistant alternate, the user first and last; no text is blank; the results
-of all calls of one message are together at the beginning of the next message; and a prompt with calls must define
-tools. Replies are untrusted.
+Every transcript becomes a request that the provider accepts. The rules differ from those of Chat Completions:
+
+- The system prompt is a separate field.
+- User and assistant alternate. The first and the last message are the user's.
+- No text is blank.
+- The results of all calls of one message are together at the beginning of the next message.
+- A prompt with calls must define tools.
+
+Replies are untrusted.
 """
 
 from __future__ import annotations

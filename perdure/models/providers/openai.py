@@ -74,7 +74,7 @@ class OpenAIModel:
 
 
 def client(setting: str, name: str) -> openai.OpenAI:
-    """The SDK's client for the model or embedder `name`, which the setting `setting` names.
+    """The SDK's client for the model or embedder `name`. `setting` is the setting whose value is `name`.
 
     Raises:
         SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.

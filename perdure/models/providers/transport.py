@@ -41,11 +41,11 @@ _LAST_READ_S = 0.1
 
 
 class ForeignRedirect(httpx2.TransportError):
-    """The server redirects to another origin; conversations are sent to the configured origin only."""
+    """The server redirects to another origin. Conversations are sent to the configured origin only."""
 
 
 class Compressed(httpx2.TransportError):
-    """The server sent a compressed reply despite `Accept-Encoding: identity`; it might expand to gigabytes."""
+    """The server sent a compressed reply despite `Accept-Encoding: identity`. The reply might expand to gigabytes."""
 
 
 class CallSocket:
@@ -63,14 +63,14 @@ class CallSocket:
         self._wait_limit_s = _LAST_READ_S
 
     def hang_up(self) -> None:
-        """Wake the call's thread, from another thread; no more data is sent or received."""
+        """End the call from another thread: its blocked thread wakes, and no more data is sent or received."""
         with self._lock:
             self._hung_up = True
             if self._socket is not None:
                 _shut_down(self._socket)
 
     def addresses_of(self, host: str, port: int, timeout: float | None) -> Found:
-        """Look `host` up, for at most the call's remaining time and `timeout` seconds.
+        """Look `host` up. Waits until the call's deadline, at most `timeout` seconds.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
@@ -90,7 +90,7 @@ class CallSocket:
 
     @contextmanager
     def waiting_on(self, sock: socket.socket, timeout: float | None) -> Iterator[None]:
-        """Let `hang_up` reach `sock` within the block, and bound its waits by the call's deadline.
+        """Within the block, `hang_up` shuts `sock` down, and the call's deadline bounds each wait on `sock`.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
@@ -210,8 +210,8 @@ class _Body(httpx2.SyncByteStream):
     def close(self) -> None:
         """Return the connection to the pool.
 
-        The SDKs stop reading at the end of the reply, just before the end of the body. A connection is reusable only if
-        its body was read completely, so this reads the rest, for a tenth of a second at most.
+        The SDKs stop reading at the end of the reply, just before the end of the body. The pool reuses a connection
+        only if the body was read completely, so `close` reads the rest, for a tenth of a second at most.
         """
         _bound_socket.get().stop_waiting()
         try:

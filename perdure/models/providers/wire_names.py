@@ -32,7 +32,7 @@ class WireNames:
         return self._wire.get(name) or sanitized(name)
 
     def from_wire(self, wire: str) -> str:
-        """The tool with the provider's name `wire`; `wire` itself if there is none."""
+        """The name of the tool whose provider's name is `wire`; `wire` itself if there is no such tool."""
         return self._by_wire_name.get(wire, wire)
 
 
@@ -64,18 +64,18 @@ class WireIds:
     """
 
     def __init__(self, *, translate: bool) -> None:
-        """`translate`: the provider restricts the characters of ids as well."""
+        """`translate`: the provider restricts the characters of ids, so `assign` replaces the others."""
         self._translate = translate
         self._used: set[str] = set()
         self._assigned: Mapping[str, str] = {}
 
     def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """The provider's ids of the calls of one message, by perdure's ids."""
+        """Assign the provider's ids to the calls of one message; returns a map from perdure's ids to these."""
         self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
         return self._assigned
 
     def of_result(self, call_id: str) -> str:
-        """The provider's id of a result's call."""
+        """The provider's id of the call that a result belongs to. `call_id` is perdure's id of that call."""
         return self._assigned.get(call_id, call_id)
 
     def _sanitized(self, call_id: str) -> str:

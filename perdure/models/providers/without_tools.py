@@ -1,6 +1,6 @@
 """Requests without tools: earlier tool calls and their results become text.
 
-Without tools in the request, some providers refuse a transcript with tool calls, and some models go on calling tools.
+If a request has no tools, some providers refuse a transcript with tool calls, and some models still call tools.
 Called for fallback models.
 """
 
