@@ -20,7 +20,7 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
 def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
-    """No contradiction is missed, in either order, because it would reinforce a wrong memory."""
+    """Every contradiction is found, in either order. A missed contradiction would reinforce a wrong memory."""
     assert difference(earlier, later) is not None, kind
     assert difference(later, earlier) is not None, kind
 

@@ -82,7 +82,7 @@ def test_messages_get_their_vectors_later(database: Database, clock: MovedClock,
 def test_texts_of_an_unavailable_embedder_are_postponed(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """The failure is returned, and the texts are retried after a pause."""
+    """`embed_missing` returns the embedder's error and retries the texts after a pause."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("The embedder's server cannot be reached.", transient=True)
@@ -96,7 +96,7 @@ def test_texts_of_an_unavailable_embedder_are_postponed(
 
 
 def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database, clock: MovedClock) -> None:
-    """A pause that was set while the server's clock was ahead is ignored once the clock is corrected."""
+    """If a pause was set while the server's clock was ahead, it is ignored once the clock is corrected."""
     clock.advance(timedelta(days=1))
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
@@ -111,7 +111,7 @@ def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database
 def test_a_refused_text_does_not_block_others(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """A refused text is marked and not sent again. A wrong key marks no text."""
+    """A refused text is marked and not sent again. If the embedder's API key is wrong, no text is marked."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("Wrong key.", transient=False)
@@ -154,7 +154,7 @@ def test_two_processes_share_the_work(database: Database, clock: MovedClock, con
 
 
 def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """With a new embedder all texts get a second vector; until then recall searches by words. Old vectors stay."""
+    """A new embedder adds a second vector to each text; old vectors stay. Until then recall searches by words."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
@@ -169,7 +169,7 @@ def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedC
 
 
 def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """The daily walk embeds rows without a vector again."""
+    """A message whose vector was lost gets a new one in the daily walk."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     for _ in range(6):

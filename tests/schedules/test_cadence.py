@@ -31,7 +31,7 @@ BERLIN = ZONES["Europe/Berlin"]
 
 
 def changes(zone: ZoneInfo) -> list[datetime]:
-    """The days on which the zone's clocks were or will be changed, 1990 to 2060, in UTC."""
+    """The UTC days from 1990 to 2060 on which the zone's clocks change."""
     weeks = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(weeks=number) for number in range(70 * 52)]
     return [
         week + timedelta(days=day)
@@ -137,7 +137,7 @@ def test_each_slot_has_a_configured_local_time(data: st.DataObject, moment: tupl
 
 
 def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
-    """Sunday 02:00 on a day on which the clocks skip that time."""
+    """If the clocks skip Sunday 02:00, the slot is the first instant after the gap."""
     prune = AtTimes(BERLIN, (time(2),), 6)
 
     slot = prune.next(datetime(2027, 3, 27, 12, tzinfo=UTC))
@@ -147,7 +147,7 @@ def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
 
 
 def test_a_time_that_occurs_twice_is_its_first() -> None:
-    """Sunday 02:00 on a day on which the clocks repeat that time."""
+    """If the clocks repeat Sunday 02:00, the slot is its first occurrence."""
     prune = AtTimes(BERLIN, (time(2),), 6)
 
     first = prune.next(datetime(2027, 10, 30, 12, tzinfo=UTC))
@@ -157,7 +157,7 @@ def test_a_time_that_occurs_twice_is_its_first() -> None:
 
 
 def test_midnight_may_precede_a_repeated_evening() -> None:
-    """In St John's the clocks went back at 00:01, so that 23:30 occurred again after midnight."""
+    """In St John's the clocks went back at 00:01, so 23:30 occurred again after midnight."""
     daily = AtTimes(ZONES["America/St_Johns"], (time(0),))
     midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
 

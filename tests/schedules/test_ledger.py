@@ -1,4 +1,4 @@
-"""A slot runs once, also with concurrent claims, crashes and changes of the clock."""
+"""A slot runs once despite concurrent claims, crashes and changes of the clock."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSetting
 
 
 def test_one_of_eight_threads_claims_the_slot(database: Database, clock: MovedClock) -> None:
-    """The database decides which of the concurrent claims succeeds; tested for ten slots."""
+    """Of eight concurrent claims of a slot, the database lets one succeed. The test does this for ten slots."""
     gate = threading.Barrier(THREADS)
 
     def contend(_: int) -> ClaimedSlot | None:
@@ -180,7 +180,7 @@ def test_the_lease_is_renewed_while_the_work_runs(database: Database, clock: Mov
 def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """Past the entry's `within_s` another worker may claim the slot, and the hanging one cannot mark it done."""
+    """After the entry's `within_s` another worker may claim the slot. The hanging worker cannot mark it done."""
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     brief = replace(HOURLY, within_s=60)
 
@@ -201,7 +201,7 @@ def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
 def test_work_that_fails_is_tried_again_after_a_pause(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """The error is stored and fails the task; the slot is tried again after its pause."""
+    """The error is stored, and the task fails with it. The slot is tried again after its pause."""
 
     def work() -> None:
         raise ProviderError("the provider refused")
@@ -272,7 +272,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
-    """Times of a wrong clock (first seen, lease, retry) are corrected once the clock is right."""
+    """Times that a wrong clock wrote (first seen, lease, retry) are corrected once the clock is right."""
     far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
@@ -293,7 +293,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
-    """The lease seems to end far ahead; the worker still renews it, and no other worker claims the slot."""
+    """The lease then ends far in the future. The worker still renews it, and no other worker can claim the slot."""
     claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)
@@ -308,7 +308,7 @@ def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, 
 def test_an_unavailable_database_is_no_failure_of_the_work(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """A slot that cannot be marked as done is not marked as failed: its lease expires, and it runs again."""
+    """If a slot cannot be marked as done, it is not marked as failed. It runs again once its lease has expired."""
     state = {"down": False}
 
     def lose(moment: str, name: str) -> None:
@@ -329,7 +329,7 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
-    """A minutely entry has half a million slots a year; the newest `KEPT_SLOTS` of each entry are always kept."""
+    """Old slots are deleted: a minutely entry has half a million a year. Each entry keeps its newest `KEPT_SLOTS`."""
     often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):

@@ -75,5 +75,5 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
 
 @pytest.mark.parametrize("order", [("b", "a"), ("a", "b")])
 def test_entries_are_listed_in_their_order(database: Database, order: tuple[str, str]) -> None:
-    """The list has the schedule's order."""
+    """Entries are listed in the order of the schedule."""
     assert [each.entry for each in read_schedules(database, [replace(HOURLY, name=name) for name in order])] == [*order]

@@ -1,4 +1,4 @@
-"""The flush of a process that shuts down: each session once, in order, under its token, within its time."""
+"""A process that shuts down flushes each session once, in order, under its token and within a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
 class Recorder:
-    """A flusher that calls the session's entry in `happens` and returns `written`, or `None` if it is in `leaves`."""
+    """A flusher that calls the session's `happens` entry; returns `None` for a session in `leaves`, else `written`."""
 
     def __init__(self, written: int = 1) -> None:
         self.written = written
@@ -55,7 +55,7 @@ def test_without_anything_to_flush_the_flush_is_complete(
 
 
 def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """The failed session is not counted as flushed, so that the shutdown logs a warning."""
+    """The failed session does not count as flushed, so the shutdown logs a warning."""
     one, other = Recorder(1), Recorder(10)
     one.happens[SECOND] = _raising(RuntimeError("damaged"))
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=2, written=32)
@@ -74,7 +74,7 @@ def test_a_session_left_to_another_process_is_no_failure() -> None:
 
 
 def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:
-    """An unavailable server must not be tried for each of ten thousand sessions."""
+    """After a server is found unavailable, the flush ends instead of trying each of ten thousand sessions."""
     flusher = Recorder()
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
     assert flush(TOUCHED, [flusher], PATIENCE_S) == Flushed(touched=3, sessions=1, written=1)
@@ -83,7 +83,7 @@ def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_flusher_that_hangs_is_abandoned() -> None:
-    """An unresponsive server must not block the shutdown, and no further session is begun after it."""
+    """An unresponsive server must not block the shutdown. After it, the flush of no further session begins."""
     opened, ended = threading.Event(), threading.Event()
     flusher = Recorder()
 

@@ -52,7 +52,7 @@ def _statements() -> dict[str, Statement]:
 
 
 def _faults(statement: str) -> list[str]:
-    """The states that a statement gives to sessions without the table."""
+    """The states that a statement sets without using the table of transitions."""
     text = " ".join(statement.split())
     for trigger in Trigger:
         for column in _COLUMNS:
@@ -93,7 +93,7 @@ def _inserted(text: str) -> list[str]:
 
 
 def _is_by_the_table(expression: str) -> bool:
-    """Whether a state comes from the table or stays unchanged."""
+    """Whether the expression takes the state from the table or leaves it unchanged."""
     if expression == _TABLE:
         return True
     results = set(re.findall(r"\b(?:THEN|ELSE)\s+(\S+)", expression))

@@ -1,4 +1,4 @@
-"""Tests of the PostgreSQL store only, which is written with the step and read with the session."""
+"""Tests of the PostgreSQL store only. A step's commit writes its snapshot."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 def test_a_step_discards_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
-    """Pending events are in the session's queue; an event kept in the snapshot would never be consumed."""
+    """The session's queue holds the pending events. Events kept in the snapshot, too, would never be consumed."""
     saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
     store.save(saved, 0)
     assert store.load(session_id) == Stored(saved, 0)
@@ -110,7 +110,7 @@ def test_a_step_discards_the_events_that_were_saved_before(
 
 
 def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -> None:
-    """A fork needs the variables of an earlier tick; a step that changes none adds no row."""
+    """The variables of earlier ticks stay, because forks need them. A step that changes no variables adds no row."""
     for number in range(3):
         step(database, session_id, 0, {"a": number})
         step(database, session_id, 0)
@@ -150,7 +150,7 @@ def test_a_stale_runners_step_writes_no_variables(database: Database, store: Sna
 
 
 def test_a_save_under_a_stale_token_is_refused(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """The session's row has the newer token, even before its new holder has saved anything."""
+    """A stale token is refused even before the new holder saves, because the session's row has the new token."""
     database.run(CLAIM, {"session_id": session_id})
     with pytest.raises(StaleSnapshot, match=r"token 0, tick 5 .* token 1, tick 0"):
         store.save(snapshot_of(session_id, 5), 0)

@@ -1,4 +1,4 @@
-"""One runner per session; a stale runner writes nothing; no accepted message is stranded."""
+"""A session has one runner at a time. A stale runner writes nothing. No accepted message is stranded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.turns.scripted import calls, says
 
 
 def test_one_of_concurrent_claims_succeeds(harness: Harness) -> None:
-    """Four workers claim the same session at the same time."""
+    """Of four workers that claim a session concurrently, one succeeds."""
     for _ in range(10):
         session_id = harness.send().session_id
         claims = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
@@ -89,7 +89,7 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
 
 
 def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
-    """A claim lost in a failover to a standby; the next claim, by a worker of `release`, has the same token."""
+    """A claim that a failover to a standby lost. The next claim, by a worker of `release`, has the same token."""
     session_id = harness.send().session_id
     harness.script(says("before the failover"))
     harness.run(session_id)
@@ -215,7 +215,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
 
 
 def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
-    """A process paused between UPDATE and COMMIT must not block the workers: they skip its row."""
+    """A process paused between UPDATE and COMMIT must not block the workers. They skip the row that it has locked."""
     session_id, other = harness.send().session_id, harness.send(user_id="bob").session_id
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -240,7 +240,7 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
 
 
 def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
-    """The keeper may beat between a settle and the end of the hold; a lease renewed then would have no holder."""
+    """The keeper may beat between a settle and the end of the hold. A lease renewed then would have no holder."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -258,7 +258,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
 
 
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accepting and settling lock the same row, so the later of the two runs the next turn or wakes its session."""
+    """Accepting and settling lock the same row, so the later of the two sees the other, and the next turn is due."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()
@@ -300,7 +300,7 @@ def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harnes
 
 
 def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> None:
-    """After its last attempt the turn fails with a code and a reply, and the next message is answered."""
+    """After its last attempt the turn fails with a code and a reply. The next message is answered."""
     sent = harness.send("poison")
     for _ in range(5):
         harness.script(Crash("dead"))

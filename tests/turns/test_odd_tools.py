@@ -1,4 +1,4 @@
-"""Tools that raise a `BaseException` or return odd values: the model reads an error, and the turn continues."""
+"""If a tool raises a `BaseException` or returns an odd value, the model reads an error and the turn continues."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_turn_continues(harness: Harness, work: Callable[[], object], expect
 
 
 def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
-    """A large result is not copied on its way to the transcript; copies once raised the peak to 837 MB."""
+    """A large result is not copied on its way to the transcript. Copies once raised the peak to 837 MB."""
 
     @tool(effect="pure")
     def read() -> str:

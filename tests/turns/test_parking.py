@@ -1,4 +1,4 @@
-"""An unavailable model: the turn fails with a message, or waits at no cost and then continues in order."""
+"""If the model is unavailable, the turn fails with a message, or waits at no cost and then continues in order."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
 
 
 def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
-    """Failed retries within one wait are not reported; a new failure after a model reply is."""
+    """Failed retries within one wait are not reported. A new failure after a model reply is reported."""
     parking.equip(look)
     parking.script(OPEN)
     sent = parking.send()
@@ -148,7 +148,7 @@ def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
 
 
 def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Harness) -> None:
-    """The server's clock is set back a day between the breaker's closing and the next sweep."""
+    """The next sweep wakes the turn even if the server's clock is set back a day after the breaker closes."""
     parking.script(OPEN)
     session_id = UUID(parking.ask()["session_id"])
     assert parking.database.run(queries.RECALL, {})
@@ -159,7 +159,7 @@ def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Ha
 
 
 def test_it_waits_no_longer_than_a_cooldown_for_another_process_probe(parking: Harness) -> None:
-    """A probe that fails or is lost with its process is not reported, so the model is called after one cooldown."""
+    """Another process's probe may fail or die unreported, so the model is called after one cooldown at the latest."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
     turn = parking.ask()
     _try_again(parking, UUID(turn["session_id"]))
@@ -223,7 +223,7 @@ def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
 
 
 def test_a_cancellation_concurrent_with_parking(parking: Harness) -> None:
-    """The cancellation waits for the commit that parks the turn, and must then clear its `not_before`."""
+    """The cancellation waits for the commit that parks the turn. Then it must clear the session's `not_before`."""
     parking.script(OPEN)
     turn = parking.ask()
     parking.sql("UPDATE sessions SET not_before = NULL")
@@ -243,7 +243,7 @@ def _waits_for_a_lock(harness: Harness) -> bool:
 
 
 def test_a_cancellation_before_parking(parking: Harness) -> None:
-    """If the turn is cancelled during the failing model call, it is parked, and settled at its next claim."""
+    """If the turn is cancelled during the failing model call, it is parked. The next claim settles it."""
     sent = parking.send()
 
     def fails(request: Any, call: Any) -> ModelReply:
@@ -258,7 +258,7 @@ def test_a_cancellation_before_parking(parking: Harness) -> None:
 
 
 def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -> None:
-    """A closing breaker makes all parked turns due; each sweep wakes a limited number, without delaying other turns."""
+    """A closing breaker makes all parked turns due. Each sweep wakes a limited number, without delaying other turns."""
     sent: list[Accepted] = []
     for number in range(MOST_A_ROUND + 3):
         parking.script(OPEN)
@@ -308,7 +308,7 @@ def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
 
 
 def test_a_model_call_has_the_turns_remaining_time(harness: Harness) -> None:
-    """A chain of models has the turn's remaining time, and each model a part of it."""
+    """A chain of models shares the turn's remaining time. Each model gets a part of it."""
     left: list[float] = []
 
     def respond(request: Any, call: Any) -> ModelReply:

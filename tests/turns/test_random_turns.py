@@ -39,7 +39,7 @@ def unsafe() -> str:
 
 
 class RandomTurns:
-    """One random run. `accepted`: the turn of each accepted message."""
+    """One random run. `accepted` maps each accepted message to its turn."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.harness = harness

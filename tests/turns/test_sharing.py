@@ -1,4 +1,4 @@
-"""The limit on a user's concurrent turns: further turns wait at no cost, and delay no other user."""
+"""A user's concurrent turns are limited. Further turns wait at no cost and delay no other user."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
 
 
 def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
-    """Without the sweeper, each session is woken once, in the order accepted, when a settled turn frees a place."""
+    """A settled turn wakes the next session, in the order accepted. Each is woken once, without the sweeper."""
     sent = _flood(harness, 40)
     for number, each in enumerate(sent):
         assert harness.waker.sessions == [one.session_id for one in sent[: number + MOST]]
@@ -106,7 +106,7 @@ def test_the_next_is_woken_after_the_commit_and_before_the_turn_is_remembered(ha
 
 
 def test_the_more_urgent_comes_first(harness: Harness) -> None:
-    """Priority also orders the waiting sessions of one user; a later message can raise it."""
+    """A user's waiting sessions are ordered by priority. A later message can raise a session's priority."""
     sent = _flood(harness, MOST + 2)
     urgent = harness.send("now", channel="urgent", priority=9)
     harness.send("now, too", channel=f"channel-{MOST + 1}", priority=8)
@@ -132,7 +132,7 @@ def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
 
 
 def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
-    """The count takes no lock, so concurrent claims may exceed the limit; later claims see it and are queued."""
+    """The count takes no lock, so concurrent claims may exceed the limit. Later claims see this and are queued."""
     harness.set(user_concurrency=100)
     sent = [each.session_id for each in _flood(harness, 12)]
     harness.set(user_concurrency=MOST)
@@ -144,7 +144,7 @@ def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
 
 
 def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
-    """Turns with expired leases take no place; they are claimed again like any other."""
+    """Turns with expired leases take no place. They can be claimed again like other turns."""
     sessions = _claimed(harness, MOST)
     later = harness.send(channel="later")
     harness.move(harness.settings.turn.lease_s + 1)
@@ -155,7 +155,7 @@ def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
 
 
 def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> None:
-    """Each process dies after it settled a turn and before it woke the next session."""
+    """If a process dies after settling a turn and before waking the next session, the sweeper wakes that session."""
     sent = _flood(harness, MOST + 4)
     for each in sent[:2]:
         with harness.crashing("after", "turns.settle"):
@@ -204,7 +204,7 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
 
 
 def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None:
-    """A turn that waits for approval frees its place; after the decision it queues for one like any other."""
+    """A turn that waits for approval frees its place. After the decision the turn needs a place like other turns."""
     harness.set(user_concurrency=1)
     harness.equip(pay)
     harness.script(calls(("pay", {"amount": 5})))
@@ -237,7 +237,7 @@ def test_an_error_frees_the_place(harness: Harness) -> None:
 
 
 def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
-    """A cancellation clears the wait: the session's next message is woken, or queued, like a first one."""
+    """A cancellation ends the session's wait. Its next message wakes it or queues it, like a first message."""
     sent = _flood(harness, MOST + 2)
     for each in sent[MOST:]:
         cancel(harness.runtime, each.turn_id)
@@ -333,7 +333,7 @@ def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
 
 
 def test_a_parked_turn_that_is_queued_uses_no_attempt(harness: Harness) -> None:
-    """The user's other turn has the only place when the parked turn becomes due."""
+    """If the user's other turn has the only place when the parked turn becomes due, the parked turn uses no attempt."""
     harness.set(user_concurrency=1, on_unavailable="park")
     parked = harness.send("parked", channel="a")
     harness.script(CircuitBreakerOpen(retry_after_s=60), says("of the other"), CircuitBreakerOpen(retry_after_s=60))

@@ -75,7 +75,7 @@ def _ref(harness: Harness) -> TurnRef:
 
 
 def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Calls and usage of earlier turns are read, and written back unchanged."""
+    """Calls and usage of earlier turns are read and written back unchanged."""
     session_id = _talked(harness)
     _extend(harness, "messages", "tool_calls")
     _extend(harness, "messages", "usage")
