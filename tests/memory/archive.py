@@ -164,7 +164,7 @@ def memory(content: str, importance: float = 0.5, kind: str = "fact", **more: An
 
 
 def echo(request: ModelRequest, call: ModelCall) -> ModelReply:
-    """A reply with one fact for each of the user's lines."""
+    """A reply that contains one fact for each of the user's lines."""
     lines = [line.split("user: ", 1)[1] for line in request.messages[1].content.splitlines() if "user: " in line]
     return answer(*lines)
 

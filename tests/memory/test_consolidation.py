@@ -93,7 +93,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
 
 
 def test_a_repeated_statement_reinforces_its_memory(archive: Archive) -> None:
-    """A repeated statement raises the importance, counts one access and adds its channel and sources."""
+    """A repeated statement raises the memory's importance, counts as one access, and adds its channel and sources."""
     archive.embedder = Grouped([LYON, HOME])
     first = archive.ended(LYON)
     second = archive.ended("Hm.", HOME, channel="telegram")
@@ -117,7 +117,7 @@ def test_importance_never_exceeds_one(archive: Archive) -> None:
 
 
 def test_a_contradiction_supersedes_the_earlier_memory(archive: Archive) -> None:
-    """A contradicted memory stays as history with its validity interval."""
+    """A contradicted memory stays stored as history, with its validity interval."""
     archive.embedder = Grouped([LYON, PARIS])
     archive.ended(LYON)
     archive.ended(PARIS)
@@ -185,7 +185,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
 
 
 def test_entities_and_relations_are_stored(archive: Archive) -> None:
-    """All spellings of an entity are one entity. Relations and mentions are stored with it."""
+    """Different spellings of an entity are stored as one entity, together with its relations and mentions."""
     said = memory(
         "My sister Nora lives in Lyon.",
         entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
@@ -426,7 +426,7 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
 
 
 def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> None:
-    """Two workers that extract the same fact before either stores it store one memory."""
+    """If two workers extract the same fact before either has stored it, one memory is stored."""
     first, second = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []
     worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
@@ -452,7 +452,7 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """The sweeper publishes a lost wake-up again. The pause before each further one doubles."""
+    """The sweeper publishes a lost wake-up again. Each further pause is twice as long."""
     session_id = archive.ended(LYON)
 
     def woken() -> list[object]:

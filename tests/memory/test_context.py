@@ -23,7 +23,7 @@ pieces = st.lists(texts, max_size=12)
 @given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
 @example(["x" * 100], 10, MEMORY, False)
 def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
-    """A section stays within its budget of tokens, for any text in any language, hostile ones included."""
+    """A section stays within its token budget for any text in any language, including hostile text."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
     assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]

@@ -26,7 +26,7 @@ def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
 
 
 def test_most_paraphrases_pass() -> None:
-    """Most paraphrases pass. A paraphrase that is mistaken for a difference costs only a row."""
+    """Most paraphrases are accepted. A paraphrase that is mistaken for a contradiction costs only a row."""
     passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
     assert len(passed) >= AT_LEAST * len(PARAPHRASES)
     assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

@@ -151,7 +151,7 @@ def test_unchanged_memories_are_not_written(harness: Harness) -> None:
 
 
 def test_faded_memories_are_archived(harness: Harness) -> None:
-    """A memory is archived only if its value is below 0.03 and it is over thirty days old and unread."""
+    """A memory is archived only if its value is below 0.03, it is over thirty days old and it is unread."""
     faded = form(harness, "conversation", 0.05)
     form(harness, "conversation", 0.2)
     harness.move(20 * DAY_S)

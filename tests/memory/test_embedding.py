@@ -69,7 +69,7 @@ def _vectors(connection: Connection, dimensions: int) -> Any:
 
 
 def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """The commit of a message adds it to `unembedded`; `embed_missing` embeds it once."""
+    """The commit of a message adds a row to `unembedded`. `embed_missing` embeds the message once."""
     import_conversation(database, clock, _TALK)
     assert _count(connection, "unembedded") == 3
     embedder = Fickle()
@@ -130,7 +130,7 @@ def test_a_refused_text_does_not_block_others(
 def test_texts_of_a_dead_process_are_embedded_by_another(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Texts that a dead process had claimed are embedded by another process once the lease has expired."""
+    """If a process dies with claimed texts, another process embeds them once the lease has expired."""
     import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
@@ -198,7 +198,7 @@ def test_a_text_erased_during_embedding_gets_no_vector(
 
 
 def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """An index is built per embedder and size once there are enough vectors. An existing one is not built again."""
+    """Once there are enough vectors of an embedder and size, an index is built. It is not built a second time."""
     done = import_conversation(database, clock, [f"Line {number}." for number in range(20)])
     embedder = Fickle()
     assert embed_sessions(database, embedder, done.sessions).embedded == 20

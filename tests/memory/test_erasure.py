@@ -122,7 +122,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
-    """Make two sessions of the user with that word, one of them ended, and rows in every table."""
+    """Make a user whose id contains the word: two sessions, one of them ended, and rows in every table."""
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -203,7 +203,7 @@ def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """This test fails for a new table until it is listed as one with or without users' data."""
+    """A new table fails this test until it is listed as a table with or without users' data."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
@@ -319,7 +319,7 @@ def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness
 def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """Without Redis the erasure deletes the rows and reports that it is incomplete. It completes once Redis is back."""
+    """Without Redis the erasure deletes the rows and is reported as incomplete. A sweep with Redis completes it."""
     assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, unreachable).finish_due() == 0
@@ -332,7 +332,7 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
 def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """A turn whose model call begins before the erasure and ends after it writes nothing."""
+    """If a turn's model call begins before the erasure and ends after it, the turn writes nothing."""
     harness.redis_memory = redis_memory
     sent = harness.send(f"I am {MARKER}", user_id=MARKER)
 

@@ -192,7 +192,7 @@ def test_any_json_gives_candidates_or_a_refusal(value: object) -> None:
 
 
 def test_a_memory_has_its_source_messages() -> None:
-    """A memory's sources are the lines that the model names. If none exists, they are found by the words they share."""
+    """A memory's sources are the lines that the model names. If none exists, lines with words in common are used."""
     lines = ("I live in Lyon.", "My dog is called Rex.", (Role.ASSISTANT, "Rex is a good name."))
     assert found(answer(memory("The user's dog is called Rex.", sources=[2, 99])), *lines)[0].sources == (2,)
     assert found(answer(memory("The user's dog is called Rex.", sources=[99])), *lines)[0].sources == (2,)
@@ -269,7 +269,7 @@ def test_ten_thousand_turns_take_a_bounded_number_of_calls() -> None:
 
 
 def test_only_the_beginning_of_a_long_message_is_read() -> None:
-    """A message is read only up to its share of the characters."""
+    """A long message is read only up to its share of the prompt's characters."""
     assert message_chars(3) == MESSAGE_CHARS
     assert message_chars(10**9) == 1
     [part] = chunks(messages_of("x" * MESSAGE_CHARS, "I live in Lyon."))
@@ -293,7 +293,7 @@ def test_quotations_are_not_read() -> None:
 
 
 def test_a_statement_repeated_in_a_session_is_one_memory() -> None:
-    """Statements that repeat within a session are one memory, with the higher importance and all sources."""
+    """A statement repeated within a session becomes one memory, with the highest importance and all sources."""
     twice = [
         Candidate("I live in Lyon.", MemoryKind.FACT, 0.4, (1,)),
         Candidate("i live in  LYON", MemoryKind.PREFERENCE, 0.9, (7,)),

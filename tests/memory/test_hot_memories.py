@@ -51,7 +51,7 @@ def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
 
 
 def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> None:
-    """After the last counted day a memory is no longer hot, and its accesses are deleted."""
+    """A memory is no longer hot once its recalls are older than the counted days. Its accesses are deleted."""
     recalled(harness, 2)
     refresh_hot(harness.database)
     harness.move((PATTERN_DAYS - 1) * DAY_S)

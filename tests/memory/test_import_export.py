@@ -106,7 +106,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
 
 
 def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock: MovedClock) -> None:
-    """Times next to the years 1 and 9999 are refused: Python cannot represent them in every time zone."""
+    """Times at the beginning of year 1 or the end of year 9999 are refused: some time zones cannot represent them."""
     ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
     result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
     assert {each.reason for each in result.bad} == {"occurred_at is too close to the year 1 or 9999"}

@@ -98,7 +98,7 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 
 
 def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The line that answers a question ranks first, under its own id, and a neighbouring line is also found."""
+    """The line that answers a question ranks first, with its own message id. A neighbouring line is also found."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
@@ -194,7 +194,7 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
 
 
 def test_superseded_memories_rank_after_valid_ones(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A superseded memory is found with its `valid_to`; an archived one is not found."""
+    """A superseded memory is found and has a `valid_to`. An archived memory is not found."""
     now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
     _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
     _know(database, "ana", "The user lives in Portland.", archived_at=BEGIN)
@@ -276,7 +276,7 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
 
 
 def test_recalls_are_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A recall counts each returned memory once; without `record` it counts none."""
+    """A recall counts as one access of each returned memory. Without `record` no access is counted."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
     recall.search("ana", "peanuts", record=False)
     recall.search("ana", "peanuts")

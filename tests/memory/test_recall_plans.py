@@ -104,7 +104,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 @pytest.mark.long
 def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
-    """A user with half of the rows and one with a hundredth both get 20 rows of their own, mostly the nearest."""
+    """A user with half of the rows and one with a hundredth each get 20 of their own rows, mostly the nearest."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}

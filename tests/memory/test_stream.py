@@ -56,7 +56,7 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
 
 
 def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
-    """An unused stream expires, because its user may have no further session whose end would trim it."""
+    """An unused stream expires, because its user may never have another session, whose end would trim the stream."""
     redis_memory.stream.append("ana", event_at(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 

@@ -174,7 +174,7 @@ def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any)
 
 
 def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
-    """A release without the CaseBank must not fire its tasks."""
+    """Beat has no entries for tasks that do not exist, for example in a release without the CaseBank."""
     assert entries(set(), settings) == {}
     found = entries({"memory.decay", "casebank.prune", "turns.run"}, settings)
     assert [entry.task for entry in found.values()] == ["memory.decay", "casebank.prune"]
@@ -200,7 +200,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
 
 
 def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
-    """`is_due` returns whether Celery's scheduler must fire, and in how many seconds it must check again."""
+    """`is_due` returns whether Celery's scheduler must fire the entry, and the seconds until its next check."""
     schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()
@@ -219,7 +219,7 @@ def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
 
 
 def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
-    """Celery restarts an entry's wait if its schedule differs from the previous one."""
+    """Schedules are equal if their cadences are. If an entry's schedule changes, Celery restarts the entry's wait."""
     assert SlotSchedule(Every(), clock) == SlotSchedule(Every(), MovedClock())
     assert SlotSchedule(Every(), clock) != SlotSchedule(Every(2), clock)
     assert repr(SlotSchedule(Every(), clock)) == "<each minute>"

@@ -110,7 +110,7 @@ def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) ->
 def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
     moment: tuple[ZoneInfo, datetime], at: time
 ) -> None:
-    """One rule covers ordinary days, gaps and repeated hours; it is checked minute by minute."""
+    """The rule covers ordinary days, gaps and repeated hours. The test checks it minute by minute."""
     zone, near = moment
     wanted = datetime.combine(near.astimezone(zone).date(), at.replace(second=0, microsecond=0, tzinfo=None))
     minutes = (wanted.replace(tzinfo=UTC) - timedelta(hours=30) + MINUTE * number for number in range(60 * 60))
@@ -166,7 +166,7 @@ def test_midnight_may_precede_a_repeated_evening() -> None:
 
 
 def test_a_skipped_day_is_one_slot() -> None:
-    """Samoa skipped the 30th: the four times of that day and the next midnight are one instant."""
+    """Samoa skipped 30 December 2011, so the four times of that day and the next midnight are one instant."""
     every_six_hours = AtTimes(ZONES["Pacific/Apia"], times_every(6))
     last = every_six_hours.previous(datetime(2011, 12, 30, 9, tzinfo=UTC))
 
@@ -178,7 +178,7 @@ def test_a_skipped_day_is_one_slot() -> None:
 
 
 def test_each_minute_continues_while_the_clocks_go_back() -> None:
-    """`Every` counts real minutes, also in the repeated hour."""
+    """`Every` counts elapsed minutes, including those of the repeated hour."""
     start = datetime(2027, 10, 31, tzinfo=UTC)
     slots = [start]
     while slots[-1] < start + timedelta(hours=3):

@@ -32,7 +32,7 @@ def utc(text: str) -> datetime:
     ],
 )
 def test_the_next_slot(expression: str, after: str, slot: str) -> None:
-    """The next slot is in the zone's local time, also on days on which clocks change."""
+    """The next slot is computed in the zone's local time, even on days on which clocks change."""
     assert Cron(expression, PARIS).next(utc(after)) == utc(slot)
 
 

@@ -115,7 +115,7 @@ def test_claims_during_the_settling_find_it_done(database: Database, clock: Move
 
 @pytest.mark.usefixtures("at_one")
 def test_another_worker_claims_a_crashed_workers_slot_after_the_lease(database: Database, clock: MovedClock) -> None:
-    """Only the expiry of its lease shows that a process was killed."""
+    """After a crash the slot stays claimed until its lease expires. Then another worker can claim it."""
     first = _claimed(database)
 
     clock.advance(seconds(LEASE_S - 2))
@@ -131,7 +131,7 @@ def test_another_worker_claims_a_crashed_workers_slot_after_the_lease(database: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, clock: MovedClock) -> None:
-    """Each crash counts as an attempt and lengthens the pause; the next slot starts without a pause."""
+    """Each crash counts as an attempt and lengthens the pause. The entry's next slot starts without a pause."""
     _claimed(database)
     waits = []
     for _ in range(4):
@@ -150,7 +150,7 @@ def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, cloc
 
 @pytest.mark.usefixtures("at_one")
 def test_a_renewed_slot_is_not_claimed_again(database: Database, clock: MovedClock) -> None:
-    """Work may take longer than a lease, as long as the lease is renewed."""
+    """If its lease is renewed, work may take longer than a lease. No other worker claims the slot."""
     claimed = _claimed(database)
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))

@@ -41,7 +41,7 @@ def test_an_entry_that_no_worker_has_seen_is_due_at_its_next_slot(database: Data
 def test_a_slot_is_listed_as_waiting_running_and_done(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """While a slot waits or runs, `next_due` is its own time."""
+    """While a slot waits or runs, `next_due` is the time of that slot."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     waiting = _read(database)

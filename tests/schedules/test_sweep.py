@@ -55,7 +55,7 @@ def at_one(sweep: Sweep, clock: MovedClock) -> None:
 
 
 def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
-    """Slots before the entries were first seen are not fired either."""
+    """Neither future slots nor slots before the entries were first seen are fired."""
     assert sweep() == []
 
 

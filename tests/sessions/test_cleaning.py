@@ -40,7 +40,7 @@ class EndingSession:
     snapshots: SnapshotStore
 
     def end(self, redis_memory: RedisMemory | None = None) -> EndOutcome:
-        """End the session as the task does, with another Redis if one is given."""
+        """End the session as the task does. `redis_memory` replaces the default Redis."""
         runtime = replace(
             self.harness.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots
         )
@@ -75,7 +75,7 @@ def ending_session(
 
 
 def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSession) -> None:
-    """The session ends only after its Redis keys and its snapshot are removed; then it waits for consolidation."""
+    """The session ends only after its Redis keys and its snapshot are removed. Then it waits for consolidation."""
     seen: list[Any] = []
 
     def watch(moment: str, name: str) -> None:
@@ -128,7 +128,7 @@ def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSe
 def test_an_ending_resumes_after_a_crash_while_cleaning(
     moment: str, commit: str, ending_session: EndingSession
 ) -> None:
-    """The resumed ending flushes no turn twice, tolerates data that is already removed, writes no second summary."""
+    """The resumed ending flushes no turn twice, tolerates removed data, and writes no second summary."""
     with ending_session.harness.crashing("before" if moment == "before" else "after", commit):
         ending_session.end()
     ending_session.harness.move(LEASE_S)

@@ -108,7 +108,7 @@ def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harnes
 
 
 def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness: Harness) -> None:
-    """Archiving ends the conversation's live session; the next message restores the conversation."""
+    """Archiving ends the conversation's live session. The next message restores the conversation."""
     sent = harness.send("To Rome", conversation="rome")
     harness.run(sent.session_id)
     harness.send("To Oslo", conversation="oslo")

@@ -48,7 +48,7 @@ def _ending(harness: Harness) -> UUID:
 
 
 def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """The summary is stored and data outside the database is removed. During the model call it is `summarizing`."""
+    """The summary is stored and external data is removed. During the model call the state is `summarizing`."""
     session_id = _ending(harness)
     seen: list[str] = []
 
@@ -298,7 +298,7 @@ def test_a_turn_cancelled_before_a_crash_does_not_block_the_end(harness: Harness
     ],
 )
 def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: End, reply: str, summary: str) -> None:
-    """A malformed reply is still used as the summary; the topics are then the user's words."""
+    """A malformed reply is still used as the summary. The topics are then words of the user."""
     session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
@@ -363,7 +363,7 @@ def test_a_session_without_messages_ends_without_the_model(harness: Harness, end
 
 
 def test_idle_sessions_get_a_requested_end(harness: Harness) -> None:
-    """Neither a session in use nor one with an unanswered message is idle."""
+    """A recently used session is not idle, nor is a session with an unanswered message."""
     old, waiting, fresh = harness.send(user_id="a"), harness.send(user_id="b"), harness.send(user_id="c")
     harness.run(old.session_id)
     harness.move(IDLE_S)
@@ -439,7 +439,7 @@ def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end:
 
 
 def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(harness: Harness) -> None:
-    """Neither a running turn's session nor one with waiting turns becomes idle."""
+    """A session with a running or a waiting turn does not become idle."""
     sent = harness.send()
 
     def jumping(_: ModelRequest, __: ModelCall) -> ModelReply:

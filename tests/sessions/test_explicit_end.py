@@ -216,7 +216,7 @@ def test_a_repeated_request_frees_no_turn_twice(harness: Harness, end: End) -> N
 
 
 def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None:
-    """A turn cancelled between the end's request and its wake-up is settled at once, and the session ends."""
+    """If the freed turn is cancelled before its wake-up arrives, it is settled at once, and the session ends."""
     session_id, turn_id = _waiting(harness)
     request_end(harness.database, session_id, "enough")
     cancel(harness.runtime, turn_id)

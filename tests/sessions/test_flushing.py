@@ -50,7 +50,7 @@ def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
 def test_without_anything_to_flush_the_flush_is_complete(
     touched: list[tuple[UUID, Fence]], flushers: list[Recorder]
 ) -> None:
-    """The flush is complete in a process that did nothing, or that has no Redis."""
+    """If a process held no session or has no Redis, its flush is complete."""
     assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
 
 
@@ -64,7 +64,7 @@ def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: 
 
 
 def test_a_session_left_to_another_process_is_no_failure() -> None:
-    """The other process flushes the session that it has claimed, so this flush is complete."""
+    """If another process has claimed a session, that process flushes it, so this flush is complete."""
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)

@@ -198,7 +198,7 @@ def test_message_ids_count_once(harness: Harness) -> None:
 
 
 def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
-    """Fork and source share the ticks up to the fork; later ticks do not exist in the fork."""
+    """A fork has the same ticks as its source up to the fork. Later ticks do not exist in the fork."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     assert harness.lines(_fork(harness, forked, 1)) == LINES[:2]

@@ -100,7 +100,7 @@ def test_arguments_are_an_object_or_the_models_text(harness: Harness, written: s
 
 
 def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
-    """`after` and `limit` select a part of the transcript; without them it is read whole."""
+    """`after` and `limit` select a part of the transcript. Without them the whole transcript is returned."""
     sent = [harness.send(str(number)) for number in range(5)]
     session_id = sent[0].session_id
     assert read_messages(harness.database, session_id) == []

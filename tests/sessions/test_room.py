@@ -67,7 +67,7 @@ def test_an_ending_without_a_slot_is_woken_again(
 
 
 def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: Any, session_id: UUID) -> None:
-    """A drain of the fleet waits for endings, so a summary has the time limit of one model call, not of a turn."""
+    """A summary has the time limit of one model call, not of a turn, because a drain of the fleet waits for endings."""
     assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
 

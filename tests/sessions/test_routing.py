@@ -36,7 +36,7 @@ def _system(harness: Harness) -> str:
 
 @pytest.mark.parametrize(("scope", "same"), [(Scope.USER, True), (Scope.CHANNEL, False)])
 def test_a_scope_has_one_live_session(harness: Harness, scope: Scope, same: bool) -> None:
-    """By default channels share the user's session; with the scope `channel` each has its own."""
+    """By default all channels share the user's session. With the scope `channel` each channel has its own session."""
     _scoped(harness, scope)
     over_http = harness.send(channel="http")
     on_cli = harness.send(channel="cli")
@@ -135,7 +135,7 @@ def test_a_message_does_not_wait_for_an_ending(harness: Harness, end: End, state
 
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
 def test_a_message_does_not_wait_for_a_hanging_ending(harness: Harness, keeper: Keeper, state: str) -> None:
-    """While the summary or the cleaning hangs, the next session answers, and its prompt has the conversation."""
+    """While the summary or the cleaning hangs, the next session answers. Its prompt has the old messages or summary."""
     hanging, release = threading.Event(), threading.Event()
 
     def hang(*_: object) -> ModelReply:
@@ -251,7 +251,7 @@ def test_leaving_ends_the_session_unless_another_channel_uses_it(harness: Harnes
 
 
 def test_leaving_ends_no_session_that_owes_another_channel_an_answer(harness: Harness) -> None:
-    """A message of another channel that waits for its answer keeps the session alive, however long it waits."""
+    """An unanswered message from another channel keeps the session live, however long it waits."""
     harness.ask(channel="cli")
     waiting = harness.send(channel="http")
     harness.move(IDLE_S * 2)
@@ -260,7 +260,7 @@ def test_leaving_ends_no_session_that_owes_another_channel_an_answer(harness: Ha
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_returning_user_is_remembered(harness: Harness, end: End, killed: bool) -> None:
-    """After a chat that ends or is killed, the user returns on the same channel and on another one."""
+    """After a chat ends or is killed, the user is remembered on the same channel and on another channel."""
     harness.script(says("I'll remember."))
     chat = harness.send("my cat is called Ida", channel="cli")
     harness.run(chat.session_id)

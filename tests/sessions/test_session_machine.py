@@ -90,7 +90,7 @@ class Environment:
     remembered: Remembered
 
     def ender(self, *, redis_available: bool = True) -> tuple[Ender, Keeper]:
-        """An ender like the task's, with its cleaning, and the keeper of its leases."""
+        """An ender like the one of the task `sessions.end`, with its cleaning, and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_available else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
@@ -281,7 +281,7 @@ class SessionMachine(RuleBasedStateMachine):
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
     ) -> Callable[[ModelRequest, ModelCall], ModelReply]:
-        """The model's answer, after the event `meanwhile` that happens during the call."""
+        """A scripted line. During the model call the event `meanwhile` happens, then `answer` is returned or raised."""
 
         def think(request: ModelRequest, call: ModelCall) -> ModelReply:
             observe, self.harness.database.observe = (

@@ -146,7 +146,7 @@ def test_a_snapshot_under_another_tick_is_refused() -> None:
 
 
 def test_a_snapshot_of_another_agent_is_refused() -> None:
-    """One user's messages must not appear in another user's session."""
+    """A snapshot of another agent is refused, so that no session gets another user's messages."""
     other = uuid4()
     with pytest.raises(InvalidRequest) as caught:
         parse(dump(snapshot_of(AGENT)), other)
@@ -156,7 +156,7 @@ def test_a_snapshot_of_another_agent_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 1.5, "1", None, True, {"a": 1}])
 def test_an_unknown_schema_version_is_refused_before_anything_else(version: Any) -> None:
-    """A later release's snapshot may look the same and have another meaning."""
+    """A snapshot of a later release may have the same keys with another meaning, so its version is checked first."""
     with pytest.raises(InvalidRequest, match=r"schema version .*; this release reads version 1"):
         parse(changed(lambda document: document.update(schema_version=version, memory="new shape")))
 

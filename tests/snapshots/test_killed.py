@@ -81,7 +81,7 @@ def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(kind: str, addr
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_completed_save_survives_a_kill(kind: str, address: str) -> None:
-    """Once `save` has returned, the reply is visible, so the snapshot must not be lost."""
+    """After `save` returns, the reply becomes visible, so the snapshot must survive a kill."""
     storage = storage_of(kind, address)
     for reached in (1, 7, 20):
         session: UUID = storage.session()

@@ -76,7 +76,7 @@ def test_a_full_disk_costs_no_snapshot_and_is_reported(kind: str, small_disk: Pa
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
-    """Linux remounts a failing disk read-only: saving and deleting must fail, not seem to succeed."""
+    """If Linux has remounted a failing disk read-only, saving and deleting raise an error."""
     store = STORES_ON_DISK[kind](small_disk)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -213,7 +213,7 @@ def test_a_stopped_redis_is_reported_and_used_again_after_its_restart(own_redis:
 
 
 def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> None:
-    """A paused server accepts connections and does not answer; a turn must not wait for it without limit."""
+    """A paused server accepts connections and does not respond. A call to it must fail in time."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -238,7 +238,7 @@ def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> No
 def test_a_redis_that_refuses_writes_is_reported(
     own_redis: Running, setting: str, wrong: str, right: str, remedy: str
 ) -> None:
-    """A Redis that is full or lacks its required replicas refuses writes; stored snapshots stay readable."""
+    """A Redis that is full or lacks its required replicas refuses writes. Stored snapshots stay readable."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)

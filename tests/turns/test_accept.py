@@ -35,7 +35,7 @@ def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
 
 
 def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
-    """Accepting two texts under one id would silently lose one of them."""
+    """A second text under the same id is refused. If it were a duplicate, it would be lost without an error."""
     harness.send("hello", message_id="m1")
     before = harness.counts()
     with pytest.raises(Conflict, match="m1"):
@@ -113,7 +113,7 @@ def test_a_rejected_message_leaves_no_row(harness: Harness, case: str) -> None:
 
 
 def test_a_text_of_the_maximum_length_is_accepted(harness: Harness) -> None:
-    """The limit is inclusive."""
+    """A text of exactly the maximum length is accepted."""
     assert harness.ask("x" * 10_000)["status"] == "done"
 
 
@@ -181,7 +181,7 @@ def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) ->
 
 
 def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
-    """A wake-up is only a hint: a committed message is accepted even if no wake-up is published."""
+    """A committed message is accepted even if no wake-up is published. The sweeper finds its row."""
     harness.waker.away = True
     sent = harness.send()
     assert sent.status == "accepted"

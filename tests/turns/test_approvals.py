@@ -141,7 +141,7 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harne
 
     @tool(effect="pure")
     def nobody() -> str:
-        """A tool that a deploy adds."""
+        """Return a text."""
         _ran.append(("nobody", None))
         return "here now"
 

@@ -199,7 +199,7 @@ def test_an_async_tools_exception_becomes_the_calls_error(error: BaseException, 
 
 
 def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
-    """A call abandoned while another tool blocked the loop must not have its effect afterwards."""
+    """If a call is abandoned while another tool blocks the loop, it does not begin once the loop is free."""
     over, blocked, began = threading.Event(), threading.Event(), []
 
     async def blocks() -> None:
@@ -281,7 +281,7 @@ def test_context_variables_reach_the_coroutine() -> None:
 def test_a_loop_that_a_tool_blocks_is_logged_and_replaced(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log names the blocking tool; later calls get a new loop."""
+    """The log names the blocking tool. Later calls get a new loop."""
     monkeypatch.setattr(event_loop, "_BLOCKED_S", 0.2)
     monkeypatch.setattr(event_loop, "_REPLACED_S", 0.4)
     release = threading.Event()

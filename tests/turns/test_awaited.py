@@ -346,7 +346,7 @@ def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
 
 
 def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: Broker) -> None:
-    """The removed tool's task was sent, so its result still reaches the model."""
+    """If a tool is removed after its task was sent, the task's result still reaches the model."""
     turn = _waiting(harness)
     harness.equip(look)
     _ends(harness, broker.sent[0])
@@ -469,7 +469,7 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
 
 
 def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
-    """A turn that waits for a call with a list of arguments, with at most two tasks at a time."""
+    """A turn that waits for a call with a list of arguments. At most two of its tasks run at a time."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     return _waiting(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
 
@@ -503,7 +503,7 @@ def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Ha
 
 
 def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
-    """Each result locks the session before it reads the other parts, so that none is overwritten."""
+    """Recording a result locks the session before it reads the other parts, so that no result is overwritten."""
     turn = _many(harness, 2)
     side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
     _resume(harness, turn)

@@ -129,7 +129,7 @@ FAILURES = [
 def test_a_server_that_answers_nonsense(
     harness: Harness, runtime: Runtime, provider: Provider, make: Make, code: str, *, again: bool
 ) -> None:
-    """The turn fails with the documented code and a message; only transient failures are retried."""
+    """The turn fails with the documented code and a message. Only transient failures are retried."""
     step = make(provider.server)
     provider.server.player = lambda _: step
     provider.server.requests.clear()
@@ -208,7 +208,7 @@ ODD = [
 def test_a_server_that_is_odd(
     harness: Harness, runtime: Runtime, provider: Provider, step: Step, results: list[str]
 ) -> None:
-    """An odd reply is tolerated: each call has its own result, and the provider accepts the next prompt."""
+    """An odd reply is tolerated. Each of its calls gets a result, and the provider accepts the next prompt."""
     provider.server.script(step)
     provider.server.player = lambda _: Answer("here you are")
     turn = ask(harness, runtime)

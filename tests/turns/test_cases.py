@@ -107,7 +107,7 @@ def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, moment: Any) -> None:
-    """One statement records the use and settles the turn, so a crash leaves both or neither."""
+    """One statement records the use of the case and settles the turn, so a crash leaves both or neither."""
     _put(harness)
     sent = harness.send(QUESTION)
     with harness.crashing(moment, "turns.settle"):
@@ -187,7 +187,7 @@ def test_a_shared_case_is_shown_to_all_users_until_it_is_unshared(harness: Harne
 
 
 def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
-    """A case learnt from praise is shown only to agents with the same bank; `None` and `False` mean no bank."""
+    """A case learnt from praise is shown only to agents with the same bank. `None` and `False` mean no bank."""
     harness.agents = Agents(
         [
             Agent("assistant", "You help."),

@@ -62,7 +62,7 @@ def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness)
 
     @tool(effect="pure")
     def count(context: ToolContext, *, further: bool) -> int:
-        """Return the variable `n`, raised by one if `further`."""
+        """Return the variable `n`. If `further`, first add one to it."""
         with context.working_variables as variables:
             if further:
                 variables["n"] = variables.get("n", 0) + 1

@@ -103,7 +103,7 @@ def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Ha
 
 
 def test_a_clock_set_back_does_not_postpone_the_decision(harness: Harness, bench: Bench) -> None:
-    """Even if `decide_at` is a day ahead, a call in doubt waits no longer than its time limit."""
+    """Even if `decide_at` is a day ahead, a call in doubt waits no longer than the tool's time limit."""
     harness.set(tool_timeout_s=0.1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -277,7 +277,7 @@ def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harnes
 
 
 def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) -> None:
-    """A process paused between intent and start loses its session and must not start the tool."""
+    """If a process is paused between intent and start and loses its session, it must not start the tool."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"), says("of the second runner"))
     sent = harness.send()
@@ -296,7 +296,7 @@ def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) 
 
 
 def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, bench: Bench) -> None:
-    """An expired lease that no other runner claimed is renewed, then the tool starts."""
+    """If the lease has expired and no other runner has claimed the session, it is renewed and the tool starts."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()

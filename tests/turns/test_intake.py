@@ -57,7 +57,7 @@ def test_sweepers_wake_no_session_while_the_intake_is_closed(harness: Harness) -
 
 
 def test_closing_the_intake_twice_needs_one_opening(harness: Harness) -> None:
-    """A second operator may close the intake again; one opening is enough."""
+    """If the intake is closed twice, one opening is enough."""
     for _ in range(2):
         intake.close(harness.database)
         assert intake.is_closed(harness.database)

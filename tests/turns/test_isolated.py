@@ -148,7 +148,7 @@ def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> b
 
 
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
-    """A turn that has used up its time is not repeated, and its session is woken for the next turn."""
+    """A turn that has used up its time fails and is not repeated. Its session is woken for the next turn."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     harness.move(301)
@@ -165,7 +165,7 @@ def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Ha
 
 
 def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:
-    """The cancellation counts even if the process was killed for its time limit."""
+    """If a cancelled turn's process is killed at its time limit, the turn is cancelled, not failed."""
     sent = harness.send()
     claim, _ = harness.claimed(sent.session_id)
     cancel(harness.runtime, sent.turn_id)

@@ -147,7 +147,7 @@ def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Har
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
 def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
-    """The next turn may begin during a stop. If `stopping` had no reason then, the runner would loop for ever."""
+    """The next turn may begin during a stop. If `stopping` were set without a reason, its runner would loop forever."""
     _, hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
     hold.begin(stopped)
@@ -169,7 +169,7 @@ def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
 
 
 def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Keeper) -> None:
-    """The thread of a call to a silent provider waits on a socket, so the keeper aborts the call."""
+    """If a provider does not respond, the call's thread waits on a socket, so the keeper aborts the call."""
     found, _ = harness.claimed(harness.send().session_id)
     aborted = threading.Event()
     with keeper.holding(found) as hold:
@@ -183,7 +183,7 @@ def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Kee
 
 
 def test_cancelling_ends_a_stream_within_three_seconds(harness: Harness, runner: Runner) -> None:
-    """A cancelled reply must not be generated, and paid for, to its end."""
+    """The cancellation aborts the stream, so that the rest of the reply is not generated and paid for."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -262,7 +262,7 @@ def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -
 
 
 def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -> None:
-    """A failed heartbeat delays the renewal; the leases stay valid."""
+    """A failed heartbeat only delays the renewal. The leases stay valid."""
     found, _ = harness.claimed(harness.send().session_id)
     made = Keeper(harness.database, harness.clock, harness.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
     made.start()

@@ -226,7 +226,7 @@ def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
 
 
 def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, database_url: str) -> None:
-    """The server releases the locks of a client paused within a transaction after a third of the lease."""
+    """If a client is paused within a transaction, the server releases its locks after a third of the lease."""
     session_id = harness.send().session_id
     paused = Database(database_url, lease_s=3)
     lock = Statement("lock", "SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE")
@@ -258,7 +258,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
 
 
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accepting and settling lock the same row, so the later of the two sees the other, and the next turn is due."""
+    """Accepting and settling lock the same row. The later of the two runs the next turn or wakes its session."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()
@@ -285,7 +285,7 @@ def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
-    """A turn that keeps killing its process must not kill the process's other turns."""
+    """A turn that keeps killing its process runs alone, so that it does not end other turns."""
     session_id = harness.send().session_id
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(Crash("dead"))
@@ -389,7 +389,7 @@ def test_order_is_kept_under_several_runners(harness: Harness) -> None:
 
 
 def test_a_turn_that_commits_a_step_in_each_attempt_runs_alone_too(harness: Harness) -> None:
-    """Despite its progress, a turn whose tool kills the process must not kill the process's other turns."""
+    """Even if each attempt commits a step, a turn that kills its process runs alone."""
     sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(calls(("deadly", {})))
@@ -413,7 +413,7 @@ def test_a_lease_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> Non
 
 
 def test_statements_that_wait_for_locks_do_not_delay_the_keeper(harness: Harness) -> None:
-    """One locked row must not cost a process the leases of its other turns."""
+    """Statements that wait for one locked row must not delay the renewal of the process's other leases."""
     locked = harness.send(user_id="locked").session_id
     running = harness.send(user_id="running")
     _, hold = harness.claimed(running.session_id)

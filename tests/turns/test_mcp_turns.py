@@ -102,7 +102,7 @@ def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) 
 
 @pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) -> None:
-    """The call is not repeated, the model reads that its outcome is unknown, and the turn continues."""
+    """The call is not repeated. The model reads that the outcome is unknown, and the turn continues."""
     harness.script(calls(("local:die", {})), says("I cannot tell."))
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")

@@ -90,7 +90,7 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
 
 
 def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the tool and the type of its error, not the response that a library put into the message."""
+    """The log has the tool's name and the type of its error. It omits the error's message, which may be huge."""
 
     @tool(effect="pure")
     def read() -> str:

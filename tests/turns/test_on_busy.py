@@ -26,7 +26,7 @@ def double(number: int) -> int:
 
 
 def _open_calls(harness: Harness, text: str = "first") -> UUID:
-    """A session whose process died after committing a turn's tool calls, before their results."""
+    """A session whose process died after it committed a turn's tool calls and before it committed their results."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
     session_id = harness.send(text).session_id
@@ -95,7 +95,7 @@ def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None
 
 
 def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
-    """The old runner returns from its model call with a reply, but its token is stale."""
+    """If the old runner's model call returns after the interruption, its reply is not committed: the token is stale."""
     in_call, go_on = threading.Event(), threading.Event()
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -145,7 +145,7 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
 
 @pytest.mark.long
 def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -> None:
-    """Without this limit, 250 merged messages of 10,000 characters made a prompt of 622,000 tokens."""
+    """The length of a merged turn is limited. Otherwise 250 messages of 10,000 characters make 622,000 tokens."""
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250

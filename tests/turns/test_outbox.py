@@ -249,7 +249,7 @@ def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None
 
 
 def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
-    """Showing a receiver's address or answer would let a sender explore the network through `reply_to`."""
+    """The sender does not see an attempt's error. Otherwise `reply_to` could be used to explore the network."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     (delivery_id,) = harness.waker.deliveries
@@ -345,7 +345,7 @@ def test_any_error_text_can_be_stored(harness: Harness, reason: str) -> None:
 
 
 def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
-    """A wake-up for a delivery that was erased is harmless."""
+    """A wake-up for an erased delivery has no effect."""
     assert _deliver(harness, Recipient(), uuid4()) == NotDue()
 
 

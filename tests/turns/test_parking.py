@@ -66,7 +66,7 @@ def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> No
 
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
 def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
-    """A wait costs no attempt, strike or time of the turn, and no wake-up claims the turn before it is due."""
+    """A wait uses no attempt, strike or time of the turn. No wake-up claims the turn before it is due."""
     parking.script(error)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -200,7 +200,7 @@ def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
 
 
 def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
-    """An agent's `on_unavailable` overrides the setting in both directions; an invalid value is a settings error."""
+    """An agent's `on_unavailable` overrides the setting, for both values. An invalid value is a settings error."""
     harness.equip(on_unavailable="park")
     harness.script(OPEN)
     assert harness.ask()["status"] == "parked"

@@ -169,7 +169,7 @@ class RandomTurns:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 def test_a_random_sequence(harness: Harness, seed: int) -> None:
-    """A random sequence of actions keeps the invariants; the seed repeats it."""
+    """The invariants hold after a random sequence of actions. The same seed repeats the sequence."""
     random_turns = RandomTurns(harness, seed)
     for _ in range(STEPS):
         random_turns.step()

@@ -349,7 +349,7 @@ def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytes
 
 
 def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
-    """The store has the previous turn's snapshot, which is still current, so it is not set aside."""
+    """The store's snapshot is of the previous turn. It is still current, so it is not set aside."""
     session_id = UUID(_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()

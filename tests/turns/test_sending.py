@@ -82,7 +82,7 @@ def rows(engine: Engine) -> int:
 
 
 def test_a_message_commits_with_the_applications_rows(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """The turn is invisible before the commit, accepted without a session after it, and ordinary once routed."""
+    """Before the commit the turn is invisible. After it, the turn is accepted without a session until it is routed."""
     with application.connect() as connection:
         connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
         sent = send(connection, user_id="ana", text="hello")
@@ -201,7 +201,7 @@ def test_a_django_connection(harness: Harness, database: Database, application: 
 def test_a_database_without_perdures_tables(
     databases: Databases, harness: Harness, monkeypatch: pytest.MonkeyPatch, woken: list[str]
 ) -> None:
-    """The error says what to run; the application's transaction stays usable."""
+    """The error names the command to run. The application's transaction stays usable."""
     with databases.empty() as url:
         engine = create_engine(url)
         with engine.connect() as connection:
@@ -248,7 +248,7 @@ def test_a_role_needs_the_right_to_insert_and_no_other(
 
 
 def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]) -> None:
-    """Checks that need no other row are made before the insert."""
+    """Before the insert, `send` makes all checks that read no other row."""
     with application.connect() as connection:
         with pytest.raises(InvalidRequest, match="text"):
             send(connection, user_id="ana", text="")
@@ -265,7 +265,7 @@ def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]
 
 
 def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -> None:
-    """A message sent twice in one transaction and once through another ingress is one turn."""
+    """If a message is sent twice in one transaction and once over another interface, it is one turn."""
     with application.begin() as connection:
         first, again = (send(connection, user_id="ana", text="hello", message_id="m") for _ in range(2))
         other = send(connection, user_id="ana", text="something else", message_id="m")
@@ -475,7 +475,7 @@ def test_a_crash_while_routing(harness: Harness, application: Engine, moment: An
 
 
 def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
-    """`result` returns a settled or a refused turn, and raises after its time-out."""
+    """`result` returns a settled or refused turn. It raises an error after its time-out."""
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
         refused = send(connection, user_id="ana", text="hello", agent="nobody")

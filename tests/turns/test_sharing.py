@@ -69,7 +69,7 @@ def test_the_default_limit(harness: Harness) -> None:
 
 
 def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> None:
-    """The broker's queue is first in, first out, so surplus wake-ups would delay other users."""
+    """A user gets no more wake-ups than turns may run. Surplus wake-ups in the queue would delay other users."""
     sent = _flood(harness, 40)
     assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
     other = harness.send(user_id="bob")
@@ -90,7 +90,7 @@ def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
 
 
 def test_the_next_is_woken_after_the_commit_and_before_the_turn_is_remembered(harness: Harness) -> None:
-    """A wake-up before the commit would find the place taken."""
+    """The next session is woken after the commit. A worker woken earlier would find the place taken."""
     sent = _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
     seen: list[tuple[str, int]] = []
@@ -166,7 +166,7 @@ def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> No
 
 
 def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -> None:
-    """A wake-up that was not published is due in the next round."""
+    """If the broker refuses a session's wake-up, the session keeps its place. The next round wakes it."""
     sent = _flood(harness, MOST + 1)
     harness.waker.away = True
     harness.run(sent[0].session_id)
@@ -256,7 +256,7 @@ def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
 def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, on_busy: str) -> None:
-    """A flood of messages into conversations that wait must not fill the broker's queue either."""
+    """Further messages to a waiting session publish no wake-ups, so that a flood does not fill the broker's queue."""
     _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
     for number in range(20):

@@ -177,7 +177,7 @@ def test_many_calls_at_once(harness: Harness, number: int) -> None:
 
 
 def test_the_same_call_id_twice(harness: Harness) -> None:
-    """Within one reply and across two, each call gets its own result, and the provider accepts the prompt."""
+    """If calls have the same id, in one reply or in two, each gets its own result. A provider accepts the prompt."""
     harness.equip(double)
     harness.script(
         calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
@@ -219,7 +219,7 @@ ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) a
 
 @pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
 def test_a_models_error_fails_the_turn(harness: Harness, kind: type[PerdureError]) -> None:
-    """The turn stores the error's code, its message is the reply, and the session continues."""
+    """The turn stores the error's code. The error's message is the reply. The session continues."""
     harness.script(kind("I am sorry.\x00"))
     turn = harness.ask()
     # UNAVAILABLE means that the database is unavailable; raised by a model, it is the provider's failure.
@@ -351,7 +351,7 @@ def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) ->
 
 
 def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
-    """The call may have taken effect, so the model reads that its outcome is unknown."""
+    """The hanging call may have taken effect, so it is not repeated. The model reads that its outcome is unknown."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -405,7 +405,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
 
 
 def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness) -> None:
-    """A call that ends in time counts even if its time is over before its row is written."""
+    """If a call ends in time, its result is used even if the time limit passes before its row is written."""
     first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"
     moved: list[str] = []
 

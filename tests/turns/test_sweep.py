@@ -54,7 +54,7 @@ def test_it_repeats_a_lost_wake_up(harness: Harness) -> None:
 
 
 def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
-    """Running and settled turns need no other worker."""
+    """A round wakes no session whose turn is running or settled."""
     held = harness.send(user_id="held").session_id
     done = harness.send(user_id="done").session_id
     harness.run(done)
@@ -218,7 +218,7 @@ def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: H
 
 @pytest.mark.long
 def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
-    """Messages that a gateway accepts every four seconds, without publishing wake-ups, do not reset the back-off."""
+    """If a gateway accepts messages and cannot publish wake-ups, the messages do not reset the session's back-off."""
     harness.waker.away = True
     chatty = harness.send(user_id="chatty").session_id
     quiet = harness.send(user_id="quiet").session_id

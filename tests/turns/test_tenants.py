@@ -77,7 +77,7 @@ def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> No
 
 
 def test_nothing_of_another_tenants_user_is_in_a_prompt(harness: Harness) -> None:
-    """A prompt contains the user's own words, but no other tenant's and no stored key."""
+    """A prompt contains the user's own messages. It contains no messages of another tenant and no stored key."""
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
         harness.ask(f"my holiday was in {place}", user_id=user)
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
@@ -134,7 +134,7 @@ def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> N
 
 
 def test_rates_of_tenants_are_separate(harness: Harness) -> None:
-    """One tenant's user cannot use up the rate of another tenant's user of the same name."""
+    """Users with the same id in two tenants have separate rate limits."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     harness.send(user_id=ACMES)
     harness.send(user_id=BOLTS)

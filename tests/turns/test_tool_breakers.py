@@ -126,7 +126,7 @@ def test_overdue_calls_open_the_breaker(bank: Bank) -> None:
 
 
 def test_an_overdue_call_counts_once(bank: Bank) -> None:
-    """An overdue call counts as one failure, however it ends later."""
+    """An overdue call counts as one failure, even if it returns later."""
     release, ended = threading.Event(), threading.Semaphore(0)
 
     def late(_: ToolContext) -> str:

@@ -154,7 +154,7 @@ def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -
 
 
 def test_a_readable_held_ending_is_settled_after_the_last_attempt(harness: Harness) -> None:
-    """A held reply is committed, so it must not be lost when the attempts are used up."""
+    """A held reply is already committed, so it is not lost if the turn's attempts are used up."""
     harness.script(says("unheard"))
     sent = harness.send("hello")
     with harness.crashing("before", "turns.settle"):

@@ -91,7 +91,7 @@ def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment
 
 
 def test_concurrent_calls_share_one_set(harness: Harness) -> None:
-    """Of twenty concurrent increments none is lost."""
+    """Twenty concurrent increments of one variable are all kept."""
     harness.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
     turn = harness.ask()
     assert sorted(map(int, _results(harness))) == list(range(1, 21))
@@ -120,7 +120,7 @@ def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
 
 @pytest.mark.parametrize("by", ["interrupt", "cancel"])
 def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness, by: str) -> None:
-    """The transcript shows the calls as done, so the next turn must find their changes."""
+    """If a turn ends with closed calls, the calls' changes are committed, because the transcript shows them as done."""
     session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     if by == "interrupt":
@@ -172,7 +172,7 @@ def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
 
 
 def test_an_overdue_call_cannot_set_variables(harness: Harness) -> None:
-    """The model has read that the outcome is unknown, so a later change must be refused."""
+    """After a call is overdue, its changes are refused, because the model has read that its outcome is unknown."""
     late, refused = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.2)

@@ -62,7 +62,7 @@ def test_a_cancelled_wait_is_forgotten(harness: Harness, watch: SettlementWatch)
 
 
 def test_closing_ends_all_waits(harness: Harness, watch: SettlementWatch) -> None:
-    """A gateway that shuts down must not leave its requests hanging."""
+    """Closing the watch ends all waits, so that a gateway's shutdown leaves no request hanging."""
     waiting = watch.settled(harness.send().turn_id)
     watch.close()
     with pytest.raises(CancelledError):

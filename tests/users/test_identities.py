@@ -79,7 +79,7 @@ def test_a_code_is_used_once(database: Database) -> None:
 
 
 def test_a_code_expires(database: Database, clock: MovedClock) -> None:
-    """A code is invalid from its expiry on, even before the next clean-up."""
+    """A code is invalid once it has expired, even before retention deletes it."""
     code = mint_code(database, "ana")
     assert abs((code.expires_at - clock.now()).total_seconds() - VALID_S) < 60
     clock.advance(timedelta(seconds=VALID_S))
@@ -179,7 +179,7 @@ def test_odd_codes_are_wrong(database: Database, code: str) -> None:
 
 
 def test_links_are_exported_and_erased(database: Database, runtime: Runtime, eraser: Eraser) -> None:
-    """Export and erasure cover a user's links, codes and attempts, and no other user's."""
+    """Export and erasure include the user's links, codes and attempts. They include no data of another user."""
     for user in ("ana", "bo"):
         redeem(database, "telegram", user, mint_code(database, user).code, None)
         mint_code(database, user)
