@@ -221,7 +221,7 @@ def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -
 
 
 def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> None:
-    """A failed session stores the error. The next batch retries the session. After the last run it is abandoned."""
+    """If a session fails, its error is stored and the next batch retries it. After its last run it is abandoned."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
     archive.harness.script(*[says("I would rather not.")] * 6)
@@ -409,7 +409,7 @@ def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_four_workers_share_a_batch(archive: Archive) -> None:
-    """Four workers consolidate 200 sessions of 40 users. No session is consolidated, and no fact stored, twice."""
+    """Four workers consolidate 200 sessions of 40 users, each session once. No fact is stored twice."""
     archive.limit(batch_size=200)
     for number in range(200):
         archive.ended("I collect old maps.", f"I own a house numbered {number}00.", user_id=f"user {number % 40}")

@@ -355,7 +355,7 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """An erasure or a consolidation starts before any statement of the other. No data stays, and neither fails."""
+    """An erasure starts before each statement of a consolidation, or vice versa. No data stays, and neither fails."""
     harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     harness.redis_memory = redis_memory
     archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))

@@ -191,7 +191,7 @@ def test_concurrent_flushes_write_once(harness: Harness, session: Session, remem
 def test_an_outdated_entry_is_refused(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a paused worker's entry has a lower token than a later turn in PostgreSQL, it is refused."""
+    """If a paused worker's entry has a lower token than a later turn in PostgreSQL, the entry is refused."""
     (known,) = harness.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)

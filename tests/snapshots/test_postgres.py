@@ -98,7 +98,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 def test_a_step_discards_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
-    """The session's queue holds the pending events. Events kept in the snapshot, too, would never be consumed."""
+    """The session's queue holds the pending events. Events kept in the snapshot would never be consumed."""
     saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
     store.save(saved, 0)
     assert store.load(session_id) == Stored(saved, 0)

@@ -355,7 +355,7 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
 
 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
-    """If the worker dies in an approved unsafe call, refusing the reply's other call must not start it again."""
+    """If the worker dies in an approved unsafe call, refusing the other call must not start the unsafe one again."""
     ran: list[int] = []
 
     @tool(requires_approval=True)

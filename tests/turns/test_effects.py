@@ -84,7 +84,7 @@ def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str,
 
 
 def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Harness, bench: Bench) -> None:
-    """The first runner may only be paused. No other runner repeats the call before the tool's time limit has passed."""
+    """The first runner may still be alive. No other runner repeats the call before the tool's time limit has passed."""
     harness.set(lease_s=5, heartbeat_s=1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -296,7 +296,7 @@ def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) 
 
 
 def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, bench: Bench) -> None:
-    """If the lease has expired and no other runner has claimed the session, it is renewed and the tool starts."""
+    """If no other runner has claimed the session, an expired lease is renewed and the tool starts."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()

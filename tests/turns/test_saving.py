@@ -298,7 +298,7 @@ def test_a_held_turn_cannot_be_cancelled(harness: Harness, spy: Spy) -> None:
 
 
 def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
-    """An interrupting message discards a held reply, because it is not visible yet. It need not wait for the store."""
+    """An interrupting message does not wait for the store. It discards the held reply, which is not visible yet."""
     spy.fail("saved")
     sent = harness.send("one")
     harness.run(sent.session_id)
