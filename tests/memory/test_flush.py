@@ -1,4 +1,4 @@
-"""A flush writes each turn that only Redis has once, under a current token, and only if its transcript is valid."""
+"""A flush writes each turn that PostgreSQL lacks, exactly once, under a current token and as a valid transcript."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
-    """The lease then ends far in the future. The worker still renews it, and no other worker can claim the slot."""
+    """A clock set back moves the lease's end far ahead. The worker still renews it, and no other can claim the slot."""
     claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)

@@ -398,7 +398,7 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
 
 
 def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: Harness) -> None:
-    """The idle time counts from that message, even if the task for idle sessions has not run."""
+    """The idle time counts from the message after the change, even if the task for idle sessions has not run."""
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)

@@ -83,7 +83,7 @@ def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_flusher_that_hangs_is_abandoned() -> None:
-    """An unresponsive server must not block the shutdown. After it, the flush of no further session begins."""
+    """An unresponsive server must not block the shutdown. No further session is flushed after it."""
     opened, ended = threading.Event(), threading.Event()
     flusher = Recorder()
 
