@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -165,7 +166,8 @@ def test_a_kill_that_did_not_happen_is_withdrawn(redis_url: str, monkeypatch: py
 
     left = [(kill.worker, kill.silent_s) for kill in kills.lately()]
     assert sorted(left) == [("worker-1@a", 60.5), ("worker-2@a", 60.1)]
-    (entry,) = [each for each in kills._client.zrange("perdure:killed-workers", 0, -1) if b"60.5" in each]
+    entries = kills._client.zrange("perdure:killed-workers", 0, -1)
+    (entry,) = [each for each in entries if json.loads(each)["silent_s"] == 60.5]
     kills._client.zadd("perdure:killed-workers", {entry: kills._now() - 31})
     assert kill_report.main([*reports[0], WITHDRAW]) == 0
     assert len(kills.lately()) == 2, "an earlier worker was killed"

@@ -92,7 +92,7 @@ class Archive:
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
 
     def ended(self, *lines: str | tuple[str, str], user_id: str = "ana", turns: int = 5, channel: str = "cli") -> UUID:
-        """Add an ended session with these lines, by the user or as `(role, content)`."""
+        """Add an ended session with these lines. A plain string is a line of the user, a tuple is `(role, content)`."""
         said = [("user", line) if isinstance(line, str) else line for line in lines]
         session_id = new_id(self.harness.clock)
         self.harness.sql(
@@ -115,7 +115,7 @@ class Archive:
         )
 
     def limit(self, **changed: Any) -> None:
-        """Change settings of the group `consolidation`."""
+        """Override settings of the group `consolidation`."""
         self.limits = ConsolidationSettings(**(self.limits.model_dump() | changed))
 
     def known(self, user_id: str = "ana") -> Sequence[Any]:
@@ -164,7 +164,7 @@ def memory(content: str, importance: float = 0.5, kind: str = "fact", **more: An
 
 
 def echo(request: ModelRequest, call: ModelCall) -> ModelReply:
-    """A reply with one fact for each of the user's lines."""
+    """A reply that contains one fact for each of the user's lines."""
     lines = [line.split("user: ", 1)[1] for line in request.messages[1].content.splitlines() if "user: " in line]
     return answer(*lines)
 

@@ -60,7 +60,7 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def remembered(clock: MovedClock) -> Remembered:
-    """A function that makes remembered turns, by default with a question and its answer."""
+    """A function that makes remembered turns. By default a turn has a question and its answer."""
     numbers = itertools.count(1)
 
     def make(token: int = 1, *, turn_id: UUID | None = None, text: str | None = None, **other: Any) -> RememberedTurn:

@@ -18,7 +18,7 @@ BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
 
 
 def line(number: int, content: str, **other: Any) -> str:
-    """A line of a file: one message a minute, user and assistant alternating."""
+    """A line of an import file. Messages are one minute apart; user and assistant alternate."""
     given = {
         "user_id": "ana",
         "session": "first",

@@ -60,7 +60,7 @@ def _sample(number: int, sessions: int, lines: int, chance: random.Random) -> di
 
 
 def _questions(facts: list[tuple[str, str, str]], chance: random.Random) -> list[dict[str, Any]]:
-    """Questions with each form of evidence in the file: one line, several in a list or one entry, and invalid ones."""
+    """Questions with evidence in each form: one line, several lines as a list or in one entry, and invalid evidence."""
     questions: list[dict[str, Any]] = []
     for speaker, what, dia_id in facts:
         questions.append({"question": f"When was it that {speaker} {what}?", "evidence": [dia_id], "category": 4})

@@ -52,7 +52,7 @@ class _Hanging(HashEmbedder):
 
 
 def test_a_shutdown_does_not_wait_for_the_embedder(harness: Harness) -> None:
-    """A worker's shutdown aborts the embedder's call; another worker embeds the texts."""
+    """A worker's shutdown aborts its call to the embedder. Another worker then embeds the texts."""
     harness.run(harness.send("I have a cat").session_id)
     hanging = _Hanging()
     embedding = Embedding(replace(harness.runtime, embedder=hanging))

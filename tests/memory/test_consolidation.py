@@ -93,7 +93,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
 
 
 def test_a_repeated_statement_reinforces_its_memory(archive: Archive) -> None:
-    """A repeated statement raises the importance, counts one access and adds its channel and sources."""
+    """A repeated statement raises the memory's importance, counts as one access, and adds its channel and sources."""
     archive.embedder = Grouped([LYON, HOME])
     first = archive.ended(LYON)
     second = archive.ended("Hm.", HOME, channel="telegram")
@@ -117,7 +117,7 @@ def test_importance_never_exceeds_one(archive: Archive) -> None:
 
 
 def test_a_contradiction_supersedes_the_earlier_memory(archive: Archive) -> None:
-    """A contradicted memory stays as history with its validity interval."""
+    """A contradicted memory stays stored as history, with its validity interval."""
     archive.embedder = Grouped([LYON, PARIS])
     archive.ended(LYON)
     archive.ended(PARIS)
@@ -140,7 +140,7 @@ def test_the_later_statement_wins_in_any_order(archive: Archive) -> None:
 
 
 def test_a_statement_repeated_after_a_contradiction_is_a_new_memory(archive: Archive) -> None:
-    """A superseded memory is not reinforced: a repeated statement gets an interval of its own."""
+    """A superseded memory is not reinforced. Repeating its statement adds a new memory with its own interval."""
     archive.embedder = Grouped([LYON, PARIS])
     for line in (LYON, PARIS, LYON):
         archive.ended(line)
@@ -177,7 +177,7 @@ def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -
 
 
 def test_memories_are_one_users_own(archive: Archive) -> None:
-    """The same statement of two users becomes one memory for each."""
+    """The same statement by two users becomes one memory per user."""
     archive.ended(LYON, user_id="ana")
     archive.ended(LYON, user_id="bo")
     assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
@@ -185,7 +185,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
 
 
 def test_entities_and_relations_are_stored(archive: Archive) -> None:
-    """All spellings of an entity are one entity. Relations and mentions are stored with it."""
+    """Different spellings of an entity are stored as one entity, together with its relations and mentions."""
     said = memory(
         "My sister Nora lives in Lyon.",
         entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
@@ -211,7 +211,7 @@ def test_entities_and_relations_are_stored(archive: Archive) -> None:
 
 
 def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -> None:
-    """After an invalid reply the model is called again, with its reply and the error."""
+    """After an invalid reply the model is called again. The new prompt has that reply and the error."""
     session_id = archive.ended(LYON)
     archive.harness.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -221,7 +221,7 @@ def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -
 
 
 def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> None:
-    """A failed session keeps its error, is retried by the next batch, and is abandoned after its last run."""
+    """If a session fails, its error is stored and the next batch retries it. After its last run it is abandoned."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
     archive.harness.script(*[says("I would rather not.")] * 6)
@@ -240,7 +240,7 @@ def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> 
 
 
 def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> None:
-    """An abandoned session is listed and can be retried with all its runs, alone or with all others."""
+    """An abandoned session is listed. An operator can grant it all its runs again, alone or with all others."""
     archive.limit(max_runs=1)
     database, limits = archive.harness.database, archive.limits
     first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
@@ -268,7 +268,7 @@ def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> 
 
 
 def test_the_sweeper_abandons_a_session_whose_last_run_died(archive: Archive) -> None:
-    """If the last run dies, the sweeper abandons the session and no longer wakes it."""
+    """If a worker dies in the last run, the sweeper abandons the session and no longer wakes it."""
     archive.limit(max_runs=1)
     database = archive.harness.database
     session_id = archive.ended(LYON)
@@ -307,7 +307,7 @@ def test_an_unavailable_embedder_postpones_the_session(archive: Archive) -> None
 
 
 def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
-    """A shutdown returns the session at once and uses up no run, so that another worker continues."""
+    """A shutdown releases the session at once and uses up no run. Another worker can then consolidate it."""
     session_id = archive.ended(LYON)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -325,7 +325,7 @@ def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
 
 @pytest.mark.long
 def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
-    """A crash before or after any commit, followed by another run, gives the memories of an undisturbed run."""
+    """After a crash before or after any commit, another run leads to the same memories as a run without a crash."""
     boundaries: list[tuple[Moment, str]] = []
     story(archive)
     with archive.harness.hooked(lambda moment, name: boundaries.append((moment, name))):
@@ -394,7 +394,7 @@ def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
 
 
 def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
-    """A session that one worker consolidates is not due for another."""
+    """A session that a worker is consolidating is not due for other workers."""
     session_id = archive.ended(LYON)
     met: list[object] = []
 
@@ -409,7 +409,7 @@ def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_four_workers_share_a_batch(archive: Archive) -> None:
-    """Four workers consolidate 200 sessions of 40 users: each session once, and no fact twice."""
+    """Four workers consolidate 200 sessions of 40 users, each session once. No fact is stored twice."""
     archive.limit(batch_size=200)
     for number in range(200):
         archive.ended("I collect old maps.", f"I own a house numbered {number}00.", user_id=f"user {number % 40}")
@@ -426,7 +426,7 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
 
 
 def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> None:
-    """Two workers that extract the same fact before either stores it store one memory."""
+    """If two workers extract the same fact before either has stored it, one memory is stored."""
     first, second = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []
     worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
@@ -436,7 +436,7 @@ def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> No
 
 
 def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
-    """A tool's result, the assistant's text from it and a quotation give no memory."""
+    """Tool results, assistant messages that repeat them, and quotations do not become memories."""
     session_id = archive.ended(
         "What do you know of me?",
         ("assistant", ""),
@@ -452,7 +452,7 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """The sweeper issues a lost wake-up again, after a pause that doubles each time."""
+    """The sweeper publishes a lost wake-up again. Each further pause is twice as long."""
     session_id = archive.ended(LYON)
 
     def woken() -> list[object]:

@@ -23,7 +23,7 @@ pieces = st.lists(texts, max_size=12)
 @given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
 @example(["x" * 100], 10, MEMORY, False)
 def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
-    """A section stays within its budget of tokens, for any text in any language, hostile ones included."""
+    """A section stays within its token budget for any text in any language, including hostile text."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
     assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]
@@ -33,7 +33,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
 def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> None:
-    """The first pieces that fit are kept; if none fits, the beginning of the first piece."""
+    """The first pieces that fit are kept. If none fits, the beginning of the first piece is kept."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
     made = render(Section(MEMORY, "Known", numbered, budget))
     lines = made.splitlines()[2:-1]
@@ -47,7 +47,7 @@ def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> 
 
 
 def test_the_newest_may_be_last() -> None:
-    """`backwards` renders the newest piece last, as in a conversation; the oldest are still dropped first."""
+    """`backwards` renders the newest piece last, as in a conversation. The oldest pieces are still dropped first."""
     section = Section(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
     assert render(section).splitlines()[2:-1] == ["older", "newest"]
 
@@ -62,7 +62,7 @@ def test_a_cut_text_is_marked(text: str, budget: int) -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30), budgets)
 def test_the_newest_turn_is_never_cut(costs: list[int], budget: int) -> None:
-    """Whole turns are kept from the newest back, and only the newest may exceed the budget."""
+    """Only whole turns are kept, starting with the newest. Only the newest turn may exceed the budget."""
     kept = latest(list(enumerate(costs)), lambda turn: turn[1], budget)
     assert kept == list(enumerate(costs))[-len(kept) :]
     spent = sum(cost for _, cost in kept)

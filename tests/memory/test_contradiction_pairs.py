@@ -20,13 +20,13 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
 def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
-    """No contradiction is missed, in either order, because it would reinforce a wrong memory."""
+    """Every contradiction is found, in either order. A missed contradiction would reinforce a wrong memory."""
     assert difference(earlier, later) is not None, kind
     assert difference(later, earlier) is not None, kind
 
 
 def test_most_paraphrases_pass() -> None:
-    """Most paraphrases pass. A paraphrase that is mistaken for a difference costs only a row."""
+    """Most paraphrases are accepted. A paraphrase that is mistaken for a contradiction costs only a row."""
     passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
     assert len(passed) >= AT_LEAST * len(PARAPHRASES)
     assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

@@ -38,7 +38,7 @@ FORM = """
 
 
 def form(harness: Harness, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
-    """Store a new memory with this number of `channels`, `accesses` and `connections`."""
+    """Store a new memory with the given numbers of `channels`, `accesses` and `connections`."""
     memory_id = new_id(harness.clock)
     harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
     harness.sql(
@@ -151,7 +151,7 @@ def test_unchanged_memories_are_not_written(harness: Harness) -> None:
 
 
 def test_faded_memories_are_archived(harness: Harness) -> None:
-    """A memory is archived only if its value is below 0.03 and it is over thirty days old and unread."""
+    """A memory is archived only if its value is below 0.03, it is over thirty days old and it is unread."""
     faded = form(harness, "conversation", 0.05)
     form(harness, "conversation", 0.2)
     harness.move(20 * DAY_S)
@@ -169,7 +169,7 @@ def test_faded_memories_are_archived(harness: Harness) -> None:
 
 
 def test_a_run_commits_page_by_page(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page is a commit of its own, and no memory is left out."""
+    """A run commits each page separately, and leaves out no memory."""
     monkeypatch.setattr("perdure.memory.decay._BATCH", 2)
     for _ in range(5):
         form(harness)

@@ -69,7 +69,7 @@ def _vectors(connection: Connection, dimensions: int) -> Any:
 
 
 def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """The commit of a message adds it to `unembedded`; `embed_missing` embeds it once."""
+    """The commit of a message adds a row to `unembedded`. `embed_missing` embeds the message once."""
     import_conversation(database, clock, _TALK)
     assert _count(connection, "unembedded") == 3
     embedder = Fickle()
@@ -82,7 +82,7 @@ def test_messages_get_their_vectors_later(database: Database, clock: MovedClock,
 def test_texts_of_an_unavailable_embedder_are_postponed(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """The failure is returned, and the texts are retried after a pause."""
+    """`embed_missing` returns the embedder's error and retries the texts after a pause."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("The embedder's server cannot be reached.", transient=True)
@@ -96,7 +96,7 @@ def test_texts_of_an_unavailable_embedder_are_postponed(
 
 
 def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database, clock: MovedClock) -> None:
-    """A pause that was set while the server's clock was ahead is ignored once the clock is corrected."""
+    """If a pause was set while the server's clock was ahead, it is ignored once the clock is corrected."""
     clock.advance(timedelta(days=1))
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
@@ -111,7 +111,7 @@ def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database
 def test_a_refused_text_does_not_block_others(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """A refused text is marked and not sent again. A wrong key marks no text."""
+    """A refused text is marked and not sent again. If the embedder's API key is wrong, no text is marked."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("Wrong key.", transient=False)
@@ -130,7 +130,7 @@ def test_a_refused_text_does_not_block_others(
 def test_texts_of_a_dead_process_are_embedded_by_another(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Texts that a dead process had claimed are embedded by another process once the lease has expired."""
+    """If a process dies with claimed texts, another process embeds them once the lease has expired."""
     import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
@@ -154,7 +154,7 @@ def test_two_processes_share_the_work(database: Database, clock: MovedClock, con
 
 
 def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """With a new embedder all texts get a second vector; until then recall searches by words. Old vectors stay."""
+    """With a new embedder every text gets a second vector. Before that, recall searches by words. Old vectors stay."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
@@ -169,7 +169,7 @@ def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedC
 
 
 def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """The daily walk embeds rows without a vector again."""
+    """A message whose vector was lost gets a new one in the daily walk."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     for _ in range(6):
@@ -198,7 +198,7 @@ def test_a_text_erased_during_embedding_gets_no_vector(
 
 
 def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """An index is built per embedder and size once there are enough vectors. An existing one is not built again."""
+    """Once there are enough vectors of an embedder and size, an index is built. It is not built a second time."""
     done = import_conversation(database, clock, [f"Line {number}." for number in range(20)])
     embedder = Fickle()
     assert embed_sessions(database, embedder, done.sessions).embedded == 20

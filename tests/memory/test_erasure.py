@@ -97,7 +97,7 @@ _KNOWN = """
 
 
 def _stream(session_id: UUID, turn_id: UUID, word: str, client: Any) -> None:
-    """Write a turn's event stream with the word, as a worker does."""
+    """Write a turn's event stream that contains the word, as a worker does."""
     client.sadd(streams_key(REDIS_PREFIX, session_id), str(turn_id))
     client.xadd(stream_key(REDIS_PREFIX, turn_id), {"kind": "delta", "data": f"I know of {word}"})
 
@@ -122,7 +122,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
-    """Make two sessions of the user with that word, one of them ended, and rows in every table."""
+    """Make a user whose id contains the word: two sessions, one of them ended, and rows in every table."""
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -190,7 +190,7 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
 
 @pytest.fixture
 def lived(harness: Harness, redis_memory: RedisMemory, redis_url: str) -> Harness:
-    """Two users with the same kinds of rows, and snapshots in Redis."""
+    """Two users with the same kinds of rows and with snapshots in Redis."""
     harness.redis_memory = redis_memory
     harness.snapshots = RedisSnapshots(redis_url)
     for word in (MARKER, OTHER):
@@ -203,7 +203,7 @@ def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """This test fails for a new table until it is listed as one with or without users' data."""
+    """A new table fails this test until it is listed as a table with or without users' data."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
@@ -290,7 +290,7 @@ def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, red
 def test_writes_of_a_paused_process_are_erased_later(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """The second pass deletes what a paused process wrote to Redis; later events stay."""
+    """The second pass deletes data that a paused process wrote to Redis after the erasure. Later events stay."""
     user = f"user {MARKER}"
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
     remembered = [redis_memory.working.read(row.session_id) for row in rows]
@@ -309,7 +309,7 @@ def test_writes_of_a_paused_process_are_erased_later(
 
 
 def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness, redis_memory: RedisMemory) -> None:
-    """A second pass that was scheduled while the clock was ahead is due once the clock is corrected."""
+    """If a second pass was scheduled while the clock was ahead, it is due once the clock is corrected."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)
@@ -319,7 +319,7 @@ def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness
 def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """Without Redis the erasure deletes the rows, reports that it is incomplete, and completes later."""
+    """Without Redis the erasure deletes the rows and is reported as incomplete. A sweep with Redis completes it."""
     assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, unreachable).finish_due() == 0
@@ -332,7 +332,7 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
 def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """A turn whose model call begins before the erasure and ends after it writes nothing."""
+    """If a turn's model call begins before the erasure and ends after it, the turn writes nothing."""
     harness.redis_memory = redis_memory
     sent = harness.send(f"I am {MARKER}", user_id=MARKER)
 
@@ -355,7 +355,7 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """The other operation starts before each statement of the first: no data stays, and neither operation fails."""
+    """An erasure starts before each statement of a consolidation, or vice versa. No data stays, and neither fails."""
     harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     harness.redis_memory = redis_memory
     archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))
@@ -382,7 +382,7 @@ def test_erased_while_consolidated_at_every_statement(
 
 
 class _Intruder:
-    """Runs work in a thread, started before one of the caller's statements."""
+    """Runs work in a thread that it starts before one of the caller's statements."""
 
     def __init__(self, database: Database, work: Callable[[], object]) -> None:
         self._database = database

@@ -37,12 +37,12 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def calling() -> Iterator[ModelCall]:
-    """A call with time left."""
+    """A model call whose deadline has not passed."""
     yield ModelCall(MovedClock(), 60)
 
 
 def messages_of(*lines: str | tuple[Role, str], author: str | None = None) -> list[ConversationMessage]:
-    """A conversation, of the user's lines or `(role, content)`."""
+    """A conversation. A plain string is a line of the user, a tuple is `(role, content)`."""
     pairs = [(Role.USER, line) if isinstance(line, str) else line for line in lines]
     return [
         ConversationMessage(number, role, content, NOON + timedelta(minutes=number), "cli", author)
@@ -51,7 +51,7 @@ def messages_of(*lines: str | tuple[Role, str], author: str | None = None) -> li
 
 
 def found(reply: Line, *lines: str | tuple[Role, str]) -> list[Candidate]:
-    """The candidates for this reply of the model."""
+    """The candidates extracted from this reply of the model."""
     return extract(Scripted(reply), calling, messages_of(*lines))
 
 
@@ -85,7 +85,7 @@ def test_a_valid_reply_is_kept() -> None:
     ],
 )
 def test_a_wrapped_array_is_read(reply: str) -> None:
-    """The array is found in the wrappings that models use."""
+    """The array is found inside the text or object that a model wraps around it."""
     assert [candidate.content for candidate in parse(reply)[0]] == ["a"]
 
 
@@ -113,7 +113,7 @@ def test_a_wrapped_array_is_read(reply: str) -> None:
     ],
 )
 def test_an_invalid_reply_is_refused_with_the_reason(reply: str, fault: str) -> None:
-    """The model is called again with the reason; after `ATTEMPTS` invalid replies the extraction fails."""
+    """The model is called again with the reason. After `ATTEMPTS` invalid replies the extraction fails."""
     with pytest.raises(ValueError, match=fault):
         parse(reply)
     model = Scripted(*[says(reply)] * ATTEMPTS)
@@ -137,7 +137,7 @@ def test_an_invalid_reply_is_refused_with_the_reason(reply: str, fault: str) -> 
 def test_invalid_ratings_are_requested_again_and_then_replaced(
     item: dict[str, object], kept: tuple[str, float]
 ) -> None:
-    """An invalid kind or rating is requested again, then replaced by a valid one, so that no memory is lost."""
+    """An invalid kind or rating is requested again. If it stays invalid, it is replaced, so that no memory is lost."""
     model = Scripted(*[answer(item)] * ATTEMPTS)
     [candidate] = extract(model, calling, messages_of("a"))
     assert (candidate.kind, candidate.importance) == kept
@@ -192,7 +192,7 @@ def test_any_json_gives_candidates_or_a_refusal(value: object) -> None:
 
 
 def test_a_memory_has_its_source_messages() -> None:
-    """A memory's sources are the existing lines that the model names, or else those that share most words with it."""
+    """A memory's sources are the lines that the model names. If none exists, lines with words in common are used."""
     lines = ("I live in Lyon.", "My dog is called Rex.", (Role.ASSISTANT, "Rex is a good name."))
     assert found(answer(memory("The user's dog is called Rex.", sources=[2, 99])), *lines)[0].sources == (2,)
     assert found(answer(memory("The user's dog is called Rex.", sources=[99])), *lines)[0].sources == (2,)
@@ -255,7 +255,7 @@ def test_any_language_keeps_its_words(line: str) -> None:
 
 @pytest.mark.long
 def test_ten_thousand_turns_take_a_bounded_number_of_calls() -> None:
-    """Every message is read, at least its beginning, and no call is too long."""
+    """At least the beginning of every message is read, and no call is too long."""
     conversation = messages_of(*[f"Line {number} " + "word " * 50 for number in range(20_000)])
     room = message_chars(len(conversation))
     parts = list(
@@ -269,7 +269,7 @@ def test_ten_thousand_turns_take_a_bounded_number_of_calls() -> None:
 
 
 def test_only_the_beginning_of_a_long_message_is_read() -> None:
-    """A message is read only up to its share of the characters."""
+    """A long message is read only up to its share of the prompt's characters."""
     assert message_chars(3) == MESSAGE_CHARS
     assert message_chars(10**9) == 1
     [part] = chunks(messages_of("x" * MESSAGE_CHARS, "I live in Lyon."))
@@ -278,7 +278,7 @@ def test_only_the_beginning_of_a_long_message_is_read() -> None:
 
 @pytest.mark.long
 def test_many_lines_cost_no_more_than_words() -> None:
-    """Each line gets a label, so the lines of a text with very many lines are joined."""
+    """Each line gets a label. The lines of a text with very many lines are joined, so that labels stay few."""
     conversation = messages_of(*["\n".join("x" for _ in range(message_chars(20_000) // 2))] * 20_000)
     assert len(list(chunks(conversation))) <= 2 * MAX_CHUNKS
     [[short]] = chunks(messages_of("I live in Lyon.\n\n  I like tea.\r\nBye."))
@@ -293,7 +293,7 @@ def test_quotations_are_not_read() -> None:
 
 
 def test_a_statement_repeated_in_a_session_is_one_memory() -> None:
-    """Statements that repeat within a session are one memory, with the higher importance and all sources."""
+    """A statement repeated within a session becomes one memory, with the highest importance and all sources."""
     twice = [
         Candidate("I live in Lyon.", MemoryKind.FACT, 0.4, (1,)),
         Candidate("i live in  LYON", MemoryKind.PREFERENCE, 0.9, (7,)),

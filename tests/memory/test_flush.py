@@ -1,4 +1,4 @@
-"""Flush writes each turn that PostgreSQL lacks once, under a current token, as a valid transcript."""
+"""A flush writes each turn that PostgreSQL lacks, exactly once, under a current token and as a valid transcript."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def session(harness: Harness, redis_memory: RedisMemory) -> Session:
 
 
 def test_missing_turns_are_written_once(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Two turns are appended as settled turns; a second flush has nothing to write."""
+    """The first flush appends two turns as settled turns. A second flush has nothing to write."""
     first, second = remembered(session.token), remembered(session.token, channel="web")
     session.keep(first, second)
     assert session.flush() == Flushed(2)
@@ -161,7 +161,7 @@ def test_a_claim_during_the_flush_stops_it(harness: Harness, session: Session, r
 
 
 def test_an_unsettled_turn_blocks_the_flush(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Nothing enters the transcript while a turn is open; missing turns stay in Redis and are written after it."""
+    """While a turn is unsettled, a flush writes nothing. Missing turns stay in Redis and are written afterwards."""
     session.keep(remembered(session.token))
     sent = False
 
@@ -180,7 +180,7 @@ def test_an_unsettled_turn_blocks_the_flush(harness: Harness, session: Session, 
 
 
 def test_concurrent_flushes_write_once(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Of concurrent flushes, as by a worker's shutdown and the sweeper, only one writes the turns."""
+    """Of concurrent flushes, for example by a worker's shutdown and by the sweeper, only one writes the turns."""
     session.keep(remembered(session.token), remembered(session.token))
     fence = session.fence
     found = side_by_side(*[lambda: session.flush(fence)] * 4)
@@ -191,7 +191,7 @@ def test_concurrent_flushes_write_once(harness: Harness, session: Session, remem
 def test_an_outdated_entry_is_refused(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An entry of a paused worker, with a lower token than a later turn in PostgreSQL, is refused."""
+    """If a paused worker's entry has a lower token than a later turn in PostgreSQL, the entry is refused."""
     (known,) = harness.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)
@@ -203,7 +203,7 @@ def test_an_outdated_entry_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """If the sender repeated a message after the failover, the earlier answer is refused."""
+    """If the sender repeated a message after the failover, the flush refuses the earlier answer to it."""
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
     session.keep(remembered(session.token))
@@ -214,7 +214,7 @@ def test_a_message_that_was_sent_again_is_not_answered_twice(
 def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """A message whose turn was flushed is a duplicate when it is sent again."""
+    """If a message is sent again after its turn was flushed, it is a duplicate."""
     turn = remembered(session.token)
     session.keep(turn)
     session.flush()
@@ -223,7 +223,7 @@ def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
 
 
 def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Nothing is written to an ended session, which is summarised and waits for consolidation."""
+    """Nothing is written to an ended session: it is already summarised and waits for consolidation."""
     session.keep(remembered(session.token))
     harness.sql(
         "UPDATE sessions SET state = 'ended', ended_at = now(), routable = false WHERE session_id = %(id)s",
@@ -236,7 +236,7 @@ def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Sessi
 def test_malformed_entries_do_not_stop_valid_ones(
     harness: Harness, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A malformed entry and one that a provider would refuse do not stop a valid one."""
+    """A malformed entry, or an entry that a provider would refuse, does not prevent the flush of a valid entry."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
     session.keep(
         remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[TOOL_CALL]))),
@@ -317,7 +317,7 @@ def test_turns_that_a_provider_would_refuse_are_not_written(messages: list[Remem
     ],
 )
 def test_turns_that_a_provider_accepts_are_written(messages: list[RememberedMessage], *, replied: bool) -> None:
-    """A transcript that a provider accepts is valid for a flush; a cancelled turn has no reply."""
+    """The check accepts transcripts that a provider accepts, including those of cancelled turns without a reply."""
     assert transcript_fault(messages, replied=replied) is None
 
 
@@ -332,7 +332,7 @@ def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory
 def test_a_shutdown_flush_returns_the_number_of_turns(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A shutdown's flush returns the number of turns, or `None` under a stale token or with an unsettled turn."""
+    """A shutdown's flush returns the number of turns, or `None` if the token is stale or a turn is unsettled."""
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
     harness.send("parked")

@@ -41,7 +41,7 @@ def hot(harness: Harness, user_id: str = "ana") -> list[UUID]:
 
 
 def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
-    """A user's hot memories are ordered by recent recalls, and refreshing again changes nothing."""
+    """A user's hot memories are ordered by recent recalls. A second refresh changes nothing."""
     seldom, often = recalled(harness, 1), recalled(harness, 3)
     recalled(harness, 0)
     other = recalled(harness, 2, "bo")
@@ -51,7 +51,7 @@ def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
 
 
 def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> None:
-    """After the last counted day a memory is no longer hot, and its accesses are deleted."""
+    """A memory is no longer hot once its recalls are older than the counted days. Its accesses are deleted."""
     recalled(harness, 2)
     refresh_hot(harness.database)
     harness.move((PATTERN_DAYS - 1) * DAY_S)
@@ -71,7 +71,7 @@ def test_an_invalid_memory_is_not_hot(harness: Harness, change: str) -> None:
 
 
 def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
-    """The number of hot memories is limited; others are found by search."""
+    """The number of hot memories is limited. Search finds the remaining memories."""
     harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
     harness.sql(
         "INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at, "

@@ -56,7 +56,7 @@ def test_a_session_arrives_ended_and_searchable(database: Database, clock: Moved
 
 
 def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) -> None:
-    """Importing the same file again adds nothing; a longer file adds its new lines."""
+    """Importing the same file again adds nothing. Importing a longer version of the file adds the new lines."""
     import_conversation(database, clock, _TALK)
     before = _rows(database, "SELECT * FROM messages ORDER BY seq")
     assert _counts(import_conversation(database, clock, _TALK)) == (0, 4, 0)
@@ -75,7 +75,7 @@ def test_two_imports_at_once_import_once(database: Database, clock: MovedClock) 
 
 
 def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
-    """A bad line is reported by number and reason, and valid lines around it are imported."""
+    """A bad line is reported with its number and a reason. The valid lines around it are imported."""
     lines = [
         line(1, "good"),
         "no json",
@@ -106,7 +106,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
 
 
 def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock: MovedClock) -> None:
-    """Times next to the years 1 and 9999 are refused: Python cannot represent them in every time zone."""
+    """Times at the beginning of year 1 or the end of year 9999 are refused: some time zones cannot represent them."""
     ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
     result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
     assert {each.reason for each in result.bad} == {"occurred_at is too close to the year 1 or 9999"}
@@ -122,7 +122,7 @@ def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock
 
 
 def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) -> None:
-    """Any text of any size and language can be stored, and its beginning is found."""
+    """A text of any size and language can be stored, and is found by the words at its beginning."""
     said = ["Ключ лежит под ковром.", "鍵はマットの下です。", "열쇠는 매트 아래에 있어요.", "La clé est sous le tapis."]
     said.append("The key is hidden. " + "lorem ipsum 밥을 먹다 " * 60_000)
     import_conversation(database, clock, said, HashEmbedder(64))
@@ -132,9 +132,9 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
 
 
 def test_an_export_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
-    """An export is known to its own database, and new for another user.
+    """Importing an export again adds nothing. Importing it for another user adds every line.
 
-    An import adds nothing to a session of turns.
+    A line is refused if its session is one of turns, not an imported one.
     """
     harness.script(says("I will look after them."))
     turn = harness.ask("Mind my bees.")
@@ -153,7 +153,7 @@ def test_an_export_can_be_imported(database: Database, clock: MovedClock, harnes
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
     database: Database, clock: MovedClock, harness: Harness
 ) -> None:
-    """A turn's messages, without tool results, are searchable after their commit. A fork does not repeat them."""
+    """A turn's messages, without tool results, are searchable after their commit. A fork's copies are not found."""
     harness.script(says("Your hives are safe."))
     turn = harness.ask("Mind my bees, please.", message_id="mine")
     fork(database, clock, UUID(str(turn["session_id"])))

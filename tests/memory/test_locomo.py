@@ -13,7 +13,7 @@ from tests.memory.locomo import locomo
 
 
 def test_irregular_evidence_is_read(database: Database) -> None:
-    """Evidence counts in each of its spellings; questions whose evidence names no line are left out."""
+    """Evidence is read in each of its spellings. Questions whose evidence names no line are left out."""
     samples = locomo(samples=2, sessions=3, lines=10)
     section = recall.evaluate(database.url, samples, "hash:64", [1, 5, 20], "made.json")
     numbers = {row[0]: int(row[1]) for row in section.rows}

@@ -98,7 +98,7 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 
 
 def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The line that answers a question ranks first, under its own id, and a neighbouring line is also found."""
+    """The line that answers a question ranks first, with its own message id. A neighbouring line is also found."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
@@ -117,7 +117,7 @@ def test_inflected_words_are_the_same_words(database: Database, clock: MovedCloc
 
 
 def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> None:
-    """An answer that shares no word with the question is found by the score of its neighbour."""
+    """An answer that shares no word with the question is found through the score of its neighbour."""
     talk = [f"Nothing of note, part {number}." for number in range(6)]
     talk[2:4] = ["Which instrument did you learn as a child?", "The oboe."]
     import_conversation(database, clock, talk)
@@ -153,7 +153,7 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
 
 
 def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Word rarity also counts messages in the prompt, so a rare word outweighs two that are common there."""
+    """Word rarity also counts messages in the prompt, so a rare word outweighs two words that are common there."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
     import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
@@ -175,7 +175,7 @@ def test_other_users_are_not_found(database: Database, clock: MovedClock, recall
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Both layers are searched together or separately, and a memory names its source messages by the senders' ids."""
+    """Both layers are searched together or separately. A memory refers to its source messages by their message ids."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
@@ -194,7 +194,7 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
 
 
 def test_superseded_memories_rank_after_valid_ones(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A superseded memory is found with its `valid_to`; an archived one is not found."""
+    """A superseded memory is found and has a `valid_to`. An archived memory is not found."""
     now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
     _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
     _know(database, "ana", "The user lives in Portland.", archived_at=BEGIN)
@@ -206,7 +206,7 @@ def test_superseded_memories_rank_after_valid_ones(database: Database, clock: Mo
 
 
 def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Among equal lines, the one from the named time ranks first; a time alone finds its lines."""
+    """Among equal lines, the line from the named time ranks first. A question with only a time finds its lines."""
     moved = MovedClock()
     moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
     recall = replace(recall, clock=moved)
@@ -265,7 +265,7 @@ def test_any_query_is_accepted(query: str, database: Database, clock: MovedClock
 
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A search returns at most `k` results of both layers together; an invalid `k` is refused."""
+    """A search returns at most `k` results, counted over both layers. An invalid `k` is refused."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
@@ -276,7 +276,7 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
 
 
 def test_recalls_are_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A recall counts each returned memory once; without `record` it counts none."""
+    """A recall counts as one access of each returned memory. Without `record` no access is counted."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
     recall.search("ana", "peanuts", record=False)
     recall.search("ana", "peanuts")

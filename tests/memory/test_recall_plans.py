@@ -22,7 +22,7 @@ _EMBEDDER = HashEmbedder(_DIMENSIONS)
 
 @pytest.fixture
 def filled(database: Database) -> Iterator[Connection]:
-    """Memories and messages of 51 users, half of them one user's, with random, indexed vectors."""
+    """Memories and messages of 51 users with random, indexed vectors. One user has half of them."""
     registered = register(database, _EMBEDDER.name, _DIMENSIONS)
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -82,7 +82,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_plans(filled: Connection, mode: str) -> None:
-    """Searches by words, by exact distance and by the index scan no table, with custom and generic plans."""
+    """No search (by words, exact distance or vector index) reads a whole table, with a custom or a generic plan."""
     by_index = (
         (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
         (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
@@ -104,7 +104,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 @pytest.mark.long
 def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
-    """A user with half of the rows and one with a hundredth both get 20 rows of their own, mostly the nearest."""
+    """A user with half of the rows and one with a hundredth each get 20 of their own rows, mostly the nearest."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}
@@ -120,7 +120,7 @@ def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: D
 
 @pytest.mark.long
 def test_frequent_words_find_the_row_with_most_of_them(filled: Connection, database: Database) -> None:
-    """The row with the most words of the question is found, although it is the oldest of thousands that match."""
+    """The row with the most words of the question is found although it is the oldest of thousands of matches."""
     filled.exec_driver_sql(
         "UPDATE memories SET content = 'word1 word2 word3', valid_from = '2001-01-01' "
         "WHERE memory_id = (SELECT min(memory_id::text)::uuid FROM memories WHERE user_id = 'half')"

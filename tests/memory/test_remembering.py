@@ -1,4 +1,4 @@
-"""A settled turn is added to working memory, and a channel switch to the stream."""
+"""A settled turn is added to working memory. A change of channel is added to the user's event stream in Redis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.turns.harness import Harness
 def _settled(
     harness: Harness, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
 ) -> TurnRef:
-    """Remember a turn with a committed question and this verdict. Returns the turn."""
+    """Remember a turn with a committed question and this verdict; returns the turn."""
     ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
@@ -61,7 +61,7 @@ def test_a_turn_is_remembered_as_it_was_settled(
 
 
 def test_a_switch_of_the_channel_is_on_the_stream(harness: Harness, redis_memory: RedisMemory) -> None:
-    """A switch is recorded once, if the channel differs from that of the previous turn."""
+    """If a turn's channel differs from the previous turn's, one `channel_switch` event is added."""
     _settled(harness, redis_memory, before=Before(channel="web"))
     _settled(harness, redis_memory, before=Before(channel="cli"))
     (event,) = redis_memory.stream.recent("ana", 5)
@@ -71,7 +71,7 @@ def test_a_switch_of_the_channel_is_on_the_stream(harness: Harness, redis_memory
 def test_nothing_to_remember_and_no_redis_are_no_errors(
     harness: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, client: Any
 ) -> None:
-    """A turn does not fail if it has nothing to remember or Redis is missing."""
+    """`remember` does not raise if the turn has no messages, or if Redis is unavailable or not configured."""
     _settled(harness, None)
     _settled(harness, unreachable)
     ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None)

@@ -44,7 +44,7 @@ def test_the_newest_events_are_read_in_order(redis_memory: RedisMemory) -> None:
 
 
 def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
-    """The stream's size does not grow with the user's activity."""
+    """The stream's length is bounded, however many events are appended."""
     pipeline = client.pipeline()
     for second in range(2 * MAX_ENTRIES):
         entry = {"kind": "typing", "channel": "cli", "at": int(event_at(second).at.timestamp() * 1000)}
@@ -56,13 +56,13 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
 
 
 def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
-    """An unused stream expires, because its user may have no further session whose end would trim it."""
+    """An unused stream expires, because its user may never have another session, whose end would trim the stream."""
     redis_memory.stream.append("ana", event_at(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
 
 def test_the_end_of_a_session_removes_its_events(redis_memory: RedisMemory, client: Any) -> None:
-    """The end of a session removes events up to its time; later ones belong to the next session."""
+    """The end of a session removes the events up to the time of the end. Later events belong to the next session."""
     for second in (1, 2, 3):
         redis_memory.stream.append("ana", event_at(second))
     redis_memory.stream.append("ben", event_at(1))
@@ -74,7 +74,7 @@ def test_the_end_of_a_session_removes_its_events(redis_memory: RedisMemory, clie
 
 
 def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMemory) -> None:
-    """With one session per channel, the events of other channels stay."""
+    """With one session per channel, the end of a session removes only its own channel's events."""
     for second, channel in enumerate(("cli", "web", "cli")):
         redis_memory.stream.append("ana", event_at(second, channel))
     assert redis_memory.stream.trim_session("ana", "cli", event_at(9).at) == 2
@@ -84,7 +84,7 @@ def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMem
 def test_malformed_entries_are_skipped_and_logged(
     redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Malformed entries of another program or release are skipped and logged; a session's end deletes them, too."""
+    """Malformed entries of another program or release are skipped and logged. A session's end also deletes them."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
@@ -96,7 +96,7 @@ def test_malformed_entries_are_skipped_and_logged(
 
 
 def test_a_key_that_is_not_a_stream_does_not_stop_a_sessions_end(redis_memory: RedisMemory, client: Any) -> None:
-    """A key with a wrong type does not stop the end of a session, which deletes it."""
+    """If the stream's key has another Redis type, the end of a session deletes the key."""
     client.set("perdure:stream:ana", "no stream")
     assert not redis_memory.stream.append("ana", event_at(1))
     redis_memory.stream.trim_session("ana", None, event_at(1).at)
@@ -106,7 +106,7 @@ def test_a_key_that_is_not_a_stream_does_not_stop_a_sessions_end(redis_memory: R
 def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
     unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """Without Redis, stream events fail without a delay and log one warning every few seconds."""
+    """Without Redis, appending an event fails without a delay. One warning is logged every few seconds."""
     with caplog.at_level(logging.WARNING):
         assert not unreachable.stream.append("ana", event_at(1))
         assert unreachable.stream.recent("ana", 5) == []
@@ -118,7 +118,7 @@ def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
 
 
 def test_an_unresponsive_redis_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
-    """A paused server accepts connections without responding; it is used again after it resumes."""
+    """A paused server accepts connections without responding. After it resumes, it is used again."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", event_at(1))
     os.kill(own_redis.pid, signal.SIGSTOP)
@@ -135,7 +135,7 @@ def test_an_unresponsive_redis_costs_a_bounded_wait(own_redis: Running, clock: M
 
 
 def test_a_redis_that_was_restarted_is_used_again(own_redis: Running, tmp_path: Path, clock: MovedClock) -> None:
-    """Redis is used again after a restart, without a restart of workers."""
+    """After Redis restarts, it is used again. No worker needs a restart."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", event_at(1))
     assert own_redis.stop()

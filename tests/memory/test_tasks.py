@@ -1,4 +1,4 @@
-"""The memory tasks: their results, and their wake-ups, lost ones included."""
+"""The results of the memory tasks, and their wake-ups. The sweeper publishes lost wake-ups again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_batch_returns_its_counts(archive: Archive, call: Call) -> None:
 
 
 def test_one_session_is_consolidated_by_its_id(archive: Archive, call: Call, process: Process) -> None:
-    """A session is consolidated by its id once, and only if the process has a free slot."""
+    """The task consolidates the session with the given id once, and only if the process has a free slot."""
     session_id = archive.ended(LYON)
     for _ in range(8):
         process.consolidations.acquire()
@@ -93,7 +93,7 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
 
 
 def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Call, waker: RecordingWaker) -> None:
-    """The end of a session wakes its consolidation, and the sweeper does again if that wake-up is lost."""
+    """The end of a session publishes a wake-up for its consolidation. If it is lost, the sweeper publishes another."""
     session_id = harness.send().session_id
     harness.run(session_id)
     call("sessions.end", session_id=str(session_id), reason="enough")
@@ -104,7 +104,7 @@ def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Ca
 
 
 def test_a_refused_wake_up_is_issued_again(archive: Archive, waker: RecordingWaker) -> None:
-    """A wake-up that the broker refused is issued again by the sweeper, because the row is still due."""
+    """If the broker refuses a wake-up, the row is still due, so the sweeper publishes another."""
     session_id = archive.ended(LYON)
     waker.away = True
     assert _swept(archive.harness) == []

@@ -76,7 +76,7 @@ def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -
     ],
 )
 def test_text_without_a_time_gives_no_span(question: str) -> None:
-    """Words that only look like months, impossible dates and the future give no span."""
+    """Impossible dates, future times and words that only look like months give no span."""
     assert find_spans(question, _NOW, ZoneInfo("UTC")) == ()
 
 

@@ -62,7 +62,7 @@ def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any,
 
 
 def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Entries may be out of order. Of two entries of one turn, the one with the higher token is used."""
+    """Entries may be out of order. If a turn has two entries, the entry with the higher token is used."""
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):
@@ -93,7 +93,7 @@ def test_a_damaged_entry_is_skipped_and_logged(
     remembered: Remembered,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A damaged entry is skipped and logged without its content; the others are read."""
+    """A damaged entry is skipped. It is logged without its content. The other entries are read."""
     whole = remembered()
     record = json.loads(whole.model_dump_json()) | {"error_message": "a secret"}
     redis_memory.working.remember_turn(SESSION, whole)
@@ -108,7 +108,7 @@ def test_a_damaged_entry_is_skipped_and_logged(
 def test_a_key_that_is_not_a_list_is_logged_and_removed(
     redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key with a wrong type is logged, and removed at the end of the session."""
+    """A key with a wrong Redis type is logged. The end of the session deletes it."""
     client.set(KEY, "no list")
     assert not redis_memory.working.remember_turn(SESSION, remembered())
     assert redis_memory.working.read(SESSION) == ()
@@ -131,7 +131,7 @@ def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any,
 def test_without_redis_turns_continue_and_flushes_raise(
     unreachable: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """Without Redis a turn continues, while a flush and the end of a session raise an error."""
+    """Without Redis a turn continues. A flush and the end of a session raise an error."""
     assert not unreachable.working.remember_turn(SESSION, remembered())
     assert len(caplog.records) == 1
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):

@@ -1,1 +1,1 @@
-"""Schedules: slots in local time, the ledger, the sweeper, beat."""
+"""Tests of schedules: slots in local time, the ledger, the sweeper and beat."""

@@ -23,7 +23,7 @@ Ask = Callable[..., Any]
 
 
 def move_to(clock: MovedClock, when: datetime) -> None:
-    """Set the clock, which the database follows, to `when`."""
+    """Set the clock to `when`. The database's clock follows."""
     clock.advance(when - clock.now())
 
 

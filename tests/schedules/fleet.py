@@ -1,4 +1,4 @@
-"""A fleet in one thread: Celery's own beats, a queue that loses and repeats messages, tasks that settle slots."""
+"""A simulated fleet in one thread: Celery's beats, a queue that loses and repeats messages, tasks that settle slots."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Fleet:
         sweep_slots(self.runtime.database, self.runtime.settings.turn, self.entries.values(), fire)
 
     def deliver(self, *, flush: float, repeat: float) -> None:
-        """Run the queued tasks, or lose all with probability `flush`; each stays queued with probability `repeat`."""
+        """With probability `flush`, lose all tasks. Otherwise run each; with probability `repeat` it stays queued."""
         flushed = self._random.random() < flush
         messages = [] if flushed else list(self.wire)
         self.fired += len(self.wire)
@@ -134,7 +134,7 @@ class Fleet:
         return {entry.task: list(_between(entry, begin, end)) for entry in self.entries.values()}
 
     def settled(self) -> dict[str, list[datetime]]:
-        """The slots that the ledger has as done, by task."""
+        """The slots that are done in the ledger, by task."""
         rows = self.runtime.database.run(_SETTLED, {})
         found: defaultdict[str, list[datetime]] = defaultdict(list)
         for row in rows:

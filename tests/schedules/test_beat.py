@@ -1,4 +1,4 @@
-"""Weeks of two beats, with a queue that is sometimes flushed: each slot runs once, at its local time."""
+"""Two beats run for weeks with a queue that is sometimes flushed. Each slot runs once, at its local time."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
 
 
 def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock: MovedClock, runtime_in: Any) -> None:
-    """The newest missed slot runs once, although two new beats and the sweeper fire it."""
+    """Each entry's newest missed slot runs once, although two new beats and the sweeper fire it."""
     friday = datetime(2027, 6, 4, 12, tzinfo=UTC)
     move_to(clock, friday)
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
@@ -154,7 +154,7 @@ def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock:
 
 @pytest.mark.long
 def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any) -> None:
-    """Running beats, a beat started in the repeated hours, and the sweeper do not run a slot again."""
+    """No slot runs again, although running beats, a beat started in the repeated hours and the sweeper may fire it."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=2, seed=5)
     fleet.sweep()
@@ -174,7 +174,7 @@ def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any)
 
 
 def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
-    """A release without the CaseBank must not fire its tasks."""
+    """Beat has no entries for tasks that do not exist, for example in a release without the CaseBank."""
     assert active_entries(set(), settings) == {}
     found = active_entries({"memory.decay", "casebank.prune", "turns.run"}, settings)
     assert [entry.task for entry in found.values()] == ["memory.decay", "casebank.prune"]
@@ -200,7 +200,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
 
 
 def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
-    """`is_due` returns whether Celery's scheduler must fire, and in how many seconds it must check again."""
+    """`is_due` returns whether Celery's scheduler must fire the entry, and the seconds until its next check."""
     schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()
@@ -219,7 +219,7 @@ def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
 
 
 def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
-    """Celery restarts an entry's wait if its schedule differs from the previous one."""
+    """Schedules are equal if their cadences are. If an entry's schedule changes, Celery restarts the entry's wait."""
     assert SlotSchedule(Every(), clock) == SlotSchedule(Every(), MovedClock())
     assert SlotSchedule(Every(), clock) != SlotSchedule(Every(2), clock)
     assert repr(SlotSchedule(Every(), clock)) == "<each minute>"
@@ -234,7 +234,7 @@ def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None
 
 
 def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -> None:
-    """Such a task would be fired for ever, so configuring beat fails."""
+    """Configuring beat fails for a task that does not settle its slots, because its slot would be fired for ever."""
     app = Celery("tests", broker="memory://", set_as_current=False)
 
     def decay() -> None:

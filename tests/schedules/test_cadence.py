@@ -31,7 +31,7 @@ BERLIN = ZONES["Europe/Berlin"]
 
 
 def changes(zone: ZoneInfo) -> list[datetime]:
-    """The days on which the zone's clocks were or will be changed, 1990 to 2060, in UTC."""
+    """The UTC days from 1990 to 2060 on which the zone's clocks change."""
     weeks = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(weeks=number) for number in range(70 * 52)]
     return [
         week + timedelta(days=day)
@@ -110,7 +110,7 @@ def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) ->
 def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
     moment: tuple[ZoneInfo, datetime], at: time
 ) -> None:
-    """One rule covers ordinary days, gaps and repeated hours; it is checked minute by minute."""
+    """The rule covers ordinary days, gaps and repeated hours. The test checks it minute by minute."""
     zone, near = moment
     wanted = datetime.combine(near.astimezone(zone).date(), at.replace(second=0, microsecond=0, tzinfo=None))
     minutes = (wanted.replace(tzinfo=UTC) - timedelta(hours=30) + MINUTE * number for number in range(60 * 60))
@@ -137,7 +137,7 @@ def test_each_slot_has_a_configured_local_time(data: st.DataObject, moment: tupl
 
 
 def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
-    """Sunday 02:00 on a day on which the clocks skip that time."""
+    """If the clocks skip Sunday 02:00, the slot is the first instant after the gap."""
     prune = AtTimes(BERLIN, (time(2),), 6)
 
     slot = prune.next(datetime(2027, 3, 27, 12, tzinfo=UTC))
@@ -147,7 +147,7 @@ def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
 
 
 def test_a_time_that_occurs_twice_is_its_first() -> None:
-    """Sunday 02:00 on a day on which the clocks repeat that time."""
+    """If the clocks repeat Sunday 02:00, the slot is its first occurrence."""
     prune = AtTimes(BERLIN, (time(2),), 6)
 
     first = prune.next(datetime(2027, 10, 30, 12, tzinfo=UTC))
@@ -157,7 +157,7 @@ def test_a_time_that_occurs_twice_is_its_first() -> None:
 
 
 def test_midnight_may_precede_a_repeated_evening() -> None:
-    """In St John's the clocks went back at 00:01, so that 23:30 occurred again after midnight."""
+    """In St John's the clocks went back at 00:01, so 23:30 occurred again after midnight."""
     daily = AtTimes(ZONES["America/St_Johns"], (time(0),))
     midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
 
@@ -166,7 +166,7 @@ def test_midnight_may_precede_a_repeated_evening() -> None:
 
 
 def test_a_skipped_day_is_one_slot() -> None:
-    """Samoa skipped the 30th: the four times of that day and the next midnight are one instant."""
+    """Samoa skipped 30 December 2011, so the four times of that day and the next midnight are one instant."""
     every_six_hours = AtTimes(ZONES["Pacific/Apia"], times_every(6))
     last = every_six_hours.previous(datetime(2011, 12, 30, 9, tzinfo=UTC))
 
@@ -178,7 +178,7 @@ def test_a_skipped_day_is_one_slot() -> None:
 
 
 def test_each_minute_continues_while_the_clocks_go_back() -> None:
-    """`Every` counts real minutes, also in the repeated hour."""
+    """`Every` counts elapsed minutes, including those of the repeated hour."""
     start = datetime(2027, 10, 31, tzinfo=UTC)
     slots = [start]
     while slots[-1] < start + timedelta(hours=3):

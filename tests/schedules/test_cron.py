@@ -32,7 +32,7 @@ def utc(text: str) -> datetime:
     ],
 )
 def test_the_next_slot(expression: str, after: str, slot: str) -> None:
-    """The next slot is in the zone's local time, also on days on which clocks change."""
+    """The next slot is computed in the zone's local time, even on days on which clocks change."""
     assert Cron(expression, PARIS).next(utc(after)) == utc(slot)
 
 
@@ -49,7 +49,7 @@ def test_a_slot_is_found_late_in_the_repeated_hour(at: str) -> None:
     st.integers(0, 3 * 366 * 24 * 60).map(lambda minutes: utc("2025-01-01 00:00") + timedelta(minutes=minutes)),
 )
 def test_no_slot_lies_between_two(expression: str, at: datetime) -> None:
-    """`previous(t) <= t < next(t)`, and each of the two slots follows from the other."""
+    """`previous(t) <= t < next(t)`, and `next` of the previous slot is the next slot."""
     cron = Cron(expression, PARIS)
     before, after = cron.previous(at), cron.next(at)
     assert before <= at < after
@@ -90,5 +90,5 @@ def test_an_invalid_expression_is_refused(expression: str, why: str) -> None:
     ],
 )
 def test_quiet_hours(quiet: tuple[time, time], at: str, over: str) -> None:
-    """Quiet hours may span midnight, and exclude their end."""
+    """Quiet hours may span midnight. Their end is not quiet."""
     assert QuietHours(*quiet).over(utc(at), PARIS) == utc(over)

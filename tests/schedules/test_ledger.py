@@ -1,4 +1,4 @@
-"""A slot runs once, also with concurrent claims, crashes and changes of the clock."""
+"""A slot runs once despite concurrent claims, crashes and changes of the clock."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSetting
 
 
 def test_one_of_eight_threads_claims_the_slot(database: Database, clock: MovedClock) -> None:
-    """The database decides which of the concurrent claims succeeds; tested for ten slots."""
+    """Of eight concurrent claims of a slot, the database lets one succeed. The test does this for ten slots."""
     gate = threading.Barrier(THREADS)
 
     def contend(_: int) -> ClaimedSlot | None:
@@ -115,7 +115,7 @@ def test_claims_during_the_settling_find_it_done(database: Database, clock: Move
 
 @pytest.mark.usefixtures("at_one")
 def test_another_worker_claims_a_crashed_workers_slot_after_the_lease(database: Database, clock: MovedClock) -> None:
-    """Only the expiry of its lease shows that a process was killed."""
+    """After a crash the slot stays claimed until its lease expires. Then another worker can claim it."""
     first = _claimed(database)
 
     clock.advance(seconds(LEASE_S - 2))
@@ -131,7 +131,7 @@ def test_another_worker_claims_a_crashed_workers_slot_after_the_lease(database: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, clock: MovedClock) -> None:
-    """Each crash counts as an attempt and lengthens the pause; the next slot starts without a pause."""
+    """Each crash counts as an attempt and lengthens the pause. The entry's next slot starts without a pause."""
     _claimed(database)
     waits = []
     for _ in range(4):
@@ -150,7 +150,7 @@ def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, cloc
 
 @pytest.mark.usefixtures("at_one")
 def test_a_renewed_slot_is_not_claimed_again(database: Database, clock: MovedClock) -> None:
-    """Work may take longer than a lease, as long as the lease is renewed."""
+    """If its lease is renewed, work may take longer than a lease. No other worker claims the slot."""
     claimed = _claimed(database)
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))
@@ -180,7 +180,7 @@ def test_the_lease_is_renewed_while_the_work_runs(database: Database, clock: Mov
 def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """Past the entry's `within_s` another worker may claim the slot, and the hanging one cannot mark it done."""
+    """After the entry's `within_s` another worker may claim the slot. The hanging worker cannot mark it done."""
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     brief = replace(HOURLY, within_s=60)
 
@@ -201,7 +201,7 @@ def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
 def test_work_that_fails_is_tried_again_after_a_pause(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """The error is stored and fails the task; the slot is tried again after its pause."""
+    """The error is stored, and the task fails with it. The slot is tried again after its pause."""
 
     def work() -> None:
         raise ProviderError("the provider refused")
@@ -272,7 +272,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
-    """Times of a wrong clock (first seen, lease, retry) are corrected once the clock is right."""
+    """Times that a wrong clock wrote (first seen, lease, retry) are corrected once the clock is right."""
     far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
@@ -293,7 +293,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
-    """The lease seems to end far ahead; the worker still renews it, and no other worker claims the slot."""
+    """A clock set back moves the lease's end far ahead. The worker still renews it, and no other can claim the slot."""
     claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)
@@ -308,7 +308,7 @@ def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, 
 def test_an_unavailable_database_is_no_failure_of_the_work(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """A slot that cannot be marked as done is not marked as failed: its lease expires, and it runs again."""
+    """If a slot cannot be marked as done, it is not marked as failed. It runs again once its lease has expired."""
     state = {"down": False}
 
     def lose(moment: str, name: str) -> None:
@@ -329,7 +329,7 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
-    """A minutely entry has half a million slots a year; the newest `KEPT_SLOTS` of each entry are always kept."""
+    """Old slots are deleted: a minutely entry has half a million a year. Each entry keeps its newest `KEPT_SLOTS`."""
     often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):

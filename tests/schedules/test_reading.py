@@ -41,7 +41,7 @@ def test_an_entry_that_no_worker_has_seen_is_due_at_its_next_slot(database: Data
 def test_a_slot_is_listed_as_waiting_running_and_done(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """While a slot waits or runs, `next_due` is its own time."""
+    """While a slot waits or runs, `next_due` is the time of that slot."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     waiting = _read(database)
@@ -75,5 +75,5 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
 
 @pytest.mark.parametrize("order", [("b", "a"), ("a", "b")])
 def test_entries_are_listed_in_their_order(database: Database, order: tuple[str, str]) -> None:
-    """The list has the schedule's order."""
+    """Entries are listed in the order of the schedule."""
     assert [each.entry for each in read_schedules(database, [replace(HOURLY, name=name) for name in order])] == [*order]

@@ -1,4 +1,4 @@
-"""The sweeper fires due slots that no worker has claimed: beat may be dead, messages may be lost."""
+"""The sweeper fires due slots that no worker has claimed, because beat may be down or messages lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wire() -> list[str]:
 
 @pytest.fixture
 def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]) -> Sweep:
-    """Runs one round, `sweep_s` after the last one; returns the names of the fired entries."""
+    """A function that runs a round, `sweep_s` after the previous one, and returns the names of the fired entries."""
 
     def fire(entry: Entry) -> bool:
         wire.append(entry.name)
@@ -55,7 +55,7 @@ def at_one(sweep: Sweep, clock: MovedClock) -> None:
 
 
 def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
-    """Slots before the entries were first seen are not fired either."""
+    """Neither future slots nor slots before the entries were first seen are fired."""
     assert sweep() == []
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
 def test_a_due_slot_is_fired_until_it_is_done(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """The sweeper fires a due slot without a beat, again until it is done."""
+    """Without a beat, the sweeper fires a due slot until it is done."""
     assert sweep() == ["hourly", "other"]
     run_slot(database, clock, limits, HOURLY, lambda: None)
     assert [fired for fired in (sweep() for _ in range(4)) if fired] == [["other"]]
@@ -75,7 +75,7 @@ def test_a_due_slot_is_fired_until_it_is_done(
 
 @pytest.mark.usefixtures("at_one")
 def test_firings_that_no_worker_claims_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
-    """Without workers the queue must not grow by a message per round."""
+    """If no worker runs, the queue must not grow by a message per round."""
     gaps: list[float] = []
     last = clock.now()
     while len(gaps) < 7:
@@ -174,7 +174,7 @@ def test_one_of_eight_sweepers_runs_the_round(
 def test_rounds_out_of_order_count_as_one(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """If the later of two rounds wrote the row first, its time must not be mistaken for that of a wrong clock."""
+    """The row may have the time of a later round. An earlier round must not take it for the time of a wrong clock."""
     assert sweep() == []
 
     clock.advance(seconds(-0.5))

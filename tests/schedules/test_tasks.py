@@ -1,4 +1,4 @@
-"""A slot's task over the real broker: its header names the entry, the slot is settled; direct calls have no slot."""
+"""Scheduled tasks over the real broker. The message's header names the entry. Direct calls claim no slot."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def work() -> Work:
 
 @pytest.fixture
 def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Celery:
-    """An application with that task, on the suite's Redis; the entry's first slot is due."""
+    """An application with the task `tests.work`, on the suite's Redis. The entry's first slot is due."""
     made = Celery("tests", broker=redis_url, backend="cache+memory://", set_as_current=False)
     made.conf.update(worker_hijack_root_logger=False, task_default_queue="maintenance")
 
@@ -121,7 +121,7 @@ def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publi
 def test_a_firing_lost_in_a_flush_is_repeated(
     app: Celery, runtime: Runtime, work: Work, request: pytest.FixtureRequest, redis_url: str
 ) -> None:
-    """If the queue is lost before the task runs, the sweeper fires the slot again, and it runs once."""
+    """If the queue is lost before the task runs, the sweeper fires the slot again. The slot runs once."""
     settled = threading.Event()
     runtime.database.observe = lambda moment, name: (
         settled.set() if (moment, name) == ("after", "slots.settle") else None
@@ -156,7 +156,7 @@ def test_the_result_is_that_of_the_work(app: Celery, work: Work) -> None:
 
 
 def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runtime, work: Work) -> None:
-    """The caller gets the error's code and message, and the ledger stores them."""
+    """The caller gets the error's code and message. The ledger stores both."""
     work.error = ProviderError("the provider refused")
 
     app.tasks["tests.work"].apply(headers={HEADER: ENTRY.name}, task_id="the firing")
@@ -176,7 +176,7 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
 def test_an_entry_of_another_release_runs_nothing(
     app: Celery, work: Work, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    """A beat of another release may fire an entry that this release does not know or gives to another task."""
+    """A beat of another release may fire an entry that is unknown here or has another task. Nothing is run."""
     app.perdure().entries["other"] = replace(ENTRY, name="other", task="tests.other")
 
     _call(app, "other" if task == "tests.other" else "unknown")

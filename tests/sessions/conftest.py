@@ -34,7 +34,7 @@ def keeper(harness: Harness) -> Keeper:
 
 @pytest.fixture
 def end(harness: Harness, keeper: Keeper, cleaned: list[UUID]) -> End:
-    """Ends sessions as a worker does, with the harness's model."""
+    """A function that ends sessions as a worker does, with the harness's model."""
     return ender(harness, keeper, cleaned.append).end
 
 

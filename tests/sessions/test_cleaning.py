@@ -40,7 +40,7 @@ class EndingSession:
     snapshots: SnapshotStore
 
     def end(self, redis_memory: RedisMemory | None = None) -> EndOutcome:
-        """End the session as the task does, with another Redis if one is given."""
+        """End the session as the task does. `redis_memory` replaces the default Redis."""
         runtime = replace(
             self.harness.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots
         )
@@ -75,7 +75,7 @@ def ending_session(
 
 
 def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSession) -> None:
-    """The session ends only after its Redis keys and its snapshot are removed; then it waits for consolidation."""
+    """The session ends only after its Redis keys and its snapshot are removed. Then it waits for consolidation."""
     seen: list[Any] = []
 
     def watch(moment: str, name: str) -> None:
@@ -102,7 +102,7 @@ def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSessi
 
 
 def test_data_of_other_sessions_stays(ending_session: EndingSession, remembered: Remembered) -> None:
-    """An ending must not remove data of the user's next session or of another user."""
+    """The end of a session removes no data of the user's next session or of another user."""
     later = StreamEvent(StreamEventKind.PRESENCE, "web", ending_session.harness.clock.now() + timedelta(seconds=1))
     ending_session.redis_memory.stream.append("ana", later)
     ending_session.redis_memory.stream.append("ben", later)
@@ -114,7 +114,7 @@ def test_data_of_other_sessions_stays(ending_session: EndingSession, remembered:
 
 
 def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSession) -> None:
-    """The user's event stream is removed with the routable session, not with a fork."""
+    """The end of a fork leaves the user's event stream. Only the end of the routable session removes it."""
     forked = fork(ending_session.harness.database, ending_session.harness.clock, ending_session.session_id)
     request_end(ending_session.harness.database, forked, "enough")
     assert isinstance(replace(ending_session, session_id=forked).end(), Ended)
@@ -128,7 +128,7 @@ def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSe
 def test_an_ending_resumes_after_a_crash_while_cleaning(
     moment: str, commit: str, ending_session: EndingSession
 ) -> None:
-    """After a crash, no turn is flushed twice, data that is already removed is no error, and there is one summary."""
+    """The resumed ending flushes no turn twice, tolerates removed data, and writes no second summary."""
     with ending_session.harness.crashing("before" if moment == "before" else "after", commit):
         ending_session.end()
     ending_session.harness.move(LEASE_S)
@@ -140,7 +140,7 @@ def test_an_ending_resumes_after_a_crash_while_cleaning(
 
 
 def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, unreachable: RedisMemory) -> None:
-    """While Redis is unavailable, the session does not end: the ending backs off, without another summary."""
+    """While Redis is unavailable, the session does not end. The ending backs off and writes no second summary."""
     assert ending_session.end(unreachable) == Postponed()
     assert (ending_session.row.state, ending_session.row.lease_until, ending_session.row.summary) == (
         "ending",
@@ -160,7 +160,7 @@ def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, 
 
 
 def test_an_ending_waits_for_the_snapshot_store(ending_session: EndingSession, tmp_path: Path) -> None:
-    """A snapshot store on a disk that is not mounted delays the end."""
+    """If the snapshot store's disk is not mounted, the session does not end until it is."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
     assert ending_session.end() == Postponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)

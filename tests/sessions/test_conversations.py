@@ -37,7 +37,7 @@ def _change(harness: Harness, key: str = "rome", *, title: str | None = None, ar
 
 
 def test_each_key_has_its_own_session(harness: Harness) -> None:
-    """Conversations are separate from each other and from messages without a key; a key spans channels."""
+    """Each conversation has its own session, which messages without a key do not enter. A key spans channels."""
     plain = harness.send("hello")
     rome, oslo = harness.send("to Rome", conversation="rome"), harness.send("to Oslo", conversation="oslo")
     assert len({plain.session_id, rome.session_id, oslo.session_id}) == 3
@@ -49,7 +49,7 @@ def test_each_key_has_its_own_session(harness: Harness) -> None:
 
 
 def test_a_session_names_its_conversation(harness: Harness) -> None:
-    """A session is shown with its conversation's key and title, and sessions can be listed by key."""
+    """A session shows its conversation's key and title. Sessions can be listed by key."""
     rome, plain = harness.send("To Rome in May.", conversation="rome"), harness.send("hello")
     shown = read_session(harness.database, rome.session_id)
     assert (shown["conversation"], shown["title"]) == ("rome", "To Rome in May.")
@@ -68,7 +68,7 @@ def test_concurrent_first_messages_open_one_session(harness: Harness) -> None:
 
 
 def test_the_next_session_continues_its_own_conversation(harness: Harness, end: End) -> None:
-    """After the idle time a key continues in a new session, whose prompt has its own conversation's summary."""
+    """After the idle time a key continues in a new session. Its prompt has the summary of the same conversation."""
     other = harness.send("My cat is called Tom.", conversation="cats")
     harness.run(other.session_id)
     old = harness.send("I fly to Rome.", conversation="rome")
@@ -88,7 +88,7 @@ def test_the_next_session_continues_its_own_conversation(harness: Harness, end: 
 
 
 def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harness: Harness, end: End) -> None:
-    """A summary's title replaces that of the first message, but no title that the user has set."""
+    """A summary's title replaces the title from the first message. It never replaces a title that the user has set."""
     sent = harness.send("  \nPlan my trip to Rome. It is in May.\nThanks", conversation="rome")
     assert _title(harness) == "Plan my trip to Rome"
     harness.run(sent.session_id)
@@ -108,7 +108,7 @@ def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harnes
 
 
 def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness: Harness) -> None:
-    """Archiving ends the conversation's live session; the next message restores the conversation."""
+    """Archiving ends the conversation's live session. The next message restores the conversation."""
     sent = harness.send("To Rome", conversation="rome")
     harness.run(sent.session_id)
     harness.send("To Oslo", conversation="oslo")
@@ -132,7 +132,7 @@ def test_a_conversation_of_another_user_does_not_exist(harness: Harness) -> None
 
 
 def test_the_scope_channel_does_not_apply_to_keys(harness: Harness) -> None:
-    """With the scope `channel`, a conversation still has one live session over all channels."""
+    """Even with the scope `channel`, a conversation has one live session for all channels."""
     session = harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})
     harness.settings = harness.settings.model_copy(update={"session": session})
     first = harness.send("hello", conversation="rome", channel="cli")
@@ -142,13 +142,13 @@ def test_the_scope_channel_does_not_apply_to_keys(harness: Harness) -> None:
 
 @pytest.mark.parametrize("key", ["", " \t", "a" * 201, "a\x00b", chr(0xD800), 7])
 def test_an_invalid_key_is_refused(key: object) -> None:
-    """The error names the field."""
+    """An invalid key is refused with an error that names the field."""
     with pytest.raises(InvalidRequest, match="conversation"):
         parse_incoming({"user_id": "ana", "text": "hello", "conversation": key})
 
 
 def test_a_message_names_a_session_or_a_conversation(harness: Harness) -> None:
-    """A session id and a key may contradict each other, so a message with both is refused."""
+    """A message with both a session id and a key is refused, because they may contradict each other."""
     sent = harness.send("hello")
     with pytest.raises(InvalidRequest, match="not both"):
         parse_incoming({"user_id": "ana", "text": "x", "session_id": str(sent.session_id), "conversation": "rome"})
@@ -166,7 +166,7 @@ def test_any_storable_key_works(harness: Harness, key: str) -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_different_keys_have_different_scopes(one: str, other: str) -> None:
-    """A key's scope differs from every channel's scope and the empty one, and contains the key."""
+    """A key's scope contains the key. It is never empty and never equal to a channel's scope."""
     for setting in Scope:
         scope = scope_of(setting, "http", one)
         assert conversation_of(scope) == one

@@ -48,7 +48,7 @@ def _ending(harness: Harness) -> UUID:
 
 
 def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """The summary is stored, data outside the database is removed, and the state is visible in between."""
+    """The summary is stored and external data is removed. During the model call the state is `summarizing`."""
     session_id = _ending(harness)
     seen: list[str] = []
 
@@ -68,7 +68,7 @@ def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: li
 
 
 def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: End) -> None:
-    """A wake-up is only a hint: the row must have a requested end."""
+    """A wake-up is only a hint. The session ends only if its row has a requested end."""
     sent = harness.send()
     harness.run(sent.session_id)
     assert end(sent.session_id) == NotDue()
@@ -76,7 +76,7 @@ def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: E
 
 
 def test_queued_turns_are_answered_before_the_end(harness: Harness, end: End) -> None:
-    """An explicit end is a request: accepted turns still run, and the last of them wakes the ending."""
+    """After an end is requested, accepted turns still run. The last of them wakes the ending."""
     first, second = harness.send("one"), harness.send("two")
     assert not request_end(harness.database, first.session_id, "enough").may_end
     assert end(first.session_id) == NotDue()
@@ -112,7 +112,7 @@ def test_cancelling_the_last_turn_lets_the_session_end(harness: Harness) -> None
 
 
 def test_a_repeated_request_changes_nothing_until_the_end(harness: Harness, end: End) -> None:
-    """A request is safe to repeat; after the end it is a conflict."""
+    """A repeated request has no effect before the end. After the end it is a conflict."""
     session_id = _ending(harness)
     assert request_end(harness.database, session_id, "again").may_end
     harness.script(SUMMARY)
@@ -157,7 +157,7 @@ def test_an_ending_resumes_after_a_crash_at_each_commit(harness: Harness, end: E
 
 
 def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
-    """A process that was paused in the model call resumes after another process has ended the session."""
+    """A process paused in the model call writes nothing if another process has ended the session during the pause."""
     session_id = _ending(harness)
 
     def overtaken(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -172,7 +172,7 @@ def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
 
 
 def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> None:
-    """After the last attempt the session ends with an extract of its messages, marked as an extract."""
+    """After the last attempt the session ends. Its summary is an extract of its messages, and is marked as such."""
     session_id = _ending(harness)
     harness.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
     for _ in range(MAX_ATTEMPTS - 1):
@@ -201,7 +201,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
 
 
 def test_a_summary_that_kills_its_process_is_abandoned(harness: Harness, end: End) -> None:
-    """Attempts that end with a crash count, too."""
+    """Attempts that end with a crash count, too, so the session ends with an extract."""
     session_id = _ending(harness)
     for _ in range(MAX_ATTEMPTS):
         with harness.crashing("before", "sessions.save_summary"):
@@ -249,7 +249,7 @@ def test_an_ending_resumes_after_a_clock_that_was_a_day_ahead(harness: Harness, 
 
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_clock_that_jumps_during_an_ending_makes_no_second_summary(harness: Harness, end: End, days: int) -> None:
-    """If the clock jumps ahead, the lease seems expired and another worker takes over; only one of them writes."""
+    """If the clock jumps ahead, the lease seems expired and another worker takes over. Only one summary is written."""
     session_id = _ending(harness)
     outcomes: list[EndOutcome] = []
 
@@ -266,7 +266,7 @@ def test_a_clock_that_jumps_during_an_ending_makes_no_second_summary(harness: Ha
 
 
 def test_a_turn_cancelled_before_a_crash_does_not_block_the_end(harness: Harness, end: End) -> None:
-    """The runner began the next turn, found it cancelled, and died before it released the session."""
+    """If a runner finds the next turn cancelled and dies before it releases the session, the session still ends."""
     first, second = harness.send("one"), harness.send("two")
     request_end(harness.database, first.session_id, "enough")
 
@@ -298,7 +298,7 @@ def test_a_turn_cancelled_before_a_crash_does_not_block_the_end(harness: Harness
     ],
 )
 def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: End, reply: str, summary: str) -> None:
-    """A malformed reply is still used as the summary; the topics are then the user's words."""
+    """A malformed reply is still used as the summary. The topics are then words of the user."""
     session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
@@ -308,7 +308,7 @@ def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: E
 
 @pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
 def test_an_empty_summary_is_a_failure(harness: Harness, end: End, reply: str) -> None:
-    """With an empty summary the next session would know nothing of the conversation."""
+    """An empty summary is refused, because with it the next session would know nothing of the conversation."""
     session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Postponed()
@@ -363,7 +363,7 @@ def test_a_session_without_messages_ends_without_the_model(harness: Harness, end
 
 
 def test_idle_sessions_get_a_requested_end(harness: Harness) -> None:
-    """Neither a session in use nor one with an unanswered message is idle."""
+    """A recently used session is not idle, nor is a session with an unanswered message."""
     old, waiting, fresh = harness.send(user_id="a"), harness.send(user_id="b"), harness.send(user_id="c")
     harness.run(old.session_id)
     harness.move(IDLE_S)
@@ -398,7 +398,7 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
 
 
 def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: Harness) -> None:
-    """The session's idle time then counts from that message, also without a run of the task for idle sessions."""
+    """The idle time counts from the message after the change, even if the task for idle sessions has not run."""
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)
@@ -409,7 +409,7 @@ def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: H
 
 
 def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
-    """The other channel's last use is in the future, so the session stays live, and becomes idle as usual."""
+    """Another channel's last use is in the future, so the session stays live. It becomes idle after the usual time."""
     harness.move(DAY_S)
     sent = harness.send(channel="http")
     harness.run(sent.session_id)
@@ -421,7 +421,7 @@ def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Ha
 
 
 def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end: End) -> None:
-    """The session opened during the jump stays live when the clock is corrected, and the idle one still ends."""
+    """A session opened during the jump stays live when the clock is corrected. The idle session still ends."""
     old = harness.send()
     harness.run(old.session_id)
     harness.move(DAY_S)
@@ -439,7 +439,7 @@ def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end:
 
 
 def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(harness: Harness) -> None:
-    """Neither a running turn's session nor one with waiting turns becomes idle."""
+    """A session with a running or a waiting turn does not become idle."""
     sent = harness.send()
 
     def jumping(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -454,7 +454,7 @@ def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(h
 
 
 def test_an_ending_whose_wake_up_was_refused_is_woken_again(harness: Harness) -> None:
-    """A wake-up may be lost anywhere; the row shows that the ending is due."""
+    """If the broker refuses the ending's wake-up, the row shows that the ending is due, and the sweeper wakes it."""
     session_id = _ending(harness)
     harness.waker.away = True
     swept = sweep(harness.runtime)

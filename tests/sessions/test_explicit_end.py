@@ -1,4 +1,4 @@
-"""Explicit ends: over every interface, in every state of the session, without a sweep."""
+"""Explicit ends work over every interface, in every state of the session, and without a sweep."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _results(harness: Harness, session_id: UUID) -> list[str]:
 def test_a_turn_that_waits_for_approval_continues_at_once(
     harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is denied, the turn answered, queued turns run, the session ends; later messages open another one."""
+    """The call is denied and the turn answered. Queued turns run and the session ends. Later messages open another."""
     session_id, turn_id = _waiting(harness)
     behind = harness.send("behind", channel="cli")
     harness.waker.sessions.clear()
@@ -143,7 +143,7 @@ def test_a_turn_that_waits_for_approval_continues_at_once(
 def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
     harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The turn's runner continues, finds the call denied, runs the queued turns, and wakes the ending."""
+    """The runner of the turn finds the call denied and continues. It runs the queued turns, then wakes the ending."""
     behind: list[UUID] = []
 
     def end_during_the_call(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -174,7 +174,7 @@ def test_a_call_approved_before_the_end_runs(harness: Harness, end: End) -> None
 
 
 def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: End) -> None:
-    """The decision has already woken the turn, so the request for the end wakes none."""
+    """The decision has already woken the turn, so the request for the end publishes no wake-up."""
     session_id, turn_id = _waiting(harness)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
     requested = request_end(harness.database, session_id, "enough")
@@ -184,7 +184,7 @@ def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: En
 
 
 def test_one_of_a_concurrent_decision_and_end_applies(harness: Harness, end: End) -> None:
-    """The one that commits first wakes the turn, which is answered; then the session ends."""
+    """Whichever commits first, the decision or the end, wakes the turn. The turn is answered, then the session ends."""
     for number in range(6):
         session_id, turn_id = _waiting(harness, number)
         harness.waker.endings.clear()
@@ -204,7 +204,7 @@ def test_one_of_a_concurrent_decision_and_end_applies(harness: Harness, end: End
 
 
 def test_a_repeated_request_frees_no_turn_twice(harness: Harness, end: End) -> None:
-    """The first request's reason is kept, and its wake-up is enough."""
+    """The first request's reason is kept. The second request wakes no turn."""
     session_id, _ = _waiting(harness)
     first, again = (request_end(harness.database, session_id, reason) for reason in ("first", "again"))
     assert (first.may_end, first.freed) == (False, 7)
@@ -216,7 +216,7 @@ def test_a_repeated_request_frees_no_turn_twice(harness: Harness, end: End) -> N
 
 
 def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None:
-    """A turn cancelled between the end's request and its wake-up is settled at once, and the session ends."""
+    """If the freed turn is cancelled before its wake-up arrives, it is settled at once, and the session ends."""
     session_id, turn_id = _waiting(harness)
     request_end(harness.database, session_id, "enough")
     cancel(harness.runtime, turn_id)
@@ -240,7 +240,7 @@ def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End
 
 
 def test_a_turn_that_is_parked_for_a_model_keeps_waiting_for_it(harness: Harness, end: End) -> None:
-    """An end does not shorten the wait for a model: the accepted message is answered, then the session ends."""
+    """A requested end does not shorten the wait for a model. The message is answered, then the session ends."""
     harness.set(on_unavailable="park")
     harness.script(CircuitBreakerOpen())
     sent = harness.send(channel="cli")

@@ -1,4 +1,4 @@
-"""The flush of a process that shuts down: each session once, in order, under its token, within its time."""
+"""A process that shuts down flushes each session once, in order, under its token and within a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
 class Recorder:
-    """A flusher that calls the session's entry in `happens` and returns `written`, or `None` if it is in `leaves`."""
+    """A flusher that calls the session's `happens` entry; returns `None` for a session in `leaves`, else `written`."""
 
     def __init__(self, written: int = 1) -> None:
         self.written = written
@@ -50,12 +50,12 @@ def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
 def test_without_anything_to_flush_the_flush_is_complete(
     touched: list[tuple[UUID, Fence]], flushers: list[Recorder]
 ) -> None:
-    """The flush is complete in a process that did nothing, or that has no Redis."""
+    """If a process held no session or has no Redis, its flush is complete."""
     assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
 
 
 def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """The failed session is not counted as flushed, so that the shutdown logs a warning."""
+    """The failed session does not count as flushed, so the shutdown logs a warning."""
     one, other = Recorder(1), Recorder(10)
     one.happens[SECOND] = _raising(RuntimeError("damaged"))
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=2, written=32)
@@ -64,7 +64,7 @@ def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: 
 
 
 def test_a_session_left_to_another_process_is_no_failure() -> None:
-    """The other process flushes the session that it has claimed, so this flush is complete."""
+    """If another process has claimed a session, that process flushes it, so this flush is complete."""
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
@@ -74,7 +74,7 @@ def test_a_session_left_to_another_process_is_no_failure() -> None:
 
 
 def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:
-    """An unavailable server must not be tried for each of ten thousand sessions."""
+    """After a server is found unavailable, the flush ends instead of trying each of ten thousand sessions."""
     flusher = Recorder()
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
     assert flush(TOUCHED, [flusher], PATIENCE_S) == Flushed(touched=3, sessions=1, written=1)
@@ -83,7 +83,7 @@ def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_flusher_that_hangs_is_abandoned() -> None:
-    """An unresponsive server must not block the shutdown, and no further session is begun after it."""
+    """An unresponsive server must not block the shutdown. No further session is flushed after it."""
     opened, ended = threading.Event(), threading.Event()
     flusher = Recorder()
 

@@ -36,7 +36,7 @@ def act() -> str:
 
 
 def _talked(harness: Harness) -> UUID:
-    """A session of three turns, settled at the ticks 1, 4 (its second one uses a tool) and 5."""
+    """A session of three turns, settled at the ticks 1, 4 and 5. The second turn uses a tool."""
     harness.equip(act)
     harness.script(says("one"), calls(("act", {})), says("two"), says("three"))
     session_ids = {harness.ask(text, channel=channel)["session_id"] for text, channel in TALK}
@@ -98,7 +98,7 @@ def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
 
 
 def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness) -> None:
-    """A fork's prompt is the copied conversation; later messages of fork and source stay separate."""
+    """A fork's prompt is the copied conversation. Later messages of the fork and of its source stay separate."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     harness.script(says("in the fork"), says("in the source"))
@@ -113,7 +113,7 @@ def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness)
 
 
 def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harness, end: End) -> None:
-    """Forks do not recall the source's summary either; the user's other sessions recall all of it."""
+    """Forks do not recall the source's summary either. The user's other sessions recall source, forks and summary."""
     seen: list[str] = []
 
     @tool
@@ -152,7 +152,7 @@ def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harn
 
 
 def test_no_message_is_routed_to_a_fork(harness: Harness) -> None:
-    """A message without a session id never enters a fork, and the next session's predecessor is the source."""
+    """A message without a session id never enters a fork. The next session's predecessor is the source."""
     source = _talked(harness)
     forked = _fork(harness, source)
     assert harness.send("more").session_id == source
@@ -167,7 +167,7 @@ def test_no_message_is_routed_to_a_fork(harness: Harness) -> None:
 
 
 def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
-    """No sweep wakes a fork, effects and deliveries stay with the source, and other users may not write to it."""
+    """No sweep wakes a fork. Effects and deliveries stay with the source. Other users may not write to the fork."""
     harness.equip(act)
     harness.script(calls(("act", {})), says("done"))
     given = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
@@ -198,7 +198,7 @@ def test_message_ids_count_once(harness: Harness) -> None:
 
 
 def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
-    """Fork and source share the ticks up to the fork; later ticks do not exist in the fork."""
+    """A fork has the same ticks as its source up to the fork. Later ticks do not exist in the fork."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     assert harness.lines(_fork(harness, forked, 1)) == LINES[:2]
@@ -221,7 +221,7 @@ def test_the_source_continues_while_it_is_copied(harness: Harness) -> None:
 
 
 def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> None:
-    """A fork begins with the last copied turn's variables, then has its own; an ended session has none."""
+    """A fork begins with the last copied turn's variables and then changes only its own. An ended session has none."""
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:
@@ -254,7 +254,7 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
 
 
 def test_an_unfinished_turn_is_not_copied(harness: Harness) -> None:
-    """Copied open calls would never get results."""
+    """An unfinished turn is not copied, because its open calls would never get results in the fork."""
     source = _talked(harness)
     forks: list[UUID] = []
 
@@ -268,7 +268,7 @@ def test_an_unfinished_turn_is_not_copied(harness: Harness) -> None:
 
 
 def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harness) -> None:
-    """A turn cancelled before it began has no messages, and is not counted in the copy."""
+    """A turn cancelled before it began has no messages. The fork does not count it."""
     source = _talked(harness)
     dropped, sent = harness.send("dropped"), harness.send("fourth")
     cancel(harness.runtime, dropped.turn_id)
@@ -280,7 +280,7 @@ def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harnes
 
 
 def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
-    """An ended session is continued by a fork, without its summary, which may cover later turns."""
+    """A fork can continue an ended session. The summary is not copied, because it may cover later turns."""
     source = _talked(harness)
     request_end(harness.database, source, "enough")
     harness.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))
@@ -320,7 +320,7 @@ def test_a_future_tick_is_refused(harness: Harness, tick: int) -> None:
 
 
 def test_an_invalid_fork_is_refused(harness: Harness) -> None:
-    """The session is unknown, the tick is negative or precedes the first settled turn, or no turn is settled."""
+    """A fork is refused if the session is unknown, no turn is settled, or the tick is before the first settled turn."""
     source = _talked(harness)
     fresh = harness.send(user_id="bob").session_id
     before = harness.counts()

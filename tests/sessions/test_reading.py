@@ -50,7 +50,7 @@ def harness(settings: Settings, clock: MovedClock, database: Database, waker: Re
 
 
 def test_a_session_has_the_keys_of_the_contract(harness: Harness) -> None:
-    """Programs rely on these names, before the first reply and after it."""
+    """A session has the documented keys before and after its first reply."""
     sent = harness.send(channel="cli")
     fresh = read_session(harness.database, sent.session_id)
     assert set(fresh) == SESSION_KEYS
@@ -92,7 +92,7 @@ def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
     ],
 )  # fmt: skip
 def test_arguments_are_an_object_or_the_models_text(harness: Harness, written: str, shown: object) -> None:
-    """Only a valid JSON object is shown as an object."""
+    """A call's arguments are shown as an object if they are a valid JSON object, else as the model's text."""
     harness.script(calls(("nothing", written)), says("I see"))
     sent = harness.send()
     harness.run(sent.session_id)
@@ -100,7 +100,7 @@ def test_arguments_are_an_object_or_the_models_text(harness: Harness, written: s
 
 
 def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
-    """`after` and `limit` select a part of the transcript; without them it is read whole."""
+    """`after` and `limit` select a part of the transcript. Without them the whole transcript is returned."""
     sent = [harness.send(str(number)) for number in range(5)]
     session_id = sent[0].session_id
     assert read_messages(harness.database, session_id) == []
@@ -114,7 +114,7 @@ def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
 
 
 def test_unknown_ids_are_not_found(harness: Harness) -> None:
-    """A missing session must differ from an empty transcript."""
+    """An unknown session raises `NotFound`, so that it differs from an empty transcript."""
     with pytest.raises(NotFound):
         read_session(harness.database, uuid4())
     with pytest.raises(NotFound):

@@ -49,7 +49,7 @@ def session_id(harness: Harness) -> UUID:
 def test_an_ending_without_a_slot_is_woken_again(
     harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """An ending without a free slot is neither begun nor lost, and costs no attempt."""
+    """If no slot is free, the ending does not begin and uses no attempt. It is woken again."""
     assert ENDINGS * 2 < CONCURRENCY
     for _ in range(ENDINGS):
         assert process.endings.acquire(blocking=False)
@@ -67,7 +67,7 @@ def test_an_ending_without_a_slot_is_woken_again(
 
 
 def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: Any, session_id: UUID) -> None:
-    """A drain of the fleet waits for endings, so a summary has the time limit of one model call, not of a turn."""
+    """A summary has the time limit of one model call, not of a turn, because a drain of the fleet waits for endings."""
     assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
 
@@ -101,7 +101,7 @@ def test_a_summary_aborted_by_a_shutdown_wakes_another_worker(
 def test_an_aborted_summary_of_a_lost_session_wakes_no_worker(
     harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """Another process has already claimed the ending."""
+    """If another process has claimed the ending, the aborted task publishes no wake-up."""
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
         harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session_id)

@@ -1,4 +1,4 @@
-"""Sessions under random triggers and crashes: every change of state is in the table, and every session ends.
+"""Under random triggers and crashes, every change of state is in the table of transitions, and every session ends.
 
 The state machine simulates users, workers that die between any two commits, others that take over,
 clocks that jump, and events during a model call. A database trigger logs the changes of every
@@ -90,7 +90,7 @@ class Environment:
     remembered: Remembered
 
     def ender(self, *, redis_available: bool = True) -> tuple[Ender, Keeper]:
-        """An ender like the task's, with its cleaning, and the keeper of its leases."""
+        """An ender like the one of the task `sessions.end`, with its cleaning, and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_available else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
@@ -144,7 +144,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 50))
     def request_end(self, which: int = 0) -> None:
-        """Request an end; for an ended session it is refused, and nothing changes."""
+        """Request an end. For an ended session the request is refused and changes nothing."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
         before = self.harness.session(session_id)
         try:
@@ -213,7 +213,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions and self.harness.session(self.sessions[-1]).state != "ended")
     @rule()
     def lose_a_turn(self) -> None:
-        """Put a turn into Redis whose commit was lost in a failover; an ended session has no such turn."""
+        """Put into Redis a turn whose commit was lost in a failover. Ended sessions get none."""
         session_id = self.sessions[-1]
         token = self.harness.session(session_id).token
         self.environment.redis_memory.working.remember_turn(session_id, self.environment.remembered(token))
@@ -246,7 +246,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.session_log.check_arrows()
 
     def teardown(self) -> None:
-        """Check that every session ends once requested, by sweeps and wake-ups alone."""
+        """Request the end of every session, and check that sweeps and wake-ups alone end them."""
         for session_id in self.sessions:
             if self.harness.session(session_id).state != "ended":
                 request_end(self.harness.database, session_id, "enough")
@@ -281,7 +281,7 @@ class SessionMachine(RuleBasedStateMachine):
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
     ) -> Callable[[ModelRequest, ModelCall], ModelReply]:
-        """The model's answer, after the event `meanwhile` that happens during the call."""
+        """A scripted line. During the model call the event `meanwhile` happens, then `answer` is returned or raised."""
 
         def think(request: ModelRequest, call: ModelCall) -> ModelReply:
             observe, self.harness.database.observe = (
@@ -340,7 +340,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)
 def test_random_sequences_keep_to_the_table(environment: Environment) -> None:
-    """With random triggers and crashes, no change of state outside of the table is visible, and each session ends."""
+    """Random triggers and crashes cause only changes of state that are in the table, and each session ends."""
 
     class InThisEnvironment(SessionMachine):
         def __init__(self) -> None:

@@ -52,7 +52,7 @@ def _statements() -> dict[str, Statement]:
 
 
 def _faults(statement: str) -> list[str]:
-    """The states that a statement gives to sessions without the table."""
+    """The states that a statement sets without using the table of transitions."""
     text = " ".join(statement.split())
     for trigger in Trigger:
         for column in _COLUMNS:
@@ -93,7 +93,7 @@ def _inserted(text: str) -> list[str]:
 
 
 def _is_by_the_table(expression: str) -> bool:
-    """Whether a state comes from the table or stays unchanged."""
+    """Whether the expression takes the state from the table or leaves it unchanged."""
     if expression == _TABLE:
         return True
     results = set(re.findall(r"\b(?:THEN|ELSE)\s+(\S+)", expression))
@@ -107,13 +107,13 @@ def _filled(statement: str) -> str:
 
 
 def test_every_state_comes_from_the_table() -> None:
-    """A new statement that sets a state without the table fails, and so does an obsolete entry of `BY_ITSELF`."""
+    """This test fails for a statement that sets a state without the table, and for an obsolete entry of `BY_ITSELF`."""
     faults = {name for name, statement in _statements().items() if _faults(statement.sql)}
     assert faults == set(BY_ITSELF)
 
 
 def test_all_sql_that_writes_to_sessions_is_in_statements() -> None:
-    """SQL that is built elsewhere would escape the check."""
+    """All SQL that writes to sessions is in the checked statements. SQL built elsewhere would not be checked."""
     known = [" ".join(statement.sql.split()) for statement in _statements().values()]
     lines = [line for path in _sources().values() for line in path.read_text().splitlines() if _WRITES.search(line)]
     fixed = [" ".join(line.partition("{")[0].split()) for line in lines]

@@ -101,7 +101,7 @@ def test_the_statements_follow_the_table(harness: Harness, statement: Statement)
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) -> None:
-    """Tool calls lead from `thinking` to `tool_executing`, their results back."""
+    """A reply with tool calls changes the state from `thinking` to `tool_executing`. The results change it back."""
     session_id, _, parameters = _held(harness)
     trigger = Trigger.TOOL_REQUESTED if asks else Trigger.TOOL_RESULT
     step = {**parameters, "asks": asks, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
@@ -118,7 +118,7 @@ def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) ->
 
 @pytest.mark.parametrize(("status", "trigger"), [("done", Trigger.RESPONSE_COMPLETE), ("failed", Trigger.TURN_STOPPED)])
 def test_a_turn_settles_only_where_the_table_allows_it(harness: Harness, status: str, trigger: Trigger) -> None:
-    """A reply is possible only while thinking; a turn may also fail during a tool call."""
+    """A turn settles with a reply only while thinking. It may also fail during a tool call."""
     for state in State:
         session_id, turn_id, parameters = _held(harness, user_id=f"of {state}")
         _put(harness, session_id, state)

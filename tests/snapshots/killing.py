@@ -1,4 +1,4 @@
-"""A program that kills or stops a process that saves a snapshot, at each point of the save in turn.
+"""A program that kills or stops a process during the save of a snapshot. It repeats this at each point of the save.
 
     python -m tests.snapshots.killing points kill|stop KIND ADDRESS SESSION
     python -m tests.snapshots.killing stream KIND ADDRESS SESSION
@@ -99,7 +99,7 @@ def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> 
 
 
 def begin(store: SnapshotStore, session: UUID) -> None:
-    """Store version 1 and nothing else."""
+    """Delete the session's snapshot and save version 1."""
     store.delete(session)
     store.save(snapshot_of(session, 1, {"v": "one"}), 1)
 
@@ -123,7 +123,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 
 
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Stop a save at `point`, save a newer version, resume the save; returns `delayed` or `passed` for the newer."""
+    """Stop a save at `point`, save a newer version, resume. Returns `delayed` if the newer save waited, or `passed`."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):
@@ -156,7 +156,7 @@ def _which(found: Stored | None, session: UUID) -> str:
 
 
 def points(how: str, kind: str, address: str, session: UUID) -> None:
-    """Try each point in turn; print their number and the counts of the results."""
+    """Try each point of a save. Print the number of points and the counts of the results."""
     store = storage_of(kind, address).open()
     begin(store, session)
     counting = Countdown(None, 0)

@@ -48,7 +48,7 @@ def test_the_keys_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("state", SESSION_STATES)
 def test_every_state_of_a_session_is_a_status(state: str) -> None:
-    """A session in a state without a status could not be saved."""
+    """Every state has a status, because a session in a state without one could not be saved."""
     assert Status.of(state) == ("WAITING_FOR_EVENT" if state == "active" else state.upper())
 
 
@@ -61,7 +61,7 @@ def test_a_dumped_snapshot_is_parsed_unchanged(variables: Any, events: Any, inde
 
 @given(variables=VARIABLES, events=EVENTS)
 def test_checked_variables_and_events_stay_unchanged(variables: Any, events: tuple[Event, ...]) -> None:
-    """A tool must see the same variables before and after a crash, so values that JSON would change are converted."""
+    """The check leaves JSON values unchanged, so that a tool sees the same variables before and after a crash."""
     assert checked_variables(variables) == variables
     assert events_of(checked_events(events)) == events
 
@@ -91,13 +91,13 @@ def test_checked_variables_are_a_copy() -> None:
     ],
 )
 def test_variables_that_are_no_json_are_refused(variables: Any, reason: str) -> None:
-    """The tool that set them gets the error; the turn continues."""
+    """If a tool sets variables that JSON cannot represent, the tool gets the error and the turn continues."""
     with pytest.raises(InvalidRequest, match=reason):
         checked_variables(variables)
 
 
 def test_variables_nested_too_deep_for_the_whole_document_are_refused_when_they_are_set() -> None:
-    """The tool that sets them gets the error; when the snapshot is saved, it would be too late."""
+    """The error is raised when the tool sets the variables. An error at the save would come too late."""
     deepest = checked_variables({"v": nested(60)})
     assert parse(dump(snapshot_of(AGENT, 1, deepest))).memory.working_variables == deepest
     with pytest.raises(InvalidRequest, match="nested"):
@@ -127,14 +127,14 @@ def test_cyclic_variables_are_refused() -> None:
 
 @pytest.mark.parametrize("cut", range(0, len(dump(snapshot_of(AGENT, 42)).encode()), 7))
 def test_a_truncated_snapshot_is_refused(cut: int) -> None:
-    """After a full disk or a broken download, a part of a snapshot must not be read as the whole."""
+    """A truncated snapshot, for example after a full disk or a broken download, must not be read as complete."""
     data = dump(snapshot_of(AGENT, 42)).encode()
     with pytest.raises(InvalidRequest, match="cannot be read"):
         parse_stored(data[:cut], AGENT, Version(1, 42))
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    """A damaged disk rarely returns valid UTF-8."""
+    """Bytes that are not valid UTF-8, for example from a damaged disk, are refused."""
     with pytest.raises(InvalidRequest, match="not UTF-8 at byte 1"):
         parse_stored(b"{\xff}", AGENT, Version(1, 42))
 
@@ -146,7 +146,7 @@ def test_a_snapshot_under_another_tick_is_refused() -> None:
 
 
 def test_a_snapshot_of_another_agent_is_refused() -> None:
-    """One user's messages must not appear in another user's session."""
+    """A snapshot of another agent is refused, so that no session gets another user's messages."""
     other = uuid4()
     with pytest.raises(InvalidRequest) as caught:
         parse(dump(snapshot_of(AGENT)), other)
@@ -156,7 +156,7 @@ def test_a_snapshot_of_another_agent_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 1.5, "1", None, True, {"a": 1}])
 def test_an_unknown_schema_version_is_refused_before_anything_else(version: Any) -> None:
-    """A later release's snapshot may look the same and have another meaning."""
+    """A snapshot of a later release may have the same keys with another meaning, so its version is checked first."""
     with pytest.raises(InvalidRequest, match=r"schema version .*; this release reads version 1"):
         parse(changed(lambda document: document.update(schema_version=version, memory="new shape")))
 
@@ -204,7 +204,7 @@ def put(path: tuple[Any, ...], value: Any) -> str:
     ],
 )
 def test_a_wrong_type_or_key_is_refused_with_its_path(path: tuple[Any, ...], value: Any, reason: str) -> None:
-    """The author of an edited file needs the position of the error."""
+    """The error names the position of the fault, which the author of an edited file needs."""
     with pytest.raises(InvalidRequest) as caught:
         parse(put(path, value))
     assert f"{'.'.join(map(str, path))}: {reason}" in caught.value.message
@@ -212,7 +212,7 @@ def test_a_wrong_type_or_key_is_refused_with_its_path(path: tuple[Any, ...], val
 
 @pytest.mark.parametrize("text", ["", "  \n", "null", "[]", '"snapshot"', "{", '{"a": NaN}', '{"a": 1, "a": 2}'])
 def test_a_document_that_is_no_json_object_is_refused(text: str) -> None:
-    """The error message has a reason."""
+    """The error message says why the document is refused."""
     with pytest.raises(InvalidRequest, match=r"The snapshot cannot be read: \w"):
         parse(text)
 

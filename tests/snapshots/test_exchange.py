@@ -127,7 +127,7 @@ def test_an_import_can_be_repeated(harness: Harness, session_id: UUID, store: Sn
 
 
 def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tmp_path: Path) -> None:
-    """The session's row has the version of the snapshot in the store."""
+    """The import is saved in the store, and the session's row records the token and tick of that snapshot."""
     store = FileSnapshots(tmp_path)
     _restore(harness, store, _changed(harness, session_id))
     stored = store.load(session_id)
@@ -152,7 +152,7 @@ def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID
 
 
 def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, session_id: UUID) -> None:
-    """The message's turn waits for the import, and is due as soon as the import is complete."""
+    """The message's turn waits for the import. It is due as soon as the import is complete."""
 
     def send_a_message() -> None:
         harness.send("meanwhile")
@@ -165,7 +165,7 @@ def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, s
 
 
 def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_id: UUID) -> None:
-    """An import is paused for longer than its lease while a turn runs."""
+    """If an import is paused for longer than its lease while a turn runs, it writes nothing."""
 
     def run_a_turn() -> None:
         harness.move(LEASE_S + 1)
@@ -181,7 +181,7 @@ def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_
 def test_an_import_that_does_not_fit_the_session_is_refused(
     harness: Harness, session_id: UUID, store: SnapshotStore, case: str
 ) -> None:
-    """The error names the reason, and nothing is changed."""
+    """The import raises an error with the reason and changes nothing."""
     snapshot = _changed(harness, session_id)
     refusal: type[Exception] = Conflict
     match case:

@@ -1,4 +1,4 @@
-"""Tests of the PostgreSQL store only, which is written with the step and read with the session."""
+"""Tests of the PostgreSQL store only. A step's commit writes its snapshot."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_variables_are_committed_with_their_step(database: Database, store: Snap
 def test_a_step_that_changes_no_variables_writes_no_row(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """Most steps change no variables and should cost no row; the snapshot still has the session's tick."""
+    """A step that changes no variables writes no row. The snapshot still has the session's tick."""
     assert step(database, session_id, 0)
     assert store.load(session_id) is None
     step(database, session_id, 0, {"a": 1})
@@ -98,7 +98,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 def test_a_step_discards_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
-    """Pending events are in the session's queue; an event kept in the snapshot would never be consumed."""
+    """The session's queue holds the pending events. Events kept in the snapshot would never be consumed."""
     saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
     store.save(saved, 0)
     assert store.load(session_id) == Stored(saved, 0)
@@ -110,7 +110,7 @@ def test_a_step_discards_the_events_that_were_saved_before(
 
 
 def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -> None:
-    """A fork needs the variables of an earlier tick; a step that changes none adds no row."""
+    """The variables of earlier ticks stay, because forks need them. A step that changes no variables adds no row."""
     for number in range(3):
         step(database, session_id, 0, {"a": number})
         step(database, session_id, 0)
@@ -120,7 +120,7 @@ def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -
 def test_a_save_under_a_newer_token_replaces_later_ticks(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """A later tick saved by a runner that lost the session is not part of the session's history."""
+    """If a runner that lost the session saved a later tick, a save under a newer token deletes it from the history."""
     step(database, session_id, 0, {"a": 1})
     store.save(snapshot_of(session_id, 7, {"stale": True}), 0)
     store.save(snapshot_of(session_id, 2, {"a": 2}), 1)
@@ -150,7 +150,7 @@ def test_a_stale_runners_step_writes_no_variables(database: Database, store: Sna
 
 
 def test_a_save_under_a_stale_token_is_refused(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """The session's row has the newer token, even before its new holder has saved anything."""
+    """A stale token is refused even before the new holder saves, because the session's row has the new token."""
     database.run(CLAIM, {"session_id": session_id})
     with pytest.raises(StaleSnapshot, match=r"token 0, tick 5 .* token 1, tick 0"):
         store.save(snapshot_of(session_id, 5), 0)
@@ -195,7 +195,7 @@ def test_the_history_is_that_of_the_last_turns_only(database: Database, store: S
 def test_json_of_a_wrong_shape_is_set_aside(
     database: Database, store: SnapshotStore, session_id: UUID, column: str, value: str
 ) -> None:
-    """PostgreSQL checks only that the value is JSON, not its shape."""
+    """PostgreSQL only checks that a value is JSON, so the store sets aside JSON of a wrong shape."""
     store.save(snapshot_of(session_id), 1)
     with database.engine.connect() as connection:
         connection.execute(text(f"UPDATE snapshots SET {column} = CAST(:v AS json)"), {"v": value})  # noqa: S608
@@ -226,7 +226,7 @@ def test_a_read_only_database_is_reported_as_such(read_only: Database, store: Sn
 
 
 def test_an_unreachable_database_is_reported_as_such() -> None:
-    """The error is `SnapshotUnavailable`, as with every store, so that the engine retries."""
+    """As with every store, the error is `SnapshotUnavailable`, so that the engine retries."""
     unreachable = Database("postgresql+psycopg2://nobody@127.0.0.1:1/none")
     with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database cannot be reached"):
         PostgresSnapshots(unreachable).load(uuid4())

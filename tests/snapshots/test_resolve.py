@@ -22,7 +22,7 @@ NOWHERE = "postgresql+psycopg2://nobody@127.0.0.1:1/none"
 
 
 def made(url: str, redis_url: str = "redis://127.0.0.1:1/3") -> SnapshotStore:
-    """The store that `url` names; the tests do not connect to its server."""
+    """The store that `url` names. The tests do not connect to its server."""
     return resolve(url, Settings(_env_file=None), Database(NOWHERE), redis_url)
 
 
@@ -43,7 +43,7 @@ def test_postgres_is_the_default() -> None:
 def test_a_redis_url_is_accepted_in_kombus_and_in_redis_form(
     given_url: str, server: str, connection: dict[str, Any]
 ) -> None:
-    """`PERDURE_REDIS_URL` is accepted in either form; the store's name contains the server, but no password."""
+    """Both forms of a Redis URL are accepted. The store's name contains the server, but no password."""
     store = made("redis", given_url)
     assert isinstance(store, RedisSnapshots)
     assert connection.items() <= store._client.connection_pool.connection_kwargs.items()
@@ -52,7 +52,7 @@ def test_a_redis_url_is_accepted_in_kombus_and_in_redis_form(
 
 
 def test_a_file_url_is_an_absolute_path(tmp_path: Path) -> None:
-    """RFC 8089: an absolute, percent-encoded path follows the two slashes; one slash too many is accepted."""
+    """RFC 8089: an absolute, percent-encoded path follows `file://`. An additional slash is accepted."""
     wanted = tmp_path / "a b" / "snapshots"
     for url in (
         f"file://{tmp_path}/a%20b/snapshots",

@@ -1,4 +1,4 @@
-"""Full, read-only, locked or unavailable stores: the error names store, cause and remedy, and the stores recover."""
+"""If a store is full, read-only, locked or unavailable, the error names store, cause and remedy. The store recovers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_full_disk_costs_no_snapshot_and_is_reported(kind: str, small_disk: Pa
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
-    """Linux remounts a failing disk read-only: saving and deleting must fail, not seem to succeed."""
+    """If Linux has remounted a failing disk read-only, saving and deleting raise an error."""
     store = STORES_ON_DISK[kind](small_disk)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -95,7 +95,7 @@ def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_disk_that_is_not_mounted_is_not_mistaken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
-    """An empty mount point would make every session begin empty, and would receive the snapshots."""
+    """With an empty mount point every session would begin empty, and snapshots would be written to the wrong disk."""
     disk = tmp_path / "disk"
     disk.mkdir()
     store = STORES_ON_DISK[kind](disk)
@@ -117,7 +117,7 @@ def test_a_disk_that_is_not_mounted_is_not_mistaken_for_an_empty_one(kind: str, 
 
 @pytest.mark.long
 def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
-    """A process that is paused during a save keeps the lock; loading still works."""
+    """A process that is paused during a save keeps the lock. Another save fails in time, and loading still works."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -175,7 +175,7 @@ def test_a_load_does_not_wait_for_a_save(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_sqlite_file_is_left_to_the_operator(tmp_path: Path) -> None:
-    """The file may be another program's, so it is not changed, and the error names the remedy."""
+    """The file may belong to another program, so it is not changed. The error names the remedy."""
     path = tmp_path / "snapshots.db"
     path.write_bytes(b"these are the accounts of 1998" * 100)
     store = SqliteSnapshots(path)
@@ -213,7 +213,7 @@ def test_a_stopped_redis_is_reported_and_used_again_after_its_restart(own_redis:
 
 
 def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> None:
-    """A paused server accepts connections and does not answer; a turn must not wait for it without limit."""
+    """A paused server accepts connections and does not respond. A call to it must fail in time."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -238,7 +238,7 @@ def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> No
 def test_a_redis_that_refuses_writes_is_reported(
     own_redis: Running, setting: str, wrong: str, right: str, remedy: str
 ) -> None:
-    """A Redis that is full or lacks its required replicas refuses writes; stored snapshots stay readable."""
+    """A Redis that is full or lacks its required replicas refuses writes. Stored snapshots stay readable."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -254,7 +254,7 @@ def test_a_redis_that_refuses_writes_is_reported(
 def test_a_redis_key_of_another_type_or_without_a_version_is_set_aside(
     own_redis: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A value of another program must not block the session, whether it is loaded or saved first."""
+    """Another program's value must not block the session, whether the store first loads or first saves."""
     store = RedisSnapshots(own_redis.url)
     with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as client:
         for load_first in (True, False):

@@ -9,7 +9,7 @@ from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 
 
 class Broker:
-    """An in-memory task queue: records sent and revoked tasks; `states` is its result backend, set by the test."""
+    """An in-memory task queue that records sent and revoked tasks. The test sets `states`, its result backend."""
 
     def __init__(self) -> None:
         self.sent: list[TaskCall] = []

@@ -101,7 +101,7 @@ class Harness:
         return self.any_model or self.model
 
     def script(self, *lines: Line) -> None:
-        """Set the model's next replies; after them it replies `ok`."""
+        """Set the model's next replies. After the last of them the model replies `ok`."""
         self.model.lines = list(lines)
 
     def equip(self, *tools: OwnTool | McpServer, **limits: Any) -> None:
@@ -118,7 +118,7 @@ class Harness:
         return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
-        """Run the session's turns with a new runner whose keeper is not started."""
+        """Run the session's turns with a new runner. No keeper renews its lease."""
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
     def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
@@ -150,7 +150,7 @@ class Harness:
         self.clock.advance(timedelta(seconds=seconds))
 
     def sql(self, text: str, **parameters: Any) -> Sequence[Row[Any]]:
-        """Run a statement; repeat it once if its pooled connection was terminated."""
+        """Run a statement. If its pooled connection was terminated, repeat it once."""
         try:
             return self._sql(text, parameters)
         except DBAPIError as error:
@@ -185,7 +185,7 @@ class Harness:
             assert seqs == list(range(1, row.message_count + 1))
 
     def provider_problems(self, session_id: UUID) -> list[str]:
-        """The faults for which a provider would reject the transcript; an unsettled turn may have open calls."""
+        """The faults for which a provider would reject the transcript. Open calls of an unsettled turn are allowed."""
         rows = self.sql("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id)
         messages = [
             Message(
@@ -206,7 +206,7 @@ class Harness:
 
     @contextmanager
     def crashing(self, moment: Moment, name: str, nth: int = 1) -> Iterator[None]:
-        """Crash the block at the `nth` commit called `name` and suppress the crash; fail if it does not occur."""
+        """Crash the block at the `nth` commit called `name` and suppress the crash. Fail if no such commit occurs."""
         seen = itertools.count(1)
 
         def observe(at: Moment, statement: str) -> None:

@@ -20,7 +20,7 @@ def says(text: str) -> ModelReply:
 
 
 def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None = None) -> ModelReply:
-    """A reply that calls tools, each given as `(name, arguments)`."""
+    """A reply with tool calls, each given as `(name, arguments)`."""
     made = tuple(
         ToolCall(ids[number] if ids else f"call_{number}", name, given if isinstance(given, str) else json.dumps(given))
         for number, (name, given) in enumerate(wanted)
@@ -29,7 +29,7 @@ def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None =
 
 
 class Scripted:
-    """Replies with its lines in order, then `ok`; records requests and the faults for which a provider rejects them."""
+    """Replies with its lines in order, then `ok`. Records requests, and faults for which a provider rejects them."""
 
     name = "scripted"
 

@@ -1,4 +1,4 @@
-"""A message is accepted once, into the right session, or not at all."""
+"""A message is accepted once, into the right session, or it is refused and nothing is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.turns.scripted import says
 
 
 def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
-    """A sender that got no response repeats its request; the message must be answered only once."""
+    """If a sender gets no response and repeats its request, the message is answered only once."""
     first = harness.send("hello", message_id="m1")
     before = harness.counts()
     again = harness.send("hello", message_id="m1")
@@ -35,7 +35,7 @@ def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
 
 
 def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
-    """Accepting two texts under one id would silently lose one of them."""
+    """A second text under the same id is refused. If it were a duplicate, it would be lost without an error."""
     harness.send("hello", message_id="m1")
     before = harness.counts()
     with pytest.raises(Conflict, match="m1"):
@@ -44,7 +44,7 @@ def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
 
 
 def test_an_id_belongs_to_a_user_and_a_channel(harness: Harness) -> None:
-    """Two channels may both number their messages from 1."""
+    """Message ids are unique per user and channel, because each channel may number its messages from 1."""
     sent = [
         harness.send("a", user_id="ana", channel="http", message_id="1"),
         harness.send("b", user_id="ana", channel="telegram", message_id="1"),
@@ -56,7 +56,7 @@ def test_an_id_belongs_to_a_user_and_a_channel(harness: Harness) -> None:
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
 def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy: str) -> None:
-    """A concurrent repetition is a duplicate too, whatever its `on_busy`."""
+    """A concurrent repetition of a message is a duplicate, too, whatever its `on_busy`."""
     send = [lambda: harness.send("hello", message_id="m1", on_busy=on_busy)] * 20
     found = side_by_side(*send)
     assert {type(each) for each in found} == {Accepted}
@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PerdureError]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_rejected_message_leaves_no_row(harness: Harness, case: str) -> None:
-    """A 4xx answer means that nothing was written."""
+    """If a message is refused, no row is written."""
     given, error = REFUSED[case]
     before = harness.counts()
     with pytest.raises(error):
@@ -113,7 +113,7 @@ def test_a_rejected_message_leaves_no_row(harness: Harness, case: str) -> None:
 
 
 def test_a_text_of_the_maximum_length_is_accepted(harness: Harness) -> None:
-    """The limit is inclusive."""
+    """A text of exactly the maximum length is accepted."""
     assert harness.ask("x" * 10_000)["status"] == "done"
 
 
@@ -131,7 +131,7 @@ def test_another_users_session_does_not_exist(harness: Harness) -> None:
 
 @pytest.mark.parametrize("state", ["summarizing", "ending", "ended"])
 def test_an_ended_session_accepts_no_message(harness: Harness, state: str) -> None:
-    """A message to an ended session is a conflict; a message without a session id opens a new session."""
+    """A message to an ended session is a conflict. A message without a session id opens a new session."""
     ended = harness.send("hello")
     harness.run(ended.session_id)
     harness.sql(
@@ -168,7 +168,7 @@ def test_the_fields_of_a_message_are_stored(harness: Harness) -> None:
 
 
 def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) -> None:
-    """Scope `user` continues a CLI conversation in Telegram; scope `channel` keeps the two separate."""
+    """With the scope `user`, a CLI conversation continues in Telegram. With `channel`, the two are separate."""
     cli, telegram = harness.send(channel="cli"), harness.send(channel="telegram")
     assert cli.session_id == telegram.session_id
     assert harness.session(cli.session_id).channels == ["cli", "telegram"]
@@ -181,7 +181,7 @@ def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) ->
 
 
 def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
-    """A wake-up is only a hint: a committed message is accepted even if no wake-up is published."""
+    """A committed message is accepted even if no wake-up is published. The sweeper finds its row."""
     harness.waker.away = True
     sent = harness.send()
     assert sent.status == "accepted"
@@ -190,7 +190,7 @@ def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
 
 
 def test_a_leased_session_is_not_woken(harness: Harness) -> None:
-    """The session's runner finds the new turn when it settles the first one; a wake-up could claim nothing."""
+    """A leased session is not woken, because its runner finds the new turn when it settles the first one."""
     first = harness.send("first")
     assert harness.waker.sessions == [first.session_id]
     harness.claimed(first.session_id)
@@ -200,7 +200,7 @@ def test_a_leased_session_is_not_woken(harness: Harness) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, moment: str) -> None:
-    """The connection breaks around the commit: the retry inside `accept` looks up whether it succeeded."""
+    """If the connection breaks just before or after the commit, `accept` looks up whether the commit succeeded."""
     opened = harness.send("first")
     died: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Calls that wait for approval: nothing runs, no lease is held, and each outcome is one commit."""
+"""While a call waits for approval, no call of its turn runs and no lease is held. Each outcome is one commit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
 
 
 def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
-    """Neither a wake-up nor the sweeper resumes the turn; an approval does, without a strike or a second attempt."""
+    """Neither a wake-up nor the sweeper resumes the turn. An approval does, without a strike or a second attempt."""
     turn = _waiting(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
@@ -106,7 +106,7 @@ def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) ->
 
 
 def test_a_predicate_decides_which_calls_wait(harness: Harness) -> None:
-    """The predicate lets small amounts run; a predicate that raises makes the call wait."""
+    """The predicate lets calls with small amounts run. If it raises, the call waits for approval."""
     harness.script(calls(("lend", {"amount": 100})), says("lent"))
     assert harness.ask()["status"] == "done"
     assert _waiting(harness, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
@@ -120,7 +120,7 @@ def test_a_predicate_decides_which_calls_wait(harness: Harness) -> None:
 
 
 def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> None:
-    """After the last decision, approved calls and calls without approval run; the results keep the calls' order."""
+    """After the last decision, approved calls and calls that need no approval run. Results keep the calls' order."""
     turn = _waiting(harness, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
     assert [each["call_id"] for each in turn["pending_approvals"]] == ["call_1", "call_3"]
     _decide(harness, turn, "call_3", "deny")
@@ -137,11 +137,11 @@ def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> N
 
 
 def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harness) -> None:
-    """A deploy may add the tool during the wait; its call was invalid when the model made it, so it does not run."""
+    """A call of an unknown tool is invalid. It does not run even if a deploy adds the tool while another call waits."""
 
     @tool(effect="pure")
     def nobody() -> str:
-        """A tool that a deploy adds."""
+        """Return a text."""
         _ran.append(("nobody", None))
         return "here now"
 
@@ -171,7 +171,7 @@ def test_an_approved_call_runs_with_the_edited_arguments(harness: Harness) -> No
 
 
 def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
-    """A model may reuse a call id within a turn: a late decision on the first call must not decide the second."""
+    """A model may reuse a call id within a turn. A late decision on the first call must not decide the second."""
     harness.script(calls(("pay", {"amount": 1})), calls(("pay", {"amount": 2})), says("done"))
     turn = harness.ask()
     with pytest.raises(NotFound, match="call"):
@@ -192,7 +192,7 @@ def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
 
 
 def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> None:
-    """Each call accepts one decision; only the decision on the turn's last open call publishes a wake-up."""
+    """Each call accepts one decision. Only the decision on the turn's last open call publishes a wake-up."""
     turn = _waiting(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
     harness.waker.sessions.clear()
     found = side_by_side(
@@ -209,7 +209,7 @@ def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> N
 
 
 def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None:
-    """At expiry the sweeper wakes the turn, a late approval is a conflict, and the model reads the denial."""
+    """At expiry the sweeper wakes the turn, and the model reads the denial. A late approval is a conflict."""
     turn = _waiting(harness, ("look", {}), ("pay", {"amount": 1}))
     harness.move(harness.settings.approval.expires_s + 1)
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
@@ -226,7 +226,7 @@ def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
                                                 ("after", "turns.wait_approval")])  # fmt: skip
 def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, commit: str) -> None:
-    """The next worker neither calls the model again nor runs the tool; it waits and continues after the approval."""
+    """The next worker neither calls the model again nor runs the tool. The turn continues after the approval."""
     harness.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
     sent = harness.send()
     with harness.crashing(moment, commit):
@@ -246,7 +246,7 @@ def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, 
 
 
 def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
-    """The worker drains after the step with the call: the second run waits for approval, the third runs the call."""
+    """If a worker drains after committing the call, the second run waits for approval, and the third runs the call."""
     harness.script(calls(("pay", {"amount": 5})), says("done"))
     sent = harness.send()
     runner = Runner(harness.runtime, "leaving")
@@ -261,7 +261,7 @@ def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
 
 
 def test_cancelling_a_waiting_turn(harness: Harness) -> None:
-    """Cancelling needs no worker: one commit denies the call and closes the turn, and the next turn runs."""
+    """Cancelling needs no worker. One commit denies the call and settles the turn. Then the next turn runs."""
     turn = _waiting(harness, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
     behind = harness.send("next")
     assert isinstance(harness.run(behind.session_id), NotNeeded)
@@ -277,7 +277,7 @@ def test_cancelling_a_waiting_turn(harness: Harness) -> None:
 
 
 def test_interrupting_a_waiting_turn(harness: Harness) -> None:
-    """Accepting the new message cancels the waiting turn; then the message's own turn runs."""
+    """Accepting an interrupting message cancels the waiting turn. Then the message's own turn runs."""
     turn = _waiting(harness)
     sent = harness.send("never mind", on_busy="interrupt")
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
@@ -287,7 +287,7 @@ def test_interrupting_a_waiting_turn(harness: Harness) -> None:
 
 
 def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
-    """The turn continues with the denial, then the session may end."""
+    """A requested end denies the waiting call. The turn continues with the denial, then the session may end."""
     turn = _waiting(harness)
     session_id = UUID(turn["session_id"])
     assert not request_end(harness.database, session_id, "enough").may_end
@@ -304,7 +304,7 @@ def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
 
 
 def test_an_end_or_a_cancellation_requested_first_prevents_the_wait(harness: Harness) -> None:
-    """The request arrives between the commit of the calls and the start of the wait."""
+    """A request between the commit of the calls and the start of the wait prevents the wait."""
     for interfere in ("end", "cancel"):
         harness.script(calls(("pay", {"amount": 5})), says("done"))
         sent = harness.send(user_id=interfere)
@@ -325,7 +325,7 @@ def test_an_end_or_a_cancellation_requested_first_prevents_the_wait(harness: Har
 
 
 def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness) -> None:
-    """An expiry computed while the clock was ahead is computed again."""
+    """If an expiry was computed while the clock was ahead, it is computed again."""
     harness.move(86_400)
     turn = _waiting(harness)
     harness.move(-86_400)
@@ -339,7 +339,7 @@ def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness
 
 
 def test_a_malformed_decision_is_rejected() -> None:
-    """The error message names the field."""
+    """The error message names the invalid field."""
     for given in ({}, {"call_id": "", "decision": "approve"}, {"call_id": "a", "decision": "maybe"},
                   {"call_id": "a", "decision": "approve", "arguments": [1]},
                   {"call_id": 1, "decision": "deny"}):  # fmt: skip

@@ -1,4 +1,4 @@
-"""`async def` tools, probes and hooks share one event loop per process; the rules of synchronous tools apply."""
+"""`async def` tools, probes and hooks share one event loop per process. They follow the rules of synchronous tools."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_hundreds_of_calls_wait_concurrently_on_one_thread() -> None:
 
 
 def test_the_calls_of_one_reply_run_concurrently(harness: Harness) -> None:
-    """Two calls of one reply run concurrently; their results enter the transcript in the calls' order."""
+    """Two calls of one reply run concurrently. Their results enter the transcript in the calls' order."""
     met: dict[str, asyncio.Event] = {}
 
     @tool(effect="idempotent")
@@ -112,7 +112,7 @@ def test_a_coroutine_is_cancelled_at_its_time_limit(harness: Harness) -> None:
 
 
 def test_an_async_probe_decides(harness: Harness) -> None:
-    """The awaited outcome of the probe settles a call in doubt."""
+    """A call in doubt is settled by the outcome that its async probe returns."""
 
     async def probe(of: ToolContext) -> ProbeOutcome:
         await asyncio.sleep(0)
@@ -199,7 +199,7 @@ def test_an_async_tools_exception_becomes_the_calls_error(error: BaseException, 
 
 
 def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
-    """A call abandoned while another tool blocked the loop must not have its effect afterwards."""
+    """If a call is abandoned while another tool blocks the loop, it does not begin once the loop is free."""
     over, blocked, began = threading.Event(), threading.Event(), []
 
     async def blocks() -> None:
@@ -222,7 +222,7 @@ def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
 
 
 def test_a_tools_task_that_exits_does_not_end_the_loop() -> None:
-    """Asyncio re-raises a task's `SystemExit` from `run_forever`, which would end the loop's thread."""
+    """Asyncio re-raises a task's `SystemExit` from `run_forever`. Uncaught, it would end the loop's thread."""
 
     async def child() -> None:
         raise SystemExit(3)
@@ -254,7 +254,7 @@ def test_a_tool_that_exits_does_not_end_the_loop() -> None:
 
 
 def test_a_callable_that_returns_a_coroutine_is_awaited() -> None:
-    """A guard with an async `__call__` that is not awaited would pass without having run."""
+    """A guard may have an async `__call__`. If it were not awaited, the guard would pass without having run."""
 
     class Guard:
         async def __call__(self) -> str:
@@ -265,7 +265,7 @@ def test_a_callable_that_returns_a_coroutine_is_awaited() -> None:
 
 
 def test_context_variables_reach_the_coroutine() -> None:
-    """Logging and tracing keep a call's data in context variables, which must be visible in the loop's thread."""
+    """Context variables, in which logging and tracing keep a call's data, are visible in the loop's thread."""
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
 
     @tool(effect="pure")
@@ -281,7 +281,7 @@ def test_context_variables_reach_the_coroutine() -> None:
 def test_a_loop_that_a_tool_blocks_is_logged_and_replaced(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log names the blocking tool; later calls get a new loop."""
+    """The log names the blocking tool. Later calls get a new loop."""
     monkeypatch.setattr(event_loop, "_BLOCKED_S", 0.2)
     monkeypatch.setattr(event_loop, "_REPLACED_S", 0.4)
     release = threading.Event()
@@ -309,7 +309,7 @@ def test_a_loop_that_a_tool_blocks_is_logged_and_replaced(
 
 
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
-    """The thread of the parent's loop does not exist in the child, which must start its own."""
+    """A forked child starts its own loop, because the thread of the parent's loop does not exist in it."""
 
     @tool(effect="pure")
     async def quick() -> str:

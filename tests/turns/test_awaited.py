@@ -1,4 +1,4 @@
-"""Calls that wait for a Celery task or a time: the turn is parked, no lease is held, each outcome is one commit."""
+"""While a call waits for a Celery task or a time, its turn is parked without a lease. Each outcome is one commit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _effects(harness: Harness) -> list[tuple[str, str | None]]:
 
 
 def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
-    """The wait costs no lease, strike or attempt; the task has the effect's id, and its result is the call's."""
+    """The wait costs no lease, strike or attempt. The task's id is the effect's id; its result is the call's result."""
     turn = _waiting(harness)
     [sent] = broker.sent
     [effect] = harness.sql("SELECT effect_id, sent_at IS NOT NULL AS sent FROM tool_effects")
@@ -122,7 +122,7 @@ def test_a_long_result_is_bounded(harness: Harness, broker: Broker) -> None:
 
 
 def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness: Harness, broker: Broker) -> None:
-    """Nothing is sent before the approval; then ordinary calls run, tasks are sent, and the last result resumes."""
+    """After the approval, ordinary calls run and tasks are sent. The last result wakes the turn."""
     wanted = [("charge", {}), ("look", {}), ("refund", {"order": 7}), ("nobody", {}), ("reports_export", {})]
     harness.script(calls(*wanted), says("done"))
     turn = harness.ask()
@@ -150,7 +150,7 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
 
 
 def test_concurrent_results_wake_the_turn_once(harness: Harness, broker: Broker) -> None:
-    """If the two transactions did not see each other's result, neither would publish the wake-up."""
+    """Two concurrent results publish one wake-up. If neither transaction saw the other's, there would be none."""
     for _ in range(5):
         turn = _waiting(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
         harness.waker.sessions.clear()
@@ -173,7 +173,7 @@ def test_a_repeated_or_forged_result_changes_nothing(harness: Harness, broker: B
 
 
 def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Broker) -> None:
-    """The model reads that the outcome is unknown; the task is revoked; a late result is stored only in its row."""
+    """The model reads that the outcome is unknown. The task is revoked. Only the effect's row stores a late result."""
     turn = _waiting(harness)
     harness.move(TIMEOUT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
@@ -190,7 +190,7 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
 
 
 def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
-    """The result may be in the backend although its callback was lost."""
+    """If a task's callback was lost, its result may still be in the result backend."""
     turn = _waiting(harness)
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
@@ -214,7 +214,7 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
 
 
 def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, redis_url: str) -> None:
-    """The sweeper revokes them twice: a worker that was paused during the erasure may send one after the first time."""
+    """The sweeper revokes tasks twice, because a worker paused during the erasure may send one after the first time."""
     export_all = celery_tool("reports.export", effect="idempotent", max_parallel=2, timeout_s=TIMEOUT_S, name="all")
     harness.equip(export, export_all, sleep_until)
     lists = {"calls": [{"year": year} for year in (2023, 2024, 2025)]}
@@ -243,7 +243,7 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
 
 @pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])
 def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker, name: str) -> None:
-    """Cancelling needs no worker; a later result is stored in the effect's row, never in the transcript."""
+    """Cancelling needs no worker. A later result is stored in the effect's row, never in the transcript."""
     turn = _waiting(harness, (name, {"moment": _moment(harness, 60)} if name == "sleep_until" else {}))
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
@@ -259,7 +259,7 @@ def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker
 
 
 def test_a_requested_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) -> None:
-    """The turn continues at once, without the results; its tasks are revoked; then the session ends."""
+    """The turn continues at once without the results. Its tasks are revoked. Then the session ends."""
     moment = _moment(harness, 3_000)
     turn = _waiting(harness, ("reports_export", {}), ("sleep_until", {"moment": moment}), ("look", {}))
     session_id = UUID(turn["session_id"])
@@ -289,7 +289,7 @@ def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, brok
 
 
 def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, broker: Broker) -> None:
-    """A fast task, or a task in Celery's eager mode, ends before the session is released."""
+    """A fast task, or a task in Celery's eager mode, may end before the session is released. Its turn does not wait."""
     harness.script(calls(("reports_export", {}), ("look", {})), says("done"))
     accepted = harness.send()
 
@@ -306,7 +306,7 @@ def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, bro
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
     harness: Harness, broker: Broker
 ) -> None:
-    """The idempotent task is sent later; the model reads that the unsafe one failed."""
+    """The idempotent task is sent later. The model reads that the unsafe task failed."""
     broker.outcome = Sent.NO
     turn = _waiting(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
@@ -329,7 +329,7 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
 def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
     harness: Harness, broker: Broker, name: str, *, sent_again: bool
 ) -> None:
-    """The crash leaves open whether the task was sent; an idempotent one is sent again under the same id."""
+    """The crash leaves open whether the task was sent. Only an idempotent task is sent again, under the same id."""
     harness.script(calls((name, {})), says("done"))
     accepted = harness.send()
     with harness.crashing("before", "turns.note_sent"):
@@ -346,7 +346,7 @@ def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
 
 
 def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: Broker) -> None:
-    """The removed tool's task was sent, so its result still reaches the model."""
+    """If a tool is removed after its task was sent, the task's result still reaches the model."""
     turn = _waiting(harness)
     harness.equip(look)
     _ends(harness, broker.sent[0])
@@ -355,7 +355,7 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
 
 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
-    """The worker dies in an approved unsafe call; refusing the reply's other call must not start it again."""
+    """If the worker dies in an approved unsafe call, refusing the other call must not start the unsafe one again."""
     ran: list[int] = []
 
     @tool(requires_approval=True)
@@ -383,7 +383,7 @@ def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Har
 
 
 def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> None:
-    """The turn waits without a worker; the sweeper wakes it at the given time."""
+    """The turn waits without a worker. The sweeper wakes it at the given time."""
     moment = _moment(harness, 7_200)
     turn = _waiting(harness, ("sleep_until", {"moment": moment}))
     waiting = turn["waiting_for"]
@@ -434,7 +434,7 @@ def sweep_again(harness: Harness) -> None:
 
 
 def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broker) -> None:
-    """A hook that rejects the call prevents the task; a hook that rejects the result hides it from the model."""
+    """A hook that rejects the call prevents the task. A hook that rejects the result hides it from the model."""
 
     def no_charges(call: ToolCalling) -> None:
         if call.tool == "charge":
@@ -454,7 +454,7 @@ def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broke
 
 
 def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
-    """After a crash before the hook, the hook runs once, before the task is sent."""
+    """If the worker dies before the hook, the next worker runs the hook once, then sends the task."""
     seen: list[UUID] = []
     harness.equip(export, before_tool=[required(lambda call: seen.append(call.effect_id))])
     harness.script(calls(("reports_export", {})), says("done"))
@@ -469,7 +469,7 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
 
 
 def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
-    """A turn that waits for a call with a list of arguments, with at most two tasks at a time."""
+    """A turn that waits for a call with a list of arguments. At most two of its tasks run at a time."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     return _waiting(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
 
@@ -479,7 +479,7 @@ def _part_ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed:
 
 
 def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Harness, broker: Broker) -> None:
-    """At most two tasks are pending; each result causes the next task to be sent; a repeated result is ignored."""
+    """At most two tasks are pending. Each result causes the next task to be sent. A repeated result is ignored."""
     turn = _many(harness, 5)
     assert [each.arguments for each in broker.sent] == [{"n": 0}, {"n": 1}]
     assert len({each.task_id for each in broker.sent}) == 2
@@ -503,7 +503,7 @@ def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Ha
 
 
 def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
-    """Each result locks the session before it reads the other parts, so that none is overwritten."""
+    """Recording a result locks the session before it reads the other parts, so that no result is overwritten."""
     turn = _many(harness, 2)
     side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
     _resume(harness, turn)
@@ -535,7 +535,7 @@ def test_a_crash_while_a_list_is_sent(
 
 
 def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Harness, broker: Broker) -> None:
-    """At the time limit, finished parts keep their results, and unfinished tasks that were sent are revoked."""
+    """At the time limit, finished parts keep their results. The unfinished tasks are revoked."""
     turn = _many(harness, 4)
     first, second = broker.sent
     _part_ends(harness, first, "first")
@@ -548,7 +548,7 @@ def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Har
 
 
 def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
-    """A part whose callback was lost gets its result from the result backend."""
+    """If a part's callback was lost, the poll at the time limit still finds its result."""
     turn = _many(harness, 2)
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)
@@ -585,7 +585,7 @@ def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> 
 
 
 def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) -> None:
-    """If sending is first uncertain and then fails, the part still counts as running and its result is polled."""
+    """If a part's first send is uncertain and its second send fails, the part may run, so its result is polled."""
     harness.equip(celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S, name="many", max_parallel=1))
     broker.outcome = Sent.MAYBE
     harness.script(calls(("many", {"calls": [{"n": n} for n in range(2)]})), says("done"))
@@ -601,7 +601,7 @@ def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) ->
 
 
 def test_cancelling_a_list_revokes_its_tasks(harness: Harness, broker: Broker) -> None:
-    """The sent tasks are revoked, and a late result causes no further task to be sent."""
+    """The sent tasks are revoked. A late result does not cause a further task to be sent."""
     turn = _many(harness, 4)
     cancel(harness.runtime, UUID(turn["turn_id"]))
     sweep_again(harness)
@@ -620,7 +620,7 @@ def test_a_malformed_list_is_rejected(harness: Harness, broker: Broker, given: d
 
 
 def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> None:
-    """The broker is unavailable when the result arrives: the sweeper wakes the turn in its next round."""
+    """If the broker is unavailable when the result arrives, the sweeper wakes the turn in its next round."""
     turn = _waiting(harness)
     harness.waker.away = True
     _ends(harness, broker.sent[0])
@@ -630,7 +630,7 @@ def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> 
 
 
 def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
-    """The turn is cancelled in the accepting transaction; its task is revoked; the message's own turn runs."""
+    """The accepting transaction cancels the turn. Its task is revoked. Then the message's own turn runs."""
     turn = _waiting(harness)
     harness.script(says("at your service"))
     sent = harness.send("never mind", on_busy="interrupt")
@@ -642,7 +642,7 @@ def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broke
 
 
 def test_later_messages_of_the_session_wait_for_the_turn(harness: Harness, broker: Broker) -> None:
-    """A wake-up for a later message starts nothing; the messages run in the order accepted."""
+    """A wake-up for a later message starts no turn. The messages are run in the order accepted."""
     turn = _waiting(harness)
     second = harness.send("and another")
     assert isinstance(harness.run(second.session_id), NotNeeded)
@@ -658,7 +658,7 @@ def test_a_breaker_that_closes_does_not_wake_a_turn_that_waits_for_a_task(harnes
 
 
 def test_the_user_is_shown_what_the_turn_waits_for(harness: Harness, broker: Broker) -> None:
-    """The message names the tool, and is shown once for each wait."""
+    """The message to the user names the tool. It is sent once per wait."""
     turn = _waiting(harness)
     delays = Delays(harness.database, UUID(turn["turn_id"]))
     message = delays.look()

@@ -97,7 +97,7 @@ def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
 
 
 def nonsense(payload: bytes) -> Make:
-    """A reply that begins valid and continues with `payload` as an event."""
+    """A reply with a valid beginning, then `payload` as an event."""
     return lambda server: Broken(Answer("a good beginning"), 3, server.frame(payload))
 
 
@@ -129,7 +129,7 @@ FAILURES = [
 def test_a_server_that_answers_nonsense(
     harness: Harness, runtime: Runtime, provider: Provider, make: Make, code: str, *, again: bool
 ) -> None:
-    """The turn fails with the documented code and a message; only transient failures are retried."""
+    """The turn fails with the documented code and a message. Only transient failures are retried."""
     step = make(provider.server)
     provider.server.player = lambda _: step
     provider.server.requests.clear()
@@ -161,7 +161,7 @@ def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provid
 
 @pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
 def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: Step) -> None:
-    """A fallback answers after any failure; the time limit is per model, so a hanging one leaves time for the next."""
+    """A fallback answers after any failure. The time limit is per model, so a hanging one leaves time for others."""
     models = Models(
         provider.settings.model_copy(update={"model_timeout_s": DEADLINE_S, "fallback_models": ("offline",)}),
         SystemClock(),
@@ -175,7 +175,7 @@ def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: St
 
 
 def test_a_cancelled_turn_asks_no_fallback_model(harness: Harness, provider: Provider) -> None:
-    """A cancellation while the server is silent causes no retry, no fallback and no failure in the breaker."""
+    """A cancellation while the server does not respond causes no retry, no fallback and no failure in the breaker."""
     other = Scripted()
     model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
     runtime = replace(harness.runtime, models=lambda _: model)
@@ -209,7 +209,7 @@ ODD = [
 def test_a_server_that_is_odd(
     harness: Harness, runtime: Runtime, provider: Provider, step: Step, results: list[str]
 ) -> None:
-    """An odd reply is tolerated: each call has its own result, and the provider accepts the next prompt."""
+    """An odd reply is tolerated. Each of its calls gets a result, and the provider accepts the next prompt."""
     provider.server.script(step)
     provider.server.player = lambda _: Answer("here you are")
     turn = ask(harness, runtime)

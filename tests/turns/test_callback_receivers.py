@@ -112,7 +112,7 @@ def test_a_callback_is_processed_once(receiver: Printed, harness: Harness) -> No
 
 
 def test_a_delivery_that_no_worker_recorded_is_processed_once(receiver: Printed) -> None:
-    """If a worker dies after the receiver's response, the callback is sent a second time."""
+    """If a worker dies after the receiver's response, the callback is sent again. The receiver processes it once."""
     for _ in range(2):
         carrier().carry({"url": receiver.url}, BODY, ID)
 
@@ -120,7 +120,7 @@ def test_a_delivery_that_no_worker_recorded_is_processed_once(receiver: Printed)
 
 
 def test_a_signature_by_another_secret_is_refused(receiver: Printed) -> None:
-    """A wrong signature gets a 401; while secrets rotate, one valid signature of two is enough."""
+    """A wrong signature gets a 401. While secrets rotate, one valid signature of two is enough."""
     with pytest.raises(DeliveryFailed, match="401"):
         carrier(make_secret()).carry({"url": receiver.url}, BODY, ID)
     carrier(make_secret(), SECRET).carry({"url": receiver.url}, BODY, ID)
@@ -138,7 +138,7 @@ def test_a_stale_callback_is_refused(receiver: Printed, shift_s: float) -> None:
 
 
 def test_a_forged_callback_is_refused(receiver: Printed) -> None:
-    """A changed body, id or time and a malformed or missing signature are refused; the receiver keeps serving."""
+    """A changed body, id or time is refused, as is a malformed or missing signature. The receiver keeps serving."""
     signed = signed_headers(parse_secrets(SECRET), ID, int(time.time()), BODY)
     forged: list[tuple[bytes, dict[str, str]]] = [
         (BODY.replace(b"done", b"fail"), signed),

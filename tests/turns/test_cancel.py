@@ -1,4 +1,4 @@
-"""Cancelling a turn in each of its states; a turn ends with a reply or a cancellation, never both."""
+"""A turn can be cancelled in each of its states. It ends with a reply or a cancellation, never both."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_cancelled_between_steps(harness: Harness) -> None:
 
 
 def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
-    """After a cancellation between the intents' commit and the calls, no call begins and all are closed."""
+    """If a turn is cancelled between the intents' commit and the calls, no call begins and all calls are closed."""
     ran: list[int] = []
 
     @tool
@@ -90,7 +90,7 @@ def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
 
 
 def test_cancelling_a_parked_turn(harness: Harness) -> None:
-    """No worker runs a parked turn: the cancellation wakes one, which settles the turn as cancelled."""
+    """No worker runs a parked turn. The cancellation wakes a worker, which settles the turn as cancelled."""
     sent = harness.send()
     runner = Runner(harness.runtime, "draining")
     runner.keeper.drain()
@@ -144,7 +144,7 @@ def test_cancelling_an_unknown_turn_raises(harness: Harness) -> None:
 
 
 def test_a_concurrent_cancel_and_settle_leave_one_outcome(harness: Harness) -> None:
-    """Both lock the session, so the turn is either done with its reply or cancelled without one."""
+    """Cancelling and settling lock the session, so the turn is either done with its reply or cancelled without one."""
     seen = set()
     for number in range(25):
         gate = threading.Event()
@@ -187,7 +187,7 @@ def test_a_reply_being_committed_wins_over_a_cancellation(harness: Harness) -> N
 
 
 def test_the_turn_after_a_cancelled_one_runs(harness: Harness) -> None:
-    """After a cancelled turn the runner continues with the next one, which the cancellation does not affect."""
+    """After a cancelled turn the runner continues with the next turn. The cancellation does not affect that turn."""
     first, second = harness.send("first"), harness.send("second")
 
     def cancelling(request: ModelRequest, call: ModelCall) -> ModelReply:

@@ -1,4 +1,4 @@
-"""Cases and turns: shown in the prompt, counted when a turn settles, learnt from praise, archived when they fail."""
+"""Cases are shown in the prompt, counted when a turn settles, learnt from praise and archived when they fail."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _score(harness: Harness, turn: dict[str, Any], score: int) -> None:
 
 
 def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness: Harness) -> None:
-    """The four nearest cases are quoted as data; a failed turn is recorded as a failed use."""
+    """The four nearest cases are quoted as data. A failed turn is recorded as a failed use of its cases."""
     for word in ("now", "today", "again", "here", "first"):
         _put(harness, f"other {word}", f"how do I reset the router {word}", "red")
     _put(harness)
@@ -74,7 +74,7 @@ def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness:
 
 @pytest.mark.usefixtures("prepared")
 def test_cases_cost_a_turn_one_statement(harness: Harness) -> None:
-    """Cases add the search; the statement that settles the turn also records their use."""
+    """The search for cases is one more statement. The statement that settles the turn also records their use."""
     for _ in range(2):
         harness.ask()
     with counted(harness.database) as (before, commits):
@@ -107,7 +107,7 @@ def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, moment: Any) -> None:
-    """One statement records the use and settles the turn, so a crash leaves both or neither."""
+    """One statement records the use of the case and settles the turn, so a crash leaves both or neither."""
     _put(harness)
     sent = harness.send(QUESTION)
     with harness.crashing(moment, "turns.settle"):
@@ -144,7 +144,7 @@ def test_another_users_open_transaction_delays_no_settlement(harness: Harness, s
 
 
 def test_unrelated_cases_reach_no_prompt_and_are_not_used(harness: Harness) -> None:
-    """Ten cases of other topics are neither shown nor recorded, so that an unused case becomes inactive."""
+    """Ten cases of unrelated topics are neither shown nor recorded as used."""
     for number, (query, *_) in enumerate(TOPICS[-10:]):
         _put(harness, f"case {number}", query)
     harness.ask(QUESTION)
@@ -157,7 +157,7 @@ def test_unrelated_cases_reach_no_prompt_and_are_not_used(harness: Harness) -> N
 
 
 def test_a_learnt_case_is_shown_to_no_other_user(harness: Harness) -> None:
-    """Every user sees imported cases; a learnt case is shown only to its own user unless the scope is `all`."""
+    """Every user sees imported cases. With the default scope, an unshared learnt case is shown only to its own user."""
     harness.script(says(ANSWER))
     _score(harness, harness.ask(QUESTION), 1)
     _put(harness, "imported", "what do I do if the router does not reset", "Unplug it.")
@@ -173,7 +173,7 @@ def test_a_learnt_case_is_shown_to_no_other_user(harness: Harness) -> None:
 
 
 def test_a_shared_case_is_shown_to_all_users_until_it_is_unshared(harness: Harness) -> None:
-    """An administrator may share a learnt case; it then reaches other users' prompts."""
+    """After an administrator shares a learnt case, it is in other users' prompts until it is unshared."""
     harness.script(says(ANSWER))
     _score(harness, harness.ask(QUESTION), 1)
     [learnt] = cases.list_cases(harness.database)
@@ -187,7 +187,7 @@ def test_a_shared_case_is_shown_to_all_users_until_it_is_unshared(harness: Harne
 
 
 def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
-    """A case learnt from praise is shown only to agents with the same bank; `None` and `False` mean no bank."""
+    """A case learnt from praise is shown only to agents with the same bank. `None` and `False` mean no bank."""
     harness.agents = Agents(
         [
             Agent("assistant", "You help."),
@@ -229,7 +229,7 @@ def test_an_invalid_casebank_is_a_settings_error(casebank: Any) -> None:
 
 @pytest.mark.usefixtures("prepared")
 def test_cases_of_other_users_cause_no_search(harness: Harness) -> None:
-    """No search runs for a user who may see none of the bank's cases; with the scope `all` it runs."""
+    """If a user may see none of the bank's cases, no search runs. With the scope `all` the search runs."""
     harness.script(says(ANSWER))
     _score(harness, harness.ask(QUESTION), 1)
 
@@ -255,7 +255,7 @@ def test_a_case_beyond_the_budget_is_not_counted(harness: Harness) -> None:
 
 
 def test_turns_run_without_cases_while_the_embedder_is_unavailable(harness: Harness) -> None:
-    """Cases are found by vectors only; the turn is answered without them."""
+    """Cases are found by vectors only. While the embedder is unavailable, turns are answered without cases."""
     _put(harness)
     harness.embedder = _Away()
     assert harness.ask(QUESTION)["status"] == "done"
@@ -263,7 +263,7 @@ def test_turns_run_without_cases_while_the_embedder_is_unavailable(harness: Harn
 
 
 def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -> None:
-    """Repeated praise stores one case; a negative score of an unpraised answer stores none."""
+    """Repeated praise stores one case. A negative score for an answer that was never praised stores none."""
     harness.script(says(ANSWER), says("no idea"))
     praised, blamed = harness.ask(QUESTION), harness.ask("what is the weather like")
     for _ in range(2):
@@ -278,7 +278,7 @@ def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -
 
 
 def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None:
-    """The erasure waits for feedback in progress; later feedback finds no turn."""
+    """The erasure waits for feedback in progress. Later feedback finds no turn."""
     turn = harness.ask(QUESTION, user_id="zoe")
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool:
@@ -299,7 +299,7 @@ def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None
 
 
 def test_only_a_reply_can_be_praised(harness: Harness) -> None:
-    """Feedback on an unsettled turn is a conflict that names its status; praise of a failed turn stores no case."""
+    """Feedback on an unsettled turn is a conflict that names its status. Praise of a failed turn stores no case."""
     sent = harness.send()
     good = Feedback(score=1, comment="thanks")
     with pytest.raises(Conflict, match="accepted"):

@@ -44,7 +44,7 @@ def _talk(harness: Harness) -> None:
 
 
 def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
-    """Five commits, seven statements: accept, claim, history, memory context, two steps, settle."""
+    """The turn takes five commits and seven statements: accept, claim, history, memory context, two steps, settle."""
     harness.equip(double)
     for _ in range(3):
         _talk(harness)  # opens the session, and prepares each statement on its connection
@@ -58,11 +58,11 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
 
 
 def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness) -> None:
-    """Working variables are read with the claim and written with the step."""
+    """Working variables are read by the claim's statement and written by the step's statement."""
 
     @tool(effect="pure")
     def count(context: ToolContext, *, further: bool) -> int:
-        """Return the variable `n`, raised by one if `further`."""
+        """Return the variable `n`. If `further`, first add one to it."""
         with context.working_variables as variables:
             if further:
                 variables["n"] = variables.get("n", 0) + 1
@@ -99,7 +99,7 @@ def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: 
 
 
 def test_the_cost_does_not_grow_with_the_conversation(harness: Harness) -> None:
-    """The window bounds the messages of a prompt: turn 60 sends as many as turn 25."""
+    """The window bounds the messages of a prompt. Turn 60 sends as many messages as turn 25."""
     harness.equip(double)
     for _ in range(25):
         _talk(harness)

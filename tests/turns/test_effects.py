@@ -66,7 +66,7 @@ RUNS = {"pure": [1, 1, 2, 1], "idempotent": [1, 1, 2, 1], "unsafe": [1, 0, 1, 1]
 @pytest.mark.parametrize("effect", RUNS)
 @pytest.mark.parametrize("point", range(4))
 def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str, point: int) -> None:
-    """Wherever the process dies, each class behaves as declared and the turn is answered once."""
+    """Wherever the process dies, a tool behaves as its effect class says, and the turn is answered once."""
     harness.equip(bench.tool(effect))
     session_id = _crash(harness, *POINTS[point])
     harness.move(DECIDED_S)
@@ -84,7 +84,7 @@ def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str,
 
 
 def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Harness, bench: Bench) -> None:
-    """The first runner may only be paused: no other runner repeats the call before its time limit has passed."""
+    """The first runner may still be alive. No other runner repeats the call before the tool's time limit has passed."""
     harness.set(lease_s=5, heartbeat_s=1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -103,7 +103,7 @@ def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Ha
 
 
 def test_a_clock_set_back_does_not_postpone_the_decision(harness: Harness, bench: Bench) -> None:
-    """Even if `decide_at` is a day ahead, a call in doubt waits no longer than its time limit."""
+    """Even if `decide_at` is a day ahead, a call in doubt waits no longer than the tool's time limit."""
     harness.set(tool_timeout_s=0.1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -147,7 +147,7 @@ PROBES: dict[str, tuple[Callable[[ToolContext], Any], str, int]] = {
 
 @pytest.mark.parametrize("answer", PROBES)
 def test_the_probe_of_an_unsafe_tool_settles_its_call(harness: Harness, bench: Bench, answer: str) -> None:
-    """The probe decides; only `DidNotHappen` repeats the call, and any unclear answer means unknown."""
+    """The probe decides. Only `DidNotHappen` repeats the call. After any unclear answer the outcome is unknown."""
     probe, expected, runs = PROBES[answer]
     harness.equip(bench.tool("unsafe", probe))
     session_id = _crash(harness, "before", 2)
@@ -161,7 +161,7 @@ def test_the_probe_of_an_unsafe_tool_settles_its_call(harness: Harness, bench: B
 
 
 def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None:
-    """A probe has the tool's time limit; after it the outcome is unknown."""
+    """A probe has the tool's time limit. If it takes longer, the outcome is unknown."""
     release = threading.Event()
 
     def hang(context: ToolContext) -> Unknown:
@@ -182,7 +182,7 @@ def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None
 
 
 def test_a_late_result_is_stored_only_in_the_effects_row(harness: Harness) -> None:
-    """An unsafe tool returns after its outcome was recorded as unknown: the transcript is not rewritten."""
+    """If an unsafe tool returns after its outcome was recorded as unknown, the transcript stays unchanged."""
     release = threading.Event()
 
     @tool(timeout_s=30)
@@ -249,7 +249,7 @@ def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench
 
 
 def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Bench) -> None:
-    """A refused call has no effect row; recovery refuses it again, next to the other calls' results."""
+    """A refused call has no effect row. Recovery refuses it again and keeps the other calls' results."""
     harness.equip(bench.tool("pure"))
     harness.script(calls(("fly", {}), ("act", {}), ("act", "{broken")), says("done"))
     sent = harness.send()
@@ -277,7 +277,7 @@ def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harnes
 
 
 def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) -> None:
-    """A process paused between intent and start loses its session and must not start the tool."""
+    """If a process is paused between intent and start and loses its session, it must not start the tool."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"), says("of the second runner"))
     sent = harness.send()
@@ -296,7 +296,7 @@ def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) 
 
 
 def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, bench: Bench) -> None:
-    """An expired lease that no other runner claimed is renewed, then the tool starts."""
+    """If no other runner has claimed the session, an expired lease is renewed and the tool starts."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()
@@ -314,7 +314,7 @@ def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, ben
 def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_called(
     harness: Harness, bench: Bench, lost: bool
 ) -> None:
-    """The tool's thread checks the lease again: an expired one is renewed, a lost one stops the call."""
+    """The tool's thread checks the lease again. It renews an expired lease. If the lease is lost, it stops the call."""
     paused: list[str] = []
 
     def pause(seen: ToolCalling) -> None:

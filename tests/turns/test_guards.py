@@ -1,4 +1,4 @@
-"""The rate limit on a user's messages, which is exact under concurrency."""
+"""The rate limit on a user's messages is exact under concurrency."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _limited(harness: Harness, **rates: Any) -> Harness:
 
 
 def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
-    """Limits apply per minute and per hour; a refused message is not counted or stored; other users are unaffected."""
+    """Limits apply per minute and per hour. A refused message is not counted or stored. Other users are unaffected."""
     limited.send()
     limited.move(20)
     limited.send()
@@ -47,7 +47,7 @@ def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
 
 
 def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
-    """A sender that repeats a message gets the first response again even if the rate is used up."""
+    """If a sender repeats a message, it gets the first response again, even if the rate limit is reached."""
     first = limited.send(message_id="m1")
     limited.send()
     again = limited.send(message_id="m1")
@@ -56,7 +56,7 @@ def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
 def test_no_on_busy_bypasses_the_limit(limited: Harness, on_busy: str) -> None:
-    """Merged and interrupting messages count as well; a refused interruption interrupts nothing."""
+    """Merged and interrupting messages count as well. A refused message does not interrupt a turn."""
     sent = [limited.send(on_busy=on_busy) for _ in range(2)]
     with pytest.raises(RateLimited):
         limited.send(on_busy=on_busy)
@@ -65,7 +65,7 @@ def test_no_on_busy_bypasses_the_limit(limited: Harness, on_busy: str) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_limit_is_exact_under_concurrency(harness: Harness, *, known: bool) -> None:
-    """Of eight concurrent messages under a limit of three, exactly three are accepted, also from a new user."""
+    """Of eight concurrent messages under a limit of three, exactly three are accepted, even if the user is new."""
     if known:
         harness.send()
         harness.move(61)

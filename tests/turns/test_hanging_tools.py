@@ -19,7 +19,7 @@ from tests.turns.scripted import calls, says
 
 
 def test_the_thread_of_a_hanging_tool_is_counted(harness: Harness) -> None:
-    """The turn is answered; each leaked thread is counted until it ends."""
+    """The turn is answered. Each leaked thread is counted until it ends."""
     release = threading.Event()
 
     @tool(effect="idempotent", timeout_s=0.05)
@@ -69,7 +69,7 @@ def test_too_many_leaked_threads_are_reported_once() -> None:
 def test_a_call_whose_outcome_is_unknown(
     harness: Harness, effect: str, answer: ProbeOutcome | None, tries: int, expected: str
 ) -> None:
-    """A repeatable call is repeated once; a probe settles an unsafe one, whose outcome otherwise stays unknown."""
+    """A pure or idempotent call is repeated once. An unsafe call is settled by its probe, or stays unknown."""
     ran: list[UUID] = []
 
     @tool(effect=effect, probe=None if answer is None else lambda _context: answer)

@@ -1,4 +1,4 @@
-"""Hooks around turns and tools, and an agent's own error messages."""
+"""Hooks around turns and tools, and error messages that an agent defines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_hooks_receive_their_events_in_order(harness: Harness) -> None:
 
 
 def test_a_required_hook_keeps_a_turn_from_beginning(harness: Harness) -> None:
-    """The model is not called; the user reads the hook's message, or a general one if the hook has a bug."""
+    """The model is not called. The user reads the hook's message, or a general message if the hook has a bug."""
     for hook, message in ((_refuses, "Not with me."), (_fails, "A guard of this installation refused this.")):
         harness.equip(before_turn=[required(hook)])
         turn = harness.ask()
@@ -69,7 +69,7 @@ def test_a_required_hook_keeps_a_turn_from_beginning(harness: Harness) -> None:
 
 
 def test_a_required_hook_rejects_a_reply(harness: Harness) -> None:
-    """A rejected reply enters no transcript; a turn that already failed keeps its own error."""
+    """A rejected reply enters no transcript. If the turn has already failed, it keeps its own error."""
     harness.equip(after_turn=[required(_refuses)])
     harness.script(says("a secret"), GuardRejected("The first refusal."))
     turn = harness.ask()
@@ -91,7 +91,7 @@ def test_a_required_hook_keeps_a_tool_from_running_or_its_result_from_the_model(
 
 
 def test_an_agents_own_error_messages(harness: Harness) -> None:
-    """Messages are chosen by code and language; the code stays, and a lookup that raises leaves the default message."""
+    """Messages are chosen by code and language; the code stays. If the lookup raises, the default message is used."""
     texts = ErrorTexts({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
     harness.equip(before_turn=[required(_refuses)], error_messages=texts)
     assert harness.ask()["error"] == {"code": "GUARD_REJECTED", "message": "No."}
@@ -112,7 +112,7 @@ def test_an_agents_own_error_messages(harness: Harness) -> None:
 
 @pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])
 def test_a_late_hook_rejects_only_if_it_is_required(harness: Harness, name: str) -> None:
-    """The wait ends at the time limit; the hook's thread cannot be ended, and counts as leaked while it runs."""
+    """The wait ends at the time limit. The hook's thread cannot be ended, so it counts as leaked while it runs."""
     release = threading.Event()
 
     def hangs(seen: Any) -> None:
@@ -178,7 +178,7 @@ def test_before_turn_hooks_are_called_once_however_often_the_turn_is_parked(harn
 
 
 def test_hooks_may_be_called_again_after_a_crash(harness: Harness) -> None:
-    """After a crash before the commit, the hooks are called again with the same ids; after the commit they are not."""
+    """After a crash before the commit, the hooks are called again with the same ids. After the commit they are not."""
     seen: list[Any] = []
     harness.equip(before_turn=[seen.append])
     sent = harness.send()

@@ -1,4 +1,4 @@
-"""The fleet's intake: while it is closed no turn begins; once it is open every waiting turn is due."""
+"""While the fleet's intake is closed, no turn begins. Once it is open, every waiting turn is due."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sweepers_wake_no_session_while_the_intake_is_closed(harness: Harness) -
 
 
 def test_closing_the_intake_twice_needs_one_opening(harness: Harness) -> None:
-    """A second operator may close the intake again; one opening is enough."""
+    """If the intake is closed twice, one opening is enough."""
     for _ in range(2):
         intake.close(harness.database)
         assert intake.is_closed(harness.database)
@@ -66,7 +66,7 @@ def test_closing_the_intake_twice_needs_one_opening(harness: Harness) -> None:
 
 
 def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harness) -> None:
-    """The intake closes while the session's first turn runs: the first turn ends, the second one waits."""
+    """If the intake closes while the session's first turn runs, that turn ends and the second one waits."""
     harness.script(says("the first"), says("the second"))
     first, second = harness.send("1"), harness.send("2")
 
@@ -86,7 +86,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harne
 
 
 def test_a_running_turn_ends_despite_a_lost_connection(harness: Harness) -> None:
-    """After the lost connection the runner looks up its turn and finishes it although the intake is closed."""
+    """After a lost connection the runner looks up its turn and finishes it, although the intake is closed."""
     first, second = harness.send("1"), harness.send("2")
     broken: list[str] = []
 

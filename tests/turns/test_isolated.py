@@ -1,4 +1,4 @@
-"""The conditions under which a worker kills the child process of a turn, and the outcome of that turn."""
+"""The conditions under which a worker kills a turn's child process, and the turn's outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
 
 
 def test_a_silent_process_is_killed_when_its_turn_is_cancelled() -> None:
-    """A responsive process is not killed: it exits after the tool that it runs."""
+    """A responsive process is not killed, because it exits after its current tool call."""
     standing = replace(HELD, cancelled=True)
     assert seen((replace(standing, is_silent=False), 0), (replace(standing, is_silent=False), 10_000)) is None
     assert seen((HELD, 0), (standing, 1)) is not None
@@ -67,7 +67,7 @@ def test_a_process_that_lost_its_session_is_killed_soon() -> None:
 def test_a_process_that_claims_its_session_again_is_not_killed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner claims again, under a new fence, if the broker accepts no wake-up for the session's next turn."""
+    """If the broker accepts no wake-up for the session's next turn, the runner claims again under a new fence."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
     first, _ = harness.send("first"), harness.send("second")
     harness.waker.away = True
@@ -95,7 +95,7 @@ def test_a_process_whose_session_was_erased_before_it_was_seen_is_killed_soon() 
 
 
 def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
-    """A process without a session may be importing, connecting or flushing, so its silence means nothing yet."""
+    """A process without a session may be importing, connecting or flushing, so it is killed only after a minute."""
     other = replace(HELD, owner=None)
     assert seen((other, 1), (other, IDLE_S - 1)) is None
     assert seen((other, IDLE_S)) is not None
@@ -104,7 +104,7 @@ def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
 
 
 def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) -> None:
-    """The keeper renews the lease each heartbeat; the grace allows for a locked row that delays the renewal."""
+    """The keeper renews the lease each heartbeat. The grace period allows for a locked row that delays the renewal."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     turn = harness.settings.turn
@@ -119,7 +119,7 @@ def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) 
 
 
 def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
-    """A garbage collection or a call into C may silence a process briefly; accepted turns run before the end."""
+    """Accepted turns run before a requested end, so a silent process is killed only at the turn's time limit."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     request_end(harness.database, sent.session_id, "requested")
@@ -148,7 +148,7 @@ def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> b
 
 
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
-    """A turn that has used up its time is not repeated, and its session is woken for the next turn."""
+    """A turn that has used up its time fails and is not repeated. Its session is woken for the next turn."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     harness.move(301)
@@ -165,7 +165,7 @@ def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Ha
 
 
 def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:
-    """The cancellation counts even if the process was killed for its time limit."""
+    """If a cancelled turn's process is killed at its time limit, the turn is cancelled, not failed."""
     sent = harness.send()
     claim, _ = harness.claimed(sent.session_id)
     cancel(harness.runtime, sent.turn_id)
@@ -175,7 +175,7 @@ def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness
 
 
 def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> None:
-    """The parent may have been paused before it settles the turn, so a stale fence changes nothing."""
+    """The parent may be paused before it settles the turn. If another runner claims the turn, nothing is changed."""
     sent = harness.send()
     stale, _ = harness.claimed(sent.session_id)
     harness.move(harness.settings.turn.lease_s + 1)
@@ -186,7 +186,7 @@ def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> 
 
 
 def test_a_turn_settled_before_the_kill_stays_settled(harness: Harness) -> None:
-    """The process may commit between the watch's reading and the kill; the next turn gets no strike."""
+    """The process may commit between the watch's reading and the kill. The next turn then gets no strike."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(

@@ -64,7 +64,7 @@ def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> Non
 
 
 def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Keeper) -> None:
-    """A hanging thread must not keep its session for ever: another runner takes over when the lease has expired."""
+    """A hanging thread must not keep its session for ever. After the lease has expired, another runner takes over."""
     found, _ = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     with keeper.holding(found) as hold:
@@ -98,7 +98,7 @@ def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> Non
 
 
 def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper) -> None:
-    """At the hard limit of a shutdown running turns are parked, and ending sessions keep their state."""
+    """At the hard limit of a shutdown, running turns are parked. Ending sessions keep their state."""
     ended = harness.send(user_id="eva").session_id
     assert harness.run(ended) == Ran(1)
     request_end(harness.database, ended, "enough")
@@ -131,7 +131,7 @@ def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper
 
 
 def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Harness) -> None:
-    """A cancellation that arrives when the runner has begun the next turn must not stop that turn."""
+    """If a cancellation arrives after the runner has begun the next turn, it must not stop that turn."""
     found, hold = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     hold.begin(found.turn.turn_id)
@@ -147,7 +147,7 @@ def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Har
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
 def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
-    """If the next turn begins during a stop, a `stopping` without a reason would make its runner loop for ever."""
+    """The next turn may begin during a stop. If `stopping` were set without a reason, its runner would loop forever."""
     _, hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
     hold.begin(stopped)
@@ -169,7 +169,7 @@ def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
 
 
 def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Keeper) -> None:
-    """The thread of a call to a silent provider waits on a socket, so the keeper aborts the call."""
+    """If a provider does not respond, the call's thread waits on a socket, so the keeper aborts the call."""
     found, _ = harness.claimed(harness.send().session_id)
     aborted = threading.Event()
     with keeper.holding(found) as hold:
@@ -183,7 +183,7 @@ def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Kee
 
 
 def test_cancelling_ends_a_stream_within_three_seconds(harness: Harness, runner: Runner) -> None:
-    """A cancelled reply must not be generated, and paid for, to its end."""
+    """The cancellation aborts the stream, so that the rest of the reply is not generated and paid for."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -236,7 +236,7 @@ def test_a_lost_session_aborts_the_model_call(harness: Harness, runner: Runner) 
 
 
 def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -> None:
-    """A shutdown aborts the model call and commits nothing of it; another worker repeats the call."""
+    """A shutdown aborts the model call and commits none of its output. Another worker repeats the call."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -262,7 +262,7 @@ def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -
 
 
 def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -> None:
-    """A failed heartbeat delays the renewal; the leases stay valid."""
+    """A failed heartbeat only delays the renewal. The leases stay valid."""
     found, _ = harness.claimed(harness.send().session_id)
     made = Keeper(harness.database, harness.clock, harness.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
     made.start()
@@ -279,7 +279,7 @@ def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -
 def test_it_logs_once_that_it_drops_sessions_from_the_flush(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The oldest sessions are dropped first; a session that is held again counts as new."""
+    """The oldest sessions are dropped first. A session that is held again counts as new."""
     monkeypatch.setattr("perdure.turns.lease.keeper._MOST_TOUCHED", 2)
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
     one, two = Fence(1, uuid4()), Fence(2, uuid4())

@@ -1,4 +1,4 @@
-"""One runner per session; a stale runner writes nothing; no accepted message is stranded."""
+"""A session has one runner at a time. A stale runner writes nothing. No accepted message is stranded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.turns.scripted import calls, says
 
 
 def test_one_of_concurrent_claims_succeeds(harness: Harness) -> None:
-    """Four workers claim the same session at the same time."""
+    """Of four workers that claim a session concurrently, one succeeds."""
     for _ in range(10):
         session_id = harness.send().session_id
         claims = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
@@ -89,7 +89,7 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
 
 
 def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
-    """A claim lost in a failover to a standby; the next claim, by a worker of `release`, has the same token."""
+    """A claim that a failover to a standby lost. The next claim, by a worker of `release`, has the same token."""
     session_id = harness.send().session_id
     harness.script(says("before the failover"))
     harness.run(session_id)
@@ -215,7 +215,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
 
 
 def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
-    """A process paused between UPDATE and COMMIT must not block the workers: they skip its row."""
+    """A process paused between UPDATE and COMMIT must not block the workers. They skip the row that it has locked."""
     session_id, other = harness.send().session_id, harness.send(user_id="bob").session_id
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -226,7 +226,7 @@ def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
 
 
 def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, database_url: str) -> None:
-    """The server releases the locks of a client paused within a transaction after a third of the lease."""
+    """If a client is paused within a transaction, the server releases its locks after a third of the lease."""
     session_id = harness.send().session_id
     paused = Database(database_url, lease_s=3)
     lock = Statement("lock", "SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE")
@@ -240,7 +240,7 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
 
 
 def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
-    """The keeper may beat between a settle and the end of the hold; a lease renewed then would have no holder."""
+    """The keeper may beat between a settle and the end of the hold. A lease renewed then would have no holder."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -258,7 +258,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
 
 
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accepting and settling lock the same row, so the later of the two runs the next turn or wakes its session."""
+    """Accepting and settling lock the same row. The later of the two runs the next turn or wakes its session."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()
@@ -285,7 +285,7 @@ def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
-    """A turn that keeps killing its process must not kill the process's other turns."""
+    """A turn that keeps killing its process runs alone, so that it does not end other turns."""
     session_id = harness.send().session_id
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(Crash("dead"))
@@ -300,7 +300,7 @@ def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harnes
 
 
 def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> None:
-    """After its last attempt the turn fails with a code and a reply, and the next message is answered."""
+    """After its last attempt the turn fails with a code and a reply. The next message is answered."""
     sent = harness.send("poison")
     for _ in range(5):
         harness.script(Crash("dead"))
@@ -389,7 +389,7 @@ def test_order_is_kept_under_several_runners(harness: Harness) -> None:
 
 
 def test_a_turn_that_commits_a_step_in_each_attempt_runs_alone_too(harness: Harness) -> None:
-    """Despite its progress, a turn whose tool kills the process must not kill the process's other turns."""
+    """Even if each attempt commits a step, a turn that kills its process runs alone."""
     sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(calls(("deadly", {})))
@@ -413,7 +413,7 @@ def test_a_lease_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> Non
 
 
 def test_statements_that_wait_for_locks_do_not_delay_the_keeper(harness: Harness) -> None:
-    """One locked row must not cost a process the leases of its other turns."""
+    """Statements that wait for one locked row must not delay the renewal of the process's other leases."""
     locked = harness.send(user_id="locked").session_id
     running = harness.send(user_id="running")
     _, hold = harness.claimed(running.session_id)

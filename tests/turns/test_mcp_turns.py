@@ -61,7 +61,7 @@ def _effects(harness: Harness) -> list[tuple[str, str, str]]:
 
 
 def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
-    """The first step waits for the server's tools; the error for an unknown tool lists the available ones."""
+    """The first step waits for the server's tools. The error for an unknown tool lists the available tools."""
     harness.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))
     turn = harness.ask("What is 2 + 3?")
     assert (turn["status"], turn["reply"]["text"]) == ("done", "It is 5.")
@@ -73,7 +73,7 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
 
 
 def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
-    """The process that records a decision, also with changed arguments, needs no connection to the server."""
+    """The process that records a decision needs no connection to the server, even if the arguments are changed."""
     harness.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
     turn = harness.ask()
     assert [each["tool"] for each in turn["pending_approvals"]] == ["local:add", "local:key"]
@@ -102,7 +102,7 @@ def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) 
 
 @pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) -> None:
-    """The call is not repeated, the model reads that its outcome is unknown, and the turn continues."""
+    """The call is not repeated. The model reads that the outcome is unknown, and the turn continues."""
     harness.script(calls(("local:die", {})), says("I cannot tell."))
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
@@ -117,7 +117,7 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
 def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is repeated under the same key once the server is back; the model reads only its result."""
+    """Once the server is available again, the call is repeated under the same key. The model reads only the result."""
     monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # also on a busy machine
     server = replace(SERVER, timeout_s=PATIENCE_S * 2)
     harness.equip(server)

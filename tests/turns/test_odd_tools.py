@@ -1,4 +1,4 @@
-"""Tools that raise a `BaseException` or return odd values: the model reads an error, and the turn continues."""
+"""If a tool raises a `BaseException` or returns an odd value, the model reads an error and the turn continues."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_turn_continues(harness: Harness, work: Callable[[], object], expect
 
 
 def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
-    """A large result is not copied on its way to the transcript; copies once raised the peak to 837 MB."""
+    """A large result is not copied on its way to the transcript. Copies once raised the peak to 837 MB."""
 
     @tool(effect="pure")
     def read() -> str:
@@ -90,7 +90,7 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
 
 
 def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the tool and the type of its error, not the response that a library put into the message."""
+    """The log has the tool's name and the type of its error. It omits the error's message, which may be huge."""
 
     @tool(effect="pure")
     def read() -> str:

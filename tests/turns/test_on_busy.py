@@ -1,4 +1,4 @@
-"""A message whose session is busy: it waits, is refused, interrupts, or joins the waiting turn."""
+"""If its session is busy, a message waits, is refused, interrupts the turn, or joins the waiting turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def double(number: int) -> int:
 
 
 def _open_calls(harness: Harness, text: str = "first") -> UUID:
-    """A session whose process died after committing a turn's tool calls, before their results."""
+    """A session whose process died after it committed a turn's tool calls and before it committed their results."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
     session_id = harness.send(text).session_id
@@ -95,7 +95,7 @@ def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None
 
 
 def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
-    """The old runner returns from its model call with a reply, but its token is stale."""
+    """If the old runner's model call returns after the interruption, its reply is not committed: the token is stale."""
     in_call, go_on = threading.Event(), threading.Event()
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -118,7 +118,7 @@ def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
 
 
 def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> None:
-    """The tool ends after its turn was cancelled; only its effect row may store the result."""
+    """If a tool ends after its turn was cancelled, only its effect row stores the result."""
     in_tool, go_on = threading.Event(), threading.Event()
 
     @tool
@@ -145,7 +145,7 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
 
 @pytest.mark.long
 def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -> None:
-    """Without this limit, 250 merged messages of 10,000 characters made a prompt of 622,000 tokens."""
+    """The length of a merged turn is limited. Otherwise 250 messages of 10,000 characters make 622,000 tokens."""
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250
@@ -154,7 +154,7 @@ def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -
 
 
 def test_short_messages_are_merged_up_to_the_limit(harness: Harness) -> None:
-    """The limit counts the characters, not bytes, of all messages of the turn; beyond it a new turn begins."""
+    """The limit counts the characters (not bytes) of all messages of the turn. Beyond the limit a new turn begins."""
     sent = [harness.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
     assert [each.seq for each in sent] == [1, 1, 1, 2, 2, 2, 3]
     assert harness.send("ж" * 1_000, on_busy="merge").seq == 3
@@ -178,7 +178,7 @@ def test_merged_messages_reach_the_model_in_order(harness: Harness) -> None:
 
 
 def test_a_repeated_merged_message_is_a_duplicate(harness: Harness) -> None:
-    """A merged message keeps its own row and id; its repetition returns the turn that it joined."""
+    """A merged message keeps its own row and id. A repetition of it returns the turn that it joined."""
     first = harness.send("one", message_id="1")
     harness.send("two", message_id="2", on_busy="merge")
     again = harness.send("two", message_id="2", on_busy="merge")
@@ -199,7 +199,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("difference", DIFFERENT)
 def test_a_message_that_differs_is_not_merged(harness: Harness, difference: str) -> None:
-    """A turn has one channel, one agent and one receiver."""
+    """A message with another channel, agent or receiver is not merged, because a turn has one of each."""
     given, other = DIFFERENT[difference]
     harness.equip()
     harness.ask("the session is the default agent's")
@@ -267,7 +267,7 @@ def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
 
 
 def test_an_interruptions_statements_do_not_grow_with_the_queue(harness: Harness) -> None:
-    """60 queued turns take as many statements as 4; all deliveries are recorded, and the first ten are woken."""
+    """60 queued turns take as many statements as 4. All deliveries are recorded, and the first ten are woken."""
     few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
     owed = harness.sql(

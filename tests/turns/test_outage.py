@@ -1,4 +1,4 @@
-"""The database becomes unavailable in the middle of a turn: the turn continues and is answered once."""
+"""If the database becomes unavailable in the middle of a turn, the turn continues and is answered once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_connections_killed_in_every_step(harness: Harness) -> None:
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
 def test_a_commit_in_doubt(harness: Harness, moment: Moment, name: str, nth: int) -> None:
-    """The connection breaks just before or just after a commit.
+    """The connection breaks just before or just after a commit, and the turn is answered once.
 
     The runner looks up whether the commit happened and continues; no message is written twice.
     """
@@ -102,7 +102,7 @@ def _next_line(request: ModelRequest, call: ModelCall) -> ModelReply:
 
 
 def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk only commits fail. Each retry costs a model call, so retries slow down and end."""
+    """On a full disk only commits fail. Each retry costs a model call, so retries back off and end."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -127,7 +127,7 @@ def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, m
 
 
 def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its lease has expired, another runner may hold the session, so this one leaves the turn unsettled."""
+    """Once the lease has expired, another runner may hold the session, so the runner leaves the turn unsettled."""
     monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
     sent = harness.send()
 

@@ -64,7 +64,7 @@ def _row(harness: Harness, delivery_id: UUID) -> Any:
 
 
 def test_it_is_delivered_once(harness: Harness) -> None:
-    """The body is the turn and the delivery's id, which identifies a repetition; a second wake-up sends nothing."""
+    """The body has the turn and the delivery's id, which identifies repetitions. A second wake-up sends nothing."""
     delivery_id = _delivery(harness)
     recipient = Recipient()
     assert _deliver(harness, recipient, delivery_id) == Delivered()
@@ -103,7 +103,7 @@ def test_a_failed_delivery_is_retried_later(harness: Harness) -> None:
 
 
 def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
-    """A receiver gets a session's replies in order; each completed delivery names the next one to wake."""
+    """A receiver gets a session's replies in order. Each completed delivery returns the next one to wake."""
     recipient = Recipient(failures=1)
     first, second, third = _delivery(harness), _delivery(harness), _delivery(harness)
     assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
@@ -119,7 +119,7 @@ def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
 
 
 def test_order_spans_the_sessions_of_a_conversation(harness: Harness) -> None:
-    """Deliveries of another conversation do not wait."""
+    """Deliveries of a conversation keep their order across its sessions. Other conversations do not wait for them."""
     recipient = Recipient(failures=1)
     reply_to = {"url": "https://a.example/hook"}
     owed, sessions = [], set()
@@ -146,7 +146,7 @@ def test_order_spans_the_sessions_of_a_conversation(harness: Harness) -> None:
 
 
 def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -> None:
-    """Both deliveries belong to one turn; the request must arrive first."""
+    """A turn may have a request for approval and a reply to deliver. The request must arrive first."""
     recipient = Recipient()
     reply = _delivery(harness)
     question = uuid4()
@@ -163,7 +163,7 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
 
 
 def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
-    """The previous release leaves the conversation's columns empty; the conversation is then read from the turn."""
+    """The previous release leaves the conversation's columns empty. The conversation is then read from the turn."""
     first, second = _delivery(harness), _delivery(harness)
     harness.sql("UPDATE deliveries SET user_id = NULL, scope = NULL WHERE delivery_id = %(id)s", id=second)
     assert _deliver(harness, Recipient(), second) == NotDue()
@@ -172,7 +172,7 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
 
 
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """A worker from before migration 0030 may route a message that a newer worker refused; its turn must settle."""
+    """A worker from before migration 0030 may route a message that a newer one refused. The turn must still settle."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.sql(
         """
@@ -249,7 +249,7 @@ def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None
 
 
 def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
-    """Showing a receiver's address or answer would let a sender explore the network through `reply_to`."""
+    """The sender does not see an attempt's error. Otherwise `reply_to` could be used to explore the network."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     (delivery_id,) = harness.waker.deliveries
@@ -282,7 +282,7 @@ def test_a_delivery_whose_attempts_all_crash_fails(harness: Harness) -> None:
 
 
 def test_the_pauses_double_up_to_a_limit() -> None:
-    """The pauses are 5 s, 10 s, ... up to an hour; after the last attempt, `None`."""
+    """The pauses are 5 s, 10 s, ... up to an hour. After the last attempt the pause is `None`."""
     pauses = [retry_after(attempt) for attempt in range(1, MAX_ATTEMPTS + 1)]
     assert pauses[:3] == [5, 10, 20]
     assert pauses[-2] == LONGEST_RETRY_S
@@ -345,7 +345,7 @@ def test_any_error_text_can_be_stored(harness: Harness, reason: str) -> None:
 
 
 def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
-    """A wake-up for a delivery that was erased is harmless."""
+    """A wake-up for an erased delivery has no effect."""
     assert _deliver(harness, Recipient(), uuid4()) == NotDue()
 
 
@@ -357,7 +357,7 @@ def test_the_signature_is_hmac_sha256_of_the_body() -> None:
 
 
 def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
-    """While the receiver's breaker is open the pauses grow; after it closes the delivery is sent."""
+    """While the receiver's breaker is open, the pauses grow. After it closes, the delivery is sent."""
     delivery_id = _delivery(harness)
     unavailable = BreakerOpen(retry_s=60)
     pauses = []
@@ -375,7 +375,7 @@ def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
 
 
 def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
-    """After a day, refusals by the breaker count as attempts: no delivery waits for ever."""
+    """After a day, refusals by the breaker count as attempts, so that no delivery waits for ever."""
     delivery_id = _delivery(harness)
     harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):

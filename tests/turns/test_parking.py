@@ -1,4 +1,4 @@
-"""An unavailable model: the turn fails with a message, or waits at no cost and then continues in order."""
+"""If the model is unavailable, the turn fails with a message, or waits at no cost and then continues in order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> No
 
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
 def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
-    """A wait costs no attempt, strike or time of the turn, and no wake-up claims the turn before it is due."""
+    """A wait uses no attempt, strike or time of the turn. No wake-up claims the turn before it is due."""
     parking.script(error)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -92,7 +92,7 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
 
 
 def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
-    """Failed retries within one wait are not reported; a new failure after a model reply is."""
+    """Failed retries within one wait are not reported. A new failure after a model reply is reported."""
     parking.equip(look)
     parking.script(OPEN)
     sent = parking.send()
@@ -148,7 +148,7 @@ def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
 
 
 def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Harness) -> None:
-    """The server's clock is set back a day between the breaker's closing and the next sweep."""
+    """The next sweep wakes the turn even if the server's clock is set back a day after the breaker closes."""
     parking.script(OPEN)
     session_id = UUID(parking.ask()["session_id"])
     assert parking.database.run(queries.RECALL, {})
@@ -159,7 +159,7 @@ def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Ha
 
 
 def test_it_waits_no_longer_than_a_cooldown_for_another_process_probe(parking: Harness) -> None:
-    """A probe that fails or is lost with its process is not reported, so the model is called after one cooldown."""
+    """Another process's probe may fail or die unreported, so the model is called after one cooldown at the latest."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
     turn = parking.ask()
     _try_again(parking, UUID(turn["session_id"]))
@@ -200,7 +200,7 @@ def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
 
 
 def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
-    """An agent's `on_unavailable` overrides the setting in both directions; an invalid value is a settings error."""
+    """An agent's `on_unavailable` overrides the setting, for both values. An invalid value is a settings error."""
     harness.equip(on_unavailable="park")
     harness.script(OPEN)
     assert harness.ask()["status"] == "parked"
@@ -223,7 +223,7 @@ def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
 
 
 def test_a_cancellation_concurrent_with_parking(parking: Harness) -> None:
-    """The cancellation waits for the commit that parks the turn, and must then clear its `not_before`."""
+    """The cancellation waits for the commit that parks the turn. Then it must clear the session's `not_before`."""
     parking.script(OPEN)
     turn = parking.ask()
     parking.sql("UPDATE sessions SET not_before = NULL")
@@ -243,7 +243,7 @@ def _waits_for_a_lock(harness: Harness) -> bool:
 
 
 def test_a_cancellation_before_parking(parking: Harness) -> None:
-    """If the turn is cancelled during the failing model call, it is parked, and settled at its next claim."""
+    """If the turn is cancelled during the failing model call, it is parked. The next claim settles it."""
     sent = parking.send()
 
     def fails(request: Any, call: Any) -> ModelReply:
@@ -258,7 +258,7 @@ def test_a_cancellation_before_parking(parking: Harness) -> None:
 
 
 def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -> None:
-    """A closing breaker makes all parked turns due; each sweep wakes a limited number, without delaying other turns."""
+    """A closing breaker makes all parked turns due. Each sweep wakes a limited number, without delaying other turns."""
     sent: list[Accepted] = []
     for number in range(MOST_A_ROUND + 3):
         parking.script(OPEN)
@@ -308,7 +308,7 @@ def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
 
 
 def test_a_model_call_has_the_turns_remaining_time(harness: Harness) -> None:
-    """A chain of models has the turn's remaining time, and each model a part of it."""
+    """A chain of models shares the turn's remaining time. Each model gets a part of it."""
     left: list[float] = []
 
     def respond(request: Any, call: Any) -> ModelReply:

@@ -1,4 +1,4 @@
-"""A database that briefly refuses a commit: the commit is retried, without a second model or tool call."""
+"""If the database briefly refuses a commit, the commit is retried without a second model or tool call."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _answered_once(harness: Harness, bench: Bench) -> None:
     ],
 )
 def test_a_row_that_another_transaction_locks_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
-    """The lock timeout rejects the commit; the same step is committed when the row is unlocked."""
+    """The lock timeout rejects the commit. The same step is committed when the row is unlocked."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
@@ -106,7 +106,7 @@ def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Mome
 def test_a_statement_that_the_server_commits_late_is_not_committed_twice(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
-    """The client found no commit and repeated the statement; only one of the two may be committed."""
+    """If the client finds no commit and repeats the statement, only one of the two statements may be committed."""
     bench, late = Bench(), list[dict[str, Any]]()
     sent = _talk(harness, bench)
     run = Database.run
@@ -127,7 +127,7 @@ def test_a_statement_that_the_server_commits_late_is_not_committed_twice(
 
 
 def test_the_reply_of_a_stale_runner_is_discarded(harness: Harness) -> None:
-    """The second runner has already committed its own reply."""
+    """If a second runner has already committed its reply, the stale runner's reply is discarded."""
     harness.script(says("of the first"), says("of the second"))
     sent = harness.send()
     tries: list[str] = []

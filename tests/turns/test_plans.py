@@ -152,7 +152,7 @@ def test_each_statement_of_a_turn_uses_an_index_and_reads_few_rows(large: Harnes
 
 @pytest.mark.long
 def test_turns_are_listed_by_index(large: Harness) -> None:
-    """Listing settled turns reads about as many rows as it returns; listing unsettled turns reads all of those."""
+    """A list of settled turns reads about as many rows as it returns. A list of unsettled turns reads all of them."""
     large.sql(
         "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
         " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"

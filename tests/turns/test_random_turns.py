@@ -39,7 +39,7 @@ def unsafe() -> str:
 
 
 class RandomTurns:
-    """One random run. `accepted`: the turn of each accepted message."""
+    """One random run. `accepted` maps each accepted message to its turn."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.harness = harness
@@ -169,7 +169,7 @@ class RandomTurns:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 def test_a_random_sequence(harness: Harness, seed: int) -> None:
-    """A random sequence of actions keeps the invariants; the seed repeats it."""
+    """The invariants hold after a random sequence of actions. The same seed repeats the sequence."""
     random_turns = RandomTurns(harness, seed)
     for _ in range(STEPS):
         random_turns.step()

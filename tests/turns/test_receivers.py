@@ -18,7 +18,7 @@ def _refused(harness: Harness, message: str, **reply_to: str) -> None:
 
 
 def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -> None:
-    """Every spelling of such an address is refused, until its network is allowed."""
+    """Every spelling of an address that is not public is refused, until its network is allowed."""
     for url in SPELLINGS:
         _refused(harness, "", url=url)
     _refused(harness, r"10\.0\.0\.1 is not a public address", url="http://10.0.0.1/")
@@ -28,7 +28,7 @@ def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -
 
 
 def test_a_reply_to_a_queue_that_is_not_allowed_is_refused(harness: Harness) -> None:
-    """Only queues in `PERDURE_REPLY_TASKS` are allowed: a sender cannot name kombu's keys or perdure's queues."""
+    """Only queues in `PERDURE_REPLY_TASKS` are allowed: a sender cannot write to kombu's keys or perdure's queues."""
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     for queue in [*NOT_FOR_REPLIES, "celery", "billing"]:
         _refused(harness, "", task="shop.replied", queue=queue)

@@ -38,7 +38,7 @@ def fired(harness: Harness) -> list[str]:
 
 
 def test_a_single_time_fires_once(harness: Harness) -> None:
-    """A schedule with one time fires one turn at or after that time, and is then removed."""
+    """A schedule with a single time fires one turn at or after that time. Then it is removed."""
     made = add(harness, at=soon(harness, 60), conversation="garden")
     assert fire_due(harness.runtime) == 0
     harness.move(61)
@@ -77,7 +77,7 @@ def test_a_cron_schedule_fires_each_slot_once(harness: Harness) -> None:
 
 
 def test_pause_and_resume(harness: Harness) -> None:
-    """Slots during a pause are skipped; a schedule whose only time has passed cannot be resumed."""
+    """Slots during a pause are skipped. If a schedule's only time has passed, it cannot be resumed."""
     often = UUID(add(harness, cron="*/10 * * * *")["schedule_id"])
     once = UUID(add(harness, at=soon(harness, 300))["schedule_id"])
     later = UUID(add(harness, at=soon(harness, 30_000))["schedule_id"])
@@ -100,7 +100,7 @@ def test_pause_and_resume(harness: Harness) -> None:
 
 
 def test_slots_within_quiet_hours_become_one_message(harness: Harness) -> None:
-    """No slot fires in quiet hours; at their end one message replaces all slots within them."""
+    """No slot fires in quiet hours. When they end, one message replaces all slots within them."""
     now = harness.clock.now()
     begin, end = now + timedelta(hours=1), now + timedelta(hours=4)
     quiet = f"{begin:%H:%M}-{end:%H:%M}"
@@ -149,7 +149,7 @@ def test_a_local_time_that_does_not_exist(harness: Harness) -> None:
 
 
 def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
-    """Three of ten concurrent additions succeed; the limit applies per user."""
+    """With a limit of three, three of ten concurrent additions succeed. The limit applies per user."""
     harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(user_limit=3)})
     refused: list[Conflict] = []
 
@@ -187,7 +187,7 @@ def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
     ("name", "often"), [("reminders.take_due", True), ("turns.accept", True), ("turns.accept", False)]
 )
 def test_a_crash_while_firing(harness: Harness, name: str, moment: Any, *, often: bool) -> None:
-    """After a crash at any commit the lease expires, another worker continues, and the slot is one turn."""
+    """After a crash at any commit the lease expires and another worker continues. The slot becomes one turn."""
     in_five_minutes = harness.clock.now() + timedelta(minutes=5)  # only one slot of the hour is due
     add(harness, **({"cron": f"{in_five_minutes.minute} * * * *"} if often else {"at": soon(harness, 5)}))
     harness.move(601)
@@ -202,7 +202,7 @@ def test_a_crash_while_firing(harness: Harness, name: str, moment: Any, *, often
 @pytest.mark.parametrize("given", [{"cron": "*/10 * * * *"}, {}])
 @pytest.mark.parametrize("change", ["erased", "removed", "paused"])
 def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given: dict[str, Any], change: str) -> None:
-    """The change is committed after a worker claimed the schedule and before its message is accepted."""
+    """If a change is committed between a worker's claim and the acceptance of the message, nothing is sent."""
     schedule_id = UUID(add(harness, **(given or {"at": soon(harness, 5)}))["schedule_id"])
     harness.move(601)
 
@@ -224,7 +224,7 @@ def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given
 
 
 def test_the_longest_text_and_user_id_can_fire(harness: Harness) -> None:
-    """The limits leave room for the mark before the text and for the tenant before the user's id."""
+    """The limits of a message allow the longest text with its reminder mark and the longest user id with its tenant."""
     longest = harness.settings.guard.max_chars - len(reminders.DUE_NOW.format(date="2026-01-01"))
     with pytest.raises(InvalidRequest, match=f"1 to {longest} characters"):
         add(harness, cron="*/10 * * * *", text="x" * (longest + 1))
@@ -235,7 +235,7 @@ def test_the_longest_text_and_user_id_can_fire(harness: Harness) -> None:
 
 
 def test_an_unexpected_error_delays_no_other_schedule(harness: Harness) -> None:
-    """A schedule whose time zone is unknown on this machine shows an error and is retried later."""
+    """If a schedule's time zone is unknown on this machine, the schedule shows an error and is retried later."""
     add(harness, at=soon(harness, 5))
     broken = add(harness, user="bob", at=soon(harness, 5))
     harness.sql("UPDATE reminders SET timezone = 'Mars/Olympus' WHERE schedule_id = %(id)s", id=broken["schedule_id"])
@@ -259,7 +259,7 @@ def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
 
 
 def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None:
-    """An unknown agent does not end the schedule; a rate limit only delays a slot."""
+    """If its agent is unknown, a schedule shows the error and continues. A rate limit only delays a slot."""
     made = add(harness, cron="*/10 * * * *", agent="nobody")
     harness.move(601)
     assert fire_due(harness.runtime) == 1
@@ -278,7 +278,7 @@ def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None
 
 
 def test_the_tools_of_the_agent(harness: Harness) -> None:
-    """A reminder fires in the conversation of the turn that set it; the tools see only the user's own schedules."""
+    """A reminder fires in the conversation of the turn that set it. The tools see only the user's own schedules."""
     foreign = add(harness, user="bob", cron="0 7 * * *")
     harness.equip(remind_me, schedules, unschedule)
     moment = soon(harness, 3_600)
@@ -309,7 +309,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
 
 
 def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
-    """The schedule has the effect's id, so a call repeated after a crash inserts no second one."""
+    """The schedule's id is the effect's id, so a call repeated after a crash inserts no second schedule."""
     harness.equip(remind_me)
     accepted = harness.send("remind me")
     harness.script(calls(("remind_me", {"text": "Tea.", "cron": "0 17 * * *"})))

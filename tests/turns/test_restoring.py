@@ -1,4 +1,4 @@
-"""Pending messages are exported with a snapshot; the same or another installation imports and answers each once."""
+"""A snapshot's export has the pending messages. The same or another installation imports and answers each once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def other(databases: Databases, clock: MovedClock) -> Iterator[Harness]:
 
 @pytest.fixture(params=["postgres", "file", "sqlite", "redis"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness], SnapshotStore]:
-    """Makes the snapshot store of an installation."""
+    """A function that makes the snapshot store of an installation."""
 
     def made(harness: Harness) -> SnapshotStore:
         match request.param:
@@ -65,7 +65,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness]
 
 
 def _queued(harness: Harness, *texts: str) -> UUID:
-    """A session with one answered turn, in which `texts` are queued."""
+    """A session with one answered turn and the queued messages `texts`."""
     session_id = UUID(harness.ask("first")["session_id"])
     for number, text in enumerate(texts):
         assert harness.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
@@ -120,7 +120,7 @@ def test_an_import_into_the_original_accepts_nothing_twice(harness: Harness) -> 
 
 
 def test_begun_and_cancelled_messages_are_not_exported(harness: Harness) -> None:
-    """A begun turn continues from its own rows; a cancelled message must not be imported and answered."""
+    """A begun turn continues from its own rows. A cancelled message must not be imported and answered."""
     session_id = UUID(harness.ask("first")["session_id"])
     harness.send("begun", session_id=session_id)
     harness.claimed(session_id)
@@ -131,13 +131,13 @@ def test_begun_and_cancelled_messages_are_not_exported(harness: Harness) -> None
 
 
 def test_an_export_holds_every_queued_message(harness: Harness, other: Harness) -> None:
-    """The snapshots that a turn saves hold a limited number of messages; an export has no limit."""
+    """An export contains every queued message. The snapshots that turns save contain a limited number."""
     session_id = _queued(harness, *(f"message {number}" for number in range(130)))
     assert restore(other.runtime, _exported(harness, session_id)) == Restored(130, 0)
 
 
 def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) -> None:
-    """A message keeps its fields and the turn it was merged into, and is queued whatever the default `on_busy`."""
+    """A message keeps its fields and the turn that it joined. It is queued whatever the default `on_busy` is."""
     for each in (harness, other):
         each.equip()
     session_id = _queued(harness)
@@ -160,7 +160,7 @@ def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) 
 
 
 def test_an_unknown_agent_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
-    """An exported agent that the installation does not have is treated like a removed one."""
+    """If the installation lacks a message's agent, the default agent answers."""
     session_id = _queued(harness, "one")
     other.agents = Agents([Agent("another", "You help.")])
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
@@ -188,7 +188,7 @@ def test_an_imported_session_is_routable_only_if_the_user_has_no_other(harness: 
 def test_an_import_can_be_repeated_after_a_crash(
     harness: Harness, other: Harness, moment: Moment, name: str, nth: int
 ) -> None:
-    """The import dies at a commit, and a worker answers its messages before it is repeated."""
+    """If an import dies at a commit and a worker answers its messages, repeating the import accepts none twice."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     with other.crashing(moment, name, nth):
@@ -202,7 +202,7 @@ def test_an_import_can_be_repeated_after_a_crash(
 
 
 def test_messages_are_imported_into_a_session_that_has_continued(harness: Harness, other: Harness) -> None:
-    """The session's variables may be newer than the export's: they are kept, and the result says why."""
+    """The session's variables may be newer than the export's. They are kept, and the result says why."""
     session_id = _queued(harness, "one")
     snapshot = _exported(harness, session_id)
     other.script(says("hi"))
@@ -216,7 +216,7 @@ def test_messages_are_imported_into_a_session_that_has_continued(harness: Harnes
 
 
 def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
-    """A queue of one event: the snapshot's first pending message with the given fields replaced."""
+    """A queue whose only event is the snapshot's first pending message, with the given fields replaced."""
     event = snapshot.event_queue_backup[0]
     return (replace(event, payload={**event.payload, **changed}),)
 
@@ -255,7 +255,7 @@ def test_an_unknown_member_of_a_message_is_ignored(harness: Harness, other: Harn
 
 
 def test_an_import_into_an_ended_or_another_users_session_is_refused(harness: Harness, other: Harness) -> None:
-    """An unknown session is refused, too, if the export has no pending messages to open it."""
+    """An import into an unknown session is refused, too, if the export has no pending message."""
     snapshot = _exported(harness, _queued(harness, "one"))
     theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
     mine = replace(theirs, memory=replace(snapshot.memory, working_variables={"name": "Bob"}))

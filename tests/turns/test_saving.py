@@ -1,4 +1,4 @@
-"""An external snapshot store: a snapshot is saved before the reply becomes visible, and loaded at a claim."""
+"""With an external store, a snapshot is saved before the reply becomes visible, and loaded when a runner claims."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _results(harness: Harness) -> list[str]:
 
 
 def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, spy: Spy) -> None:
-    """A session must remember every reply that a client has read, whatever crashes afterwards."""
+    """The reply is visible only after the save, because a session must remember every reply that a client has read."""
     seen: list[Any] = []
 
     def look(_: AgentSnapshot) -> None:
@@ -155,7 +155,7 @@ def test_the_saved_snapshot_equals_the_committed_one(harness: Harness, spy: Spy)
 
 
 def test_queued_messages_are_in_a_turns_snapshot(harness: Harness, spy: Spy) -> None:
-    """A snapshot lists queued messages as pending events; the runner reads them from PostgreSQL."""
+    """A snapshot lists queued messages as pending events. The runner reads the messages from PostgreSQL."""
     saved: list[AgentSnapshot] = []
     spy.on_save = saved.append
     harness.send("one")
@@ -233,7 +233,7 @@ BOUNDARIES: list[tuple[Moment, str]] = [
 
 @pytest.mark.parametrize(("moment", "name"), BOUNDARIES)
 def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name: str) -> None:
-    """The model is called again only if its reply was not committed; the snapshot is that of the last commit."""
+    """The model is called again only if its reply was not committed. The store has the snapshot of the last commit."""
     harness.script(calls(("add", {})), says("once"))
     sent = harness.send()
     with harness.crashing(moment, name):
@@ -275,7 +275,7 @@ def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -
 def test_an_unexpected_error_of_the_store_holds_the_turn(
     harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After any exception of a third-party store the reply stays held; the exception's text is only logged."""
+    """After any exception of a third-party store the reply stays held. The exception's text is only logged."""
     spy.trouble = {"save": lambda _: RuntimeError("password")}
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -287,7 +287,7 @@ def test_an_unexpected_error_of_the_store_holds_the_turn(
 
 
 def test_a_held_turn_cannot_be_cancelled(harness: Harness, spy: Spy) -> None:
-    """The held reply was committed before the cancellation."""
+    """A cancellation of a held turn has no effect, because its reply is already committed."""
     spy.fail("save")
     sent = harness.send()
     harness.run(sent.session_id)
@@ -298,7 +298,7 @@ def test_a_held_turn_cannot_be_cancelled(harness: Harness, spy: Spy) -> None:
 
 
 def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
-    """A held reply is not visible yet, and an interrupting message must not wait for the store."""
+    """An interrupting message does not wait for the store. It discards the held reply, which is not visible yet."""
     spy.fail("saved")
     sent = harness.send("one")
     harness.run(sent.session_id)
@@ -325,7 +325,7 @@ def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harne
 def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     harness: Harness, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A snapshot from a backup, another database or an uncommitted reply is replaced from PostgreSQL."""
+    """A snapshot from a backup, another database or an uncommitted reply is set aside. PostgreSQL's data is used."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -340,7 +340,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
 
 
 def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
-    """After a store has lost its data, for example a Redis without persistence, the log has a warning."""
+    """If a store has lost its data, for example a Redis without persistence, the log has a warning."""
     session_id = UUID(_count(harness)["session_id"])
     spy.delete(session_id)
     _count(harness)
@@ -349,7 +349,7 @@ def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytes
 
 
 def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
-    """The store has the previous turn's snapshot, which is still current, so it is not set aside."""
+    """The store's snapshot is of the previous turn. It is still current, so it is not set aside."""
     session_id = UUID(_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
@@ -371,7 +371,7 @@ def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, e
 
 
 def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
-    """A database restored from a backup issues lower tokens than the store has: the store's snapshot is set aside."""
+    """A database restored from a backup issues lower tokens than the store has. The store's snapshot is set aside."""
     session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -383,7 +383,7 @@ def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy
 
 
 def test_a_stale_runner_does_not_overwrite_a_newer_snapshot(harness: Harness, spy: Spy) -> None:
-    """A runner pauses in its save while another one saves and answers: the store rejects the older snapshot."""
+    """If a runner pauses in its save while another saves and answers, the store rejects the older snapshot."""
     spy.on_save = lambda _: _taken_over(harness, spy, sent.session_id)
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -450,7 +450,7 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness,
 def test_a_full_or_read_only_disk_holds_the_turn(
     harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
-    """With the real stores, the reply is visible only after a save; retries of the save call no model."""
+    """With the real stores, the reply is visible only after a save. Retries of the save do not call the model."""
     store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
     harness.equip(keep)
     assert _kept(harness, "little")["status"] == "done"

@@ -76,13 +76,13 @@ def routed(harness: Harness, sent: Sent) -> dict[str, Any]:
 
 
 def rows(engine: Engine) -> int:
-    """The number of the application's orders."""
+    """The number of rows in the application's table `orders`."""
     with engine.connect() as connection:
         return int(connection.execute(text("SELECT count(*) FROM public.orders")).scalar_one())
 
 
 def test_a_message_commits_with_the_applications_rows(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """The turn is invisible before the commit, accepted without a session after it, and ordinary once routed."""
+    """Before the commit the turn is invisible. After it, the turn is accepted without a session until it is routed."""
     with application.connect() as connection:
         connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
         sent = send(connection, user_id="ana", text="hello")
@@ -144,7 +144,7 @@ def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: 
 
 
 def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """Each statement is a transaction: the message is accepted at once."""
+    """In autocommit each statement is a transaction, so the message is accepted at once."""
     with application.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         sent = send(connection, user_id="ana", text="hello")
         assert woken == ["ana"]
@@ -152,7 +152,7 @@ def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken
 
 
 def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """The driver asyncpg checks types more strictly than psycopg2; with it, too, a rollback discards the message."""
+    """The message is accepted through asyncpg, which checks types strictly. A rollback discards the message."""
     engine = create_async_engine(database.url.set(drivername="postgresql+asyncpg"))
 
     async def use() -> Sent:
@@ -178,7 +178,7 @@ def test_an_async_session(harness: Harness, database: Database, application: Eng
 
 
 def test_a_django_connection(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """In `atomic`, Django's `on_commit` publishes the wake-up."""
+    """Within `atomic`, the wake-up is published by Django's `on_commit`."""
     server = str(database.url.query["host"])
     one = {"ENGINE": "django.db.backends.postgresql", "NAME": database.url.database, "USER": "perdure", "HOST": server}
     if not django_settings.configured:
@@ -201,7 +201,7 @@ def test_a_django_connection(harness: Harness, database: Database, application: 
 def test_a_database_without_perdures_tables(
     databases: Databases, harness: Harness, monkeypatch: pytest.MonkeyPatch, woken: list[str]
 ) -> None:
-    """The error says what to run; the application's transaction stays usable."""
+    """The error names the command to run. The application's transaction stays usable."""
     with databases.empty() as url:
         engine = create_engine(url)
         with engine.connect() as connection:
@@ -248,7 +248,7 @@ def test_a_role_needs_the_right_to_insert_and_no_other(
 
 
 def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]) -> None:
-    """Checks that need no other row are made before the insert."""
+    """Before the insert, `send` makes all checks that read no other row."""
     with application.connect() as connection:
         with pytest.raises(InvalidRequest, match="text"):
             send(connection, user_id="ana", text="")
@@ -265,7 +265,7 @@ def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]
 
 
 def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -> None:
-    """A message sent twice in one transaction and once through another ingress is one turn."""
+    """If a message is sent twice in one transaction and once over another interface, it is one turn."""
     with application.begin() as connection:
         first, again = (send(connection, user_id="ana", text="hello", message_id="m") for _ in range(2))
         other = send(connection, user_id="ana", text="something else", message_id="m")
@@ -280,7 +280,7 @@ def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -
 
 
 def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: Engine) -> None:
-    """The application's commit has accepted the messages: a limit must not lose them."""
+    """The application's commit has accepted the messages, so a rate limit delays but never loses them."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=2)})
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(5)]
@@ -294,7 +294,7 @@ def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: 
 
 
 def test_refusals_after_the_commit_are_failed_turns(harness: Harness, application: Engine) -> None:
-    """A busy session, an unknown session or an unknown agent: the turn fails with the reason."""
+    """If the session is busy or unknown, or the agent is unknown, the turn fails with the reason."""
     with application.begin() as connection:
         first = send(connection, user_id="ana", text="first")
         busy = send(connection, user_id="ana", text="second", on_busy="reject")
@@ -343,7 +343,7 @@ def test_many_workers_route_in_order_and_once(harness: Harness, application: Eng
 
 
 def test_an_erased_users_messages_are_not_routed(harness: Harness, application: Engine) -> None:
-    """The user is erased after a worker has read the messages and routed the first one; no row reappears."""
+    """If the user is erased after a worker has read the messages and routed the first one, no row reappears."""
     with application.begin() as connection:
         for number in range(3):
             send(connection, user_id="ana", text=f"number {number}")
@@ -360,7 +360,7 @@ def test_an_erased_users_messages_are_not_routed(harness: Harness, application: 
 
 
 def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engine) -> None:
-    """A worker routes the message between a reader's query for the turn and its query for the message."""
+    """A reader finds the turn even if a worker routes the message between the reader's two queries."""
     with application.begin() as connection:
         sent = [send(connection, user_id=user, text="hello") for user in ("ana", "ben")]
     turns = iter(sent)
@@ -384,7 +384,7 @@ def test_the_longest_user_id_of_a_tenant(harness: Harness, application: Engine) 
 
 
 def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, application: Engine) -> None:
-    """The message has no turn yet; clients that wait for it see it settled, and it is never routed."""
+    """The delayed message has no turn yet. Waiting clients see it settled as cancelled, and it is never routed."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     with application.begin() as connection:
         first, second = (send(connection, user_id="ana", text=f"number {number}") for number in range(2))
@@ -418,7 +418,7 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
 @pytest.mark.long
 @pytest.mark.parametrize("table", ["sessions", "unrouted"])
 def test_a_locked_row_delays_no_other_user(harness: Harness, application: Engine, table: str) -> None:
-    """A message whose session or row is locked, for example by an erasure, waits; the sweep continues with others."""
+    """If a message's session or row is locked, for example by an erasure, the sweep continues with other messages."""
     locked = harness.send("first", user_id="ana")
     harness.run(locked.session_id)
     due = harness.send("hello", user_id="bob")
@@ -475,7 +475,7 @@ def test_a_crash_while_routing(harness: Harness, application: Engine, moment: An
 
 
 def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
-    """`result` returns a settled or a refused turn, and raises after its time-out."""
+    """`result` returns a settled or refused turn. It raises an error after its time-out."""
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
         refused = send(connection, user_id="ana", text="hello", agent="nobody")

@@ -1,4 +1,4 @@
-"""The limit on a user's concurrent turns: further turns wait at no cost, and delay no other user."""
+"""A user's concurrent turns are limited. Further turns wait at no cost and delay no other user."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_default_limit(harness: Harness) -> None:
 
 
 def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> None:
-    """The broker's queue is first in, first out, so surplus wake-ups would delay other users."""
+    """A user gets no more wake-ups than turns may run. Surplus wake-ups in the queue would delay other users."""
     sent = _flood(harness, 40)
     assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
     other = harness.send(user_id="bob")
@@ -79,7 +79,7 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
 
 
 def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
-    """Without the sweeper, each session is woken once, in the order accepted, when a settled turn frees a place."""
+    """A settled turn wakes the next session, in the order accepted. Each is woken once, without the sweeper."""
     sent = _flood(harness, 40)
     for number, each in enumerate(sent):
         assert harness.waker.sessions == [one.session_id for one in sent[: number + MOST]]
@@ -90,7 +90,7 @@ def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
 
 
 def test_the_next_is_woken_after_the_commit_and_before_the_turn_is_remembered(harness: Harness) -> None:
-    """A wake-up before the commit would find the place taken."""
+    """The next session is woken after the commit. A worker woken earlier would find the place taken."""
     sent = _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
     seen: list[tuple[str, int]] = []
@@ -106,7 +106,7 @@ def test_the_next_is_woken_after_the_commit_and_before_the_turn_is_remembered(ha
 
 
 def test_the_more_urgent_comes_first(harness: Harness) -> None:
-    """Priority also orders the waiting sessions of one user; a later message can raise it."""
+    """A user's waiting sessions are ordered by priority. A later message can raise a session's priority."""
     sent = _flood(harness, MOST + 2)
     urgent = harness.send("now", channel="urgent", priority=9)
     harness.send("now, too", channel=f"channel-{MOST + 1}", priority=8)
@@ -132,7 +132,7 @@ def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
 
 
 def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
-    """The count takes no lock, so concurrent claims may exceed the limit; later claims see it and are queued."""
+    """The count takes no lock, so concurrent claims may exceed the limit. Later claims see this and are queued."""
     harness.set(user_concurrency=100)
     sent = [each.session_id for each in _flood(harness, 12)]
     harness.set(user_concurrency=MOST)
@@ -144,7 +144,7 @@ def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
 
 
 def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
-    """Turns with expired leases take no place; they are claimed again like any other."""
+    """Turns with expired leases take no place. They can be claimed again like other turns."""
     sessions = _claimed(harness, MOST)
     later = harness.send(channel="later")
     harness.move(harness.settings.turn.lease_s + 1)
@@ -155,7 +155,7 @@ def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
 
 
 def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> None:
-    """Each process dies after it settled a turn and before it woke the next session."""
+    """If a process dies after settling a turn and before waking the next session, the sweeper wakes that session."""
     sent = _flood(harness, MOST + 4)
     for each in sent[:2]:
         with harness.crashing("after", "turns.settle"):
@@ -166,7 +166,7 @@ def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> No
 
 
 def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -> None:
-    """A wake-up that was not published is due in the next round."""
+    """If the broker refuses a session's wake-up, the session keeps its place. The next round wakes it."""
     sent = _flood(harness, MOST + 1)
     harness.waker.away = True
     harness.run(sent[0].session_id)
@@ -205,7 +205,7 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
 
 
 def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None:
-    """A turn that waits for approval frees its place; after the decision it queues for one like any other."""
+    """A turn that waits for approval frees its place. After the decision the turn needs a place like other turns."""
     harness.set(user_concurrency=1)
     harness.equip(pay)
     harness.script(calls(("pay", {"amount": 5})))
@@ -238,7 +238,7 @@ def test_an_error_frees_the_place(harness: Harness) -> None:
 
 
 def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
-    """A cancellation clears the wait: the session's next message is woken, or queued, like a first one."""
+    """A cancellation ends the session's wait. Its next message wakes it or queues it, like a first message."""
     sent = _flood(harness, MOST + 2)
     for each in sent[MOST:]:
         cancel(harness.runtime, each.turn_id)
@@ -257,7 +257,7 @@ def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
 def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, on_busy: str) -> None:
-    """A flood of messages into conversations that wait must not fill the broker's queue either."""
+    """Further messages to a waiting session publish no wake-ups, so that a flood does not fill the broker's queue."""
     _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
     for number in range(20):
@@ -334,7 +334,7 @@ def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
 
 
 def test_a_parked_turn_that_is_queued_uses_no_attempt(harness: Harness) -> None:
-    """The user's other turn has the only place when the parked turn becomes due."""
+    """If the user's other turn has the only place when the parked turn becomes due, the parked turn uses no attempt."""
     harness.set(user_concurrency=1, on_unavailable="park")
     parked = harness.send("parked", channel="a")
     harness.script(CircuitBreakerOpen(retry_after_s=60), says("of the other"), CircuitBreakerOpen(retry_after_s=60))

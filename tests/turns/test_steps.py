@@ -1,4 +1,4 @@
-"""The step loop: whatever a model or a tool does, the turn ends and the next message is answered."""
+"""Whatever a model or a tool does, the turn ends and the next message is answered."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None
 
 
 def test_calls_of_one_reply_run_concurrently_with_results_in_order(harness: Harness) -> None:
-    """Each call waits until all others have begun: run one after another, they would never end."""
+    """Each call waits until all others have begun. If the calls ran one after another, they would never end."""
     barrier = threading.Barrier(4)
     turnstile = [threading.Event() for _ in range(4)]
 
@@ -128,7 +128,7 @@ BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_the_error_of_a_call_is_returned_to_the_model(harness: Harness, case: str) -> None:
-    """The error is one line, and the model can continue the turn."""
+    """The model reads the error as one line and can continue the turn."""
     wanted, expected = BAD_CALLS[case]
     harness.equip(double, repeat, broken, refusing, endless)
     harness.script(calls(wanted), says("I see."))
@@ -152,7 +152,7 @@ def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
 
 
 def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
-    """A result that is too long for the model must be neither stored nor sent again at each step."""
+    """A result that is too long for the model is cut before it is stored."""
     harness.equip(endless)
     harness.script(calls(("endless", {})), says("long"))
     assert harness.ask()["status"] == "done"
@@ -164,7 +164,7 @@ def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
 
 @pytest.mark.parametrize("number", [20, 40])
 def test_many_calls_at_once(harness: Harness, number: int) -> None:
-    """Twenty calls run; of forty, the calls beyond the limit get an error."""
+    """Twenty calls of one reply run. Of forty calls, those beyond the limit get an error."""
     harness.equip(double)
     harness.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
     assert harness.ask()["status"] == "done"
@@ -177,7 +177,7 @@ def test_many_calls_at_once(harness: Harness, number: int) -> None:
 
 
 def test_the_same_call_id_twice(harness: Harness) -> None:
-    """Within one reply and across two, each call gets its own result, and the provider accepts the prompt."""
+    """If calls have the same id, in one reply or in two, each gets its own result. A provider accepts the prompt."""
     harness.equip(double)
     harness.script(
         calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
@@ -219,7 +219,7 @@ ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) a
 
 @pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
 def test_a_models_error_fails_the_turn(harness: Harness, kind: type[PerdureError]) -> None:
-    """The turn stores the error's code, its message is the reply, and the session continues."""
+    """The turn stores the error's code. The error's message is the reply. The session continues."""
     harness.script(kind("I am sorry.\x00"))
     turn = harness.ask()
     # UNAVAILABLE means that the database is unavailable; raised by a model, it is the provider's failure.
@@ -253,7 +253,7 @@ def test_too_many_steps(harness: Harness) -> None:
 
 
 def test_too_much_time(harness: Harness) -> None:
-    """The time limit of a turn spans its steps and is checked between them."""
+    """The time limit of a turn covers all its steps. It is checked between them."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(200)
@@ -330,7 +330,7 @@ def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect:
 
 
 def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) -> None:
-    """The second run's result counts."""
+    """If the second run of the call returns in time, its result is used."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -351,7 +351,7 @@ def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) ->
 
 
 def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
-    """The call may have taken effect, so the model reads that its outcome is unknown."""
+    """The hanging call may have taken effect, so it is not repeated. The model reads that its outcome is unknown."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -405,7 +405,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
 
 
 def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness) -> None:
-    """A call that ends in time counts even if its time is over before its row is written."""
+    """If a call ends in time, its result is used even if the time limit passes before its row is written."""
     first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"
     moved: list[str] = []
 

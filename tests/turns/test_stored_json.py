@@ -75,7 +75,7 @@ def _ref(harness: Harness) -> TurnRef:
 
 
 def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Calls and usage of earlier turns are read, and written back unchanged."""
+    """Calls and usage of earlier turns are read and written back unchanged."""
     session_id = _talked(harness)
     _extend(harness, "messages", "tool_calls")
     _extend(harness, "messages", "usage")
@@ -154,7 +154,7 @@ def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
 
 
 def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Unknown members of an imported snapshot are in the next export, as far as a row can store them."""
+    """Unknown members of an imported snapshot are exported again, except those that PostgreSQL's rows cannot store."""
     session_id = _talked(harness)
     document = json.loads(dump(read(harness.database, session_id)))
     document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
@@ -169,7 +169,7 @@ def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """An entry in Redis that PostgreSQL lacks is flushed with the unknown members of its calls and usage."""
+    """A flush of an entry in Redis writes the unknown members of its calls and usage to PostgreSQL."""
     session_id = harness.send("hello").session_id
     harness.run(session_id)
     spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
@@ -252,7 +252,7 @@ def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: P
 
 
 def the_parts_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """When one task of a list ends, each part keeps its additional element."""
+    """If a newer release has added an element to the parts of a call, it is kept when a task of the list ends."""
     broker = Broker()
     harness.calls = broker
     harness.equip(celery_tool("shop.export", name="many", max_parallel=2))

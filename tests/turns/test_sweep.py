@@ -1,4 +1,4 @@
-"""The sweeper: due work is woken again, by one worker per round, in bounded numbers, with a back-off."""
+"""The sweeper wakes due work again: one worker per round, in bounded numbers, with a back-off."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_one_of_several_sweepers_runs_the_round(harness: Harness) -> None:
 
 
 def test_it_repeats_a_lost_wake_up(harness: Harness) -> None:
-    """Redis lost the wake-up; the turn's row shows that it is due."""
+    """If Redis loses a wake-up, the turn's row still shows that the turn is due."""
     (session_id,) = _lost(harness)
     assert _round(harness) == [session_id]
 
 
 def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
-    """Running and settled turns need no other worker."""
+    """A round wakes no session whose turn is running or settled."""
     held = harness.send(user_id="held").session_id
     done = harness.send(user_id="done").session_id
     harness.run(done)
@@ -96,7 +96,7 @@ def test_a_session_with_an_expired_lease_is_due_at_once(harness: Harness) -> Non
 
 
 def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
-    """An internal error parks the turn without a wake-up; the next round publishes one."""
+    """An internal error parks the turn without a wake-up. The next round publishes a wake-up."""
     session_id = harness.send().session_id
     harness.script(ZeroDivisionError("a bug"))
     harness.run(session_id)
@@ -104,7 +104,7 @@ def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
 
 
 def test_a_refused_wake_up_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up must not increase the back-off; after the first refusal the round publishes no more."""
+    """A refused wake-up does not increase the back-off. After the first refusal the round publishes no more."""
     sessions = _lost(harness, 3)
     for _ in range(6):
         harness.waker.away = True
@@ -172,7 +172,7 @@ def test_a_locked_session_delays_no_round(harness: Harness) -> None:
 
 
 def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
-    """Without due work a round commits six times; a sweeper that does not get the round commits once."""
+    """Without due work a round commits six times. A sweeper that does not get the round commits once."""
     ran: list[str] = []
     harness.move(6)
     with harness.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
@@ -184,7 +184,7 @@ def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
 
 
 def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six poisoned sessions repeatedly find no isolation slot; a session with a lost wake-up is still woken."""
+    """Although six sessions repeatedly find no isolation slot, a session with a lost wake-up is woken."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
     crowded = set(_lost(harness, 6))
     harness.move(1)
@@ -204,7 +204,7 @@ def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, mon
 
 
 def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: Harness) -> None:
-    """Such a session backs off, so that others come first, but not so far that a free slot stays unused."""
+    """A session without an isolation slot backs off, so that others come first, but by at most a minute."""
     (session_id,) = _lost(harness)
     seen = [0]
     for number in range(1, 120):
@@ -218,7 +218,7 @@ def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: H
 
 @pytest.mark.long
 def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
-    """Messages that a gateway accepts every four seconds, without publishing wake-ups, do not reset the back-off."""
+    """If a gateway accepts messages and cannot publish wake-ups, the messages do not reset the session's back-off."""
     harness.waker.away = True
     chatty = harness.send(user_id="chatty").session_id
     quiet = harness.send(user_id="quiet").session_id
@@ -238,7 +238,7 @@ def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) 
 
 
 def test_settled_turns_leave_no_back_off(harness: Harness) -> None:
-    """If the next message's wake-up is lost, too, the next round repeats it."""
+    """After a turn settles, a lost wake-up for the next message is repeated in the next round."""
     (session_id,) = _lost(harness)
     for _ in range(100):
         _round(harness)

@@ -1,4 +1,4 @@
-"""Users with the same id in two tenants: prompts, tools, hooks, limits, the CaseBank and snapshots keep them apart."""
+"""Prompts, tools, hooks, limits, the CaseBank and snapshots keep users with the same id in two tenants apart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = "how do I reset the router"
 
 
 def test_a_key_is_made_and_split() -> None:
-    """A key splits into its parts again; an id that could pass as another user's key is refused."""
+    """A key splits into its parts again. An id that could be read as another user's key is refused."""
     assert len({ACMES, BOLTS, PLAIN}) == 3
     assert [(tenant_of(key), user_of(key)) for key in (ACMES, BOLTS, PLAIN)] == [
         ("acme", "ana"),
@@ -49,7 +49,7 @@ def test_a_key_is_made_and_split() -> None:
 
 
 def test_a_message_is_for_the_tenants_user() -> None:
-    """Parsing turns `user_id` into the stored key; the sender cannot pass such a key, or a tenant."""
+    """Parsing turns `user_id` into the stored key. A sender can pass neither a stored key nor a tenant."""
     assert parse_incoming({"user_id": "ana", "text": "hi"}, tenant="acme").user_id == ACMES
     for tenant in ("acme", None):
         with pytest.raises(InvalidRequest, match=r"U\+001F"):
@@ -77,7 +77,7 @@ def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> No
 
 
 def test_nothing_of_another_tenants_user_is_in_a_prompt(harness: Harness) -> None:
-    """A prompt contains the user's own words, but no other tenant's and no stored key."""
+    """A prompt contains the user's own messages. It contains no messages of another tenant and no stored key."""
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
         harness.ask(f"my holiday was in {place}", user_id=user)
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
@@ -120,7 +120,7 @@ def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> Non
 
 
 def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> None:
-    """The check whether a search is needed must include the cases shared within the tenant."""
+    """Cases shared within the tenant are found even if the tenant's user can see no other case."""
     vector = harness.embedder.embed([QUESTION])[0]
     case = NewCase(
         "faq", QUESTION, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")
@@ -134,7 +134,7 @@ def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> N
 
 
 def test_rates_of_tenants_are_separate(harness: Harness) -> None:
-    """One tenant's user cannot use up the rate of another tenant's user of the same name."""
+    """Users with the same id in two tenants have separate rate limits."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     harness.send(user_id=ACMES)
     harness.send(user_id=BOLTS)

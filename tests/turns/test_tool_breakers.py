@@ -1,4 +1,4 @@
-"""Tools behind a breaker: a failing service is not called until the cooldown ends, and the turn continues."""
+"""If a tool's breaker opens, its service is not called until the cooldown ends. The turn continues."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def bank(harness: Harness) -> Iterator[Bank]:
 def test_failures_open_the_breaker_and_one_call_closes_it(
     harness: Harness, bank: Bank, error: Exception, cause: Exception | None
 ) -> None:
-    """While the breaker is open no tool behind it runs, the model reads when to try again, and turns continue."""
+    """While the breaker is open, no tool behind it runs. The model reads when to try again, and turns continue."""
     bank.fails(error, cause)
     bank.results("pay")
     bank.results("pay")
@@ -126,7 +126,7 @@ def test_overdue_calls_open_the_breaker(bank: Bank) -> None:
 
 
 def test_an_overdue_call_counts_once(bank: Bank) -> None:
-    """An overdue call counts as one failure, however it ends later."""
+    """An overdue call counts as one failure, even if it returns later."""
     release, ended = threading.Event(), threading.Semaphore(0)
 
     def late(_: ToolContext) -> str:
@@ -147,7 +147,7 @@ def test_an_overdue_call_counts_once(bank: Bank) -> None:
 
 
 def test_while_one_call_probes_others_are_refused(harness: Harness, bank: Bank) -> None:
-    """A service that has just recovered must not be flooded with calls."""
+    """While one call probes the service, other calls are refused, so that a recovering service is not flooded."""
     bank.fails(ConnectionError("refused"))
     bank.results("pay", "pay")
     harness.move(COOLDOWN_S)

@@ -88,7 +88,7 @@ def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) ->
 
 @given(transcripts())
 def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
-    """The turns are whole and consecutive, and fit the budget unless the newest turn alone exceeds it."""
+    """The turns are complete and consecutive. They fit the budget unless the newest turn alone exceeds it."""
     system, *kept = _prompt(made)
     assert system == Message(Role.SYSTEM, "You help.")
     suffixes = [[entry for turn in made[start:] for entry in turn] for start in range(len(made))]

@@ -1,4 +1,4 @@
-"""Rows that this release cannot read: the turn fails after its attempts, and the session continues."""
+"""If this release cannot read a turn's rows, the turn fails after its attempts and the session continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def look() -> str:
 
 
 def _with_open_calls(harness: Harness) -> Accepted:
-    """A turn whose runner died after the results of its two calls were recorded."""
+    """A turn with two recorded results. Its runner died before it committed the next step."""
     harness.equip(count, look)
     harness.script(calls(("count", {}), ("look", {})))
     sent = harness.send("count")
@@ -86,7 +86,7 @@ def _woken(harness: Harness, session_id: UUID) -> bool:
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harness: Harness, spoil: object) -> None:
-    """Each attempt is a strike, the attempts back off, and failing the turn reads none of the rows."""
+    """Each attempt is a strike, and the attempts back off. The statement that fails the turn reads none of the rows."""
     assert callable(spoil)
     sent: Accepted = spoil(harness)
     left = harness.settings.turn.max_attempts - harness.session(sent.session_id).strikes
@@ -142,7 +142,7 @@ def test_an_unreadable_turn_can_be_interrupted(harness: Harness) -> None:
 
 
 def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -> None:
-    """One row must not fail all the turns that have it in their window."""
+    """An unreadable row of a settled turn must not fail every later turn whose window contains it."""
     harness.equip(count, look)
     harness.script(calls(("look", {})), says("looked"))
     harness.ask("look")
@@ -154,7 +154,7 @@ def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -
 
 
 def test_a_readable_held_ending_is_settled_after_the_last_attempt(harness: Harness) -> None:
-    """A held reply is committed, so it must not be lost when the attempts are used up."""
+    """A held reply is already committed, so it is not lost if the turn's attempts are used up."""
     harness.script(says("unheard"))
     sent = harness.send("hello")
     with harness.crashing("before", "turns.settle"):
@@ -177,7 +177,7 @@ def _record(position: int, role: str, content: str) -> dict[str, object]:
 
 
 def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harness) -> None:
-    """A permanent error is no outage: the turn is not retried for ever under one lease."""
+    """A permanent error is not an outage, so the turn is not retried for ever under one lease."""
     sent = harness.send()
 
     def too_much(moment: str, name: str) -> None:
@@ -205,7 +205,7 @@ def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: p
 def test_a_database_that_never_answers_one_statement_is_a_strike(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database answers other statements, so this is no outage: the retries end, and the turn is parked."""
+    """The database answers other statements, so this is not an outage. The retries end, and the turn is parked."""
     sent = harness.send()
     loads: list[int] = []
 

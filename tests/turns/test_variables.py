@@ -1,4 +1,4 @@
-"""Working variables: read and set by tools, committed with the step, loaded by the next runner."""
+"""Working variables are read and set by tools, committed with the step and loaded by the next runner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get(context: ToolContext) -> dict[str, Any]:
 
 
 def variables(harness: Harness, session_id: UUID) -> Any:
-    """The committed variables; `None` if there never were any."""
+    """The committed variables; `None` if none were ever committed."""
     found = PostgresSnapshots(harness.database).load(session_id)
     return None if found is None else dict(found.snapshot.memory.working_variables)
 
@@ -91,7 +91,7 @@ def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment
 
 
 def test_concurrent_calls_share_one_set(harness: Harness) -> None:
-    """Of twenty concurrent increments none is lost."""
+    """Twenty concurrent increments of one variable are all kept."""
     harness.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
     turn = harness.ask()
     assert sorted(map(int, _results(harness))) == list(range(1, 21))
@@ -99,7 +99,7 @@ def test_concurrent_calls_share_one_set(harness: Harness) -> None:
 
 
 def _crashed_after_recording(harness: Harness) -> UUID:
-    """A session whose runner died after the results of its two calls were recorded on their effect rows."""
+    """A session with two calls whose results are on their effect rows. The runner died after recording them."""
     harness.script(calls(("add", {"name": "n"}), ("put", {"name": "b", "value": [1.0]})), says("both"))
     sent = harness.send()
     with harness.crashing("before", "turns.step", 2):
@@ -120,7 +120,7 @@ def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
 
 @pytest.mark.parametrize("by", ["interrupt", "cancel"])
 def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness, by: str) -> None:
-    """The transcript shows the calls as done, so the next turn must find their changes."""
+    """If a turn ends with closed calls, the calls' changes are committed, because the transcript shows them as done."""
     session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     if by == "interrupt":
@@ -172,7 +172,7 @@ def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
 
 
 def test_an_overdue_call_cannot_set_variables(harness: Harness) -> None:
-    """The model has read that the outcome is unknown, so a later change must be refused."""
+    """After a call is overdue, its changes are refused, because the model has read that its outcome is unknown."""
     late, refused = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.2)
@@ -206,7 +206,7 @@ def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
 
 
 def test_a_read_value_is_a_copy() -> None:
-    """A value that is changed in place would not be committed."""
+    """A read value is a copy, because a change in place would not be committed."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)
     assert mine == {"list": [1]}
@@ -229,7 +229,7 @@ def _set_and_raise(variables: WorkingVariables) -> None:
 
 
 def test_a_block_that_raises_changes_nothing() -> None:
-    """The changes of a block apply together or not at all, and the variables can be changed afterwards."""
+    """The changes of a block apply together or not at all. After the block the variables can be changed again."""
     shared = VariableSet({"a": 1})
     mine = WorkingVariables(shared)
     with pytest.raises(RuntimeError, match="half-way"):
@@ -268,7 +268,7 @@ def test_changes_are_replayed_in_the_order_they_were_made() -> None:
 
 
 def test_a_replayed_change_beyond_the_limit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The change needed the space that another call's lost removal had freed; the session must still continue."""
+    """If a removal was lost, a recorded change may exceed the limit. It is left out, and the session continues."""
     shared = VariableSet({"old": "x" * 40_000})
     shared.replay([(1, "new", "y" * 40_000), (2, "small", 1)])
     assert shared.changed() == {"old": "x" * 40_000, "small": 1}

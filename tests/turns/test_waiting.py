@@ -24,7 +24,7 @@ def watch(harness: Harness) -> Iterator[SettlementWatch]:
 
 
 def test_every_waiter_is_notified(harness: Harness, watch: SettlementWatch) -> None:
-    """Several callers wait for two turns; each is notified when its own turn is settled."""
+    """Several callers wait for two turns. Each is notified when its own turn is settled."""
     first, second = harness.send(user_id="ana"), harness.send(user_id="bob")
     waiting = [watch.settled(first.turn_id), watch.settled(first.turn_id), watch.settled(second.turn_id)]
     harness.run(first.session_id)
@@ -35,14 +35,14 @@ def test_every_waiter_is_notified(harness: Harness, watch: SettlementWatch) -> N
 
 
 def test_a_turn_that_is_settled_already(harness: Harness, watch: SettlementWatch) -> None:
-    """The turn may be settled before the wait begins."""
+    """If the turn is settled before the wait begins, the wait ends at once."""
     sent = harness.send()
     harness.run(sent.session_id)
     assert watch.settled(sent.turn_id).result(PATIENCE_S) is None
 
 
 def test_it_survives_lost_connections(harness: Harness, watch: SettlementWatch) -> None:
-    """A restart of the database server ends no wait."""
+    """The waits continue after a restart of the database server."""
     sent = harness.send()
     waiting = watch.settled(sent.turn_id)
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_a_cancelled_wait_is_forgotten(harness: Harness, watch: SettlementWatch)
 
 
 def test_closing_ends_all_waits(harness: Harness, watch: SettlementWatch) -> None:
-    """A gateway that shuts down must not leave its requests hanging."""
+    """Closing the watch ends all waits, so that a gateway's shutdown leaves no request hanging."""
     waiting = watch.settled(harness.send().turn_id)
     watch.close()
     with pytest.raises(CancelledError):

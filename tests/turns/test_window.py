@@ -29,7 +29,7 @@ def _limit(harness: Harness, turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [1, 3, 25])
 def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> None:
-    """The current turn is counted; a value above the default works, too."""
+    """The limit includes the current turn. Values above the default are valid, too."""
     _limit(harness, turns)
     _converse(harness, 27)
 

@@ -44,7 +44,7 @@ def rows(database: Database, table: str) -> int:
 
 
 def test_a_code_links_an_identity(database: Database) -> None:
-    """After redeeming the code, this identity belongs to the user; no other identity does."""
+    """Redeeming a code links the redeeming identity to the user, and no other identity."""
     minted = mint_code(database, "ana")
     assert user_of_identity(database, None, "telegram", "1") is None
     assert redeem(database, "telegram", "1", minted.code, None) == "ana"
@@ -56,7 +56,7 @@ def test_a_code_links_an_identity(database: Database) -> None:
 
 
 def test_a_code_may_be_typed_in_several_ways(database: Database) -> None:
-    """A code is accepted in lower case, without hyphens, with spaces, and with letters that look like digits."""
+    """A code may be typed in lower case, without hyphens, with spaces, or with letters that look like digits."""
     for change in (str.lower, lambda code: code.replace("-", ""), lambda code: f" {code.replace('-', ' ')} "):
         assert redeem(database, "telegram", "1", change(mint_code(database, "ana").code), None) == "ana"
     code = mint_code(database, "ana").code
@@ -79,7 +79,7 @@ def test_a_code_is_used_once(database: Database) -> None:
 
 
 def test_a_code_expires(database: Database, clock: MovedClock) -> None:
-    """A code is invalid from its expiry on, even before the next clean-up."""
+    """A code is invalid once it has expired, even before retention deletes it."""
     code = mint_code(database, "ana")
     assert abs((code.expires_at - clock.now()).total_seconds() - VALID_S) < 60
     clock.advance(timedelta(seconds=VALID_S))
@@ -88,7 +88,7 @@ def test_a_code_expires(database: Database, clock: MovedClock) -> None:
 
 
 def test_a_new_code_replaces_the_last(database: Database) -> None:
-    """Minting another code invalidates one that was shown to the wrong person."""
+    """A user's new code invalidates the previous code, which may have been shown to the wrong person."""
     first, second = mint_code(database, "ana"), mint_code(database, "ana")
     with pytest.raises(NotFound):
         redeem(database, "telegram", "1", first.code, None)
@@ -96,7 +96,7 @@ def test_a_new_code_replaces_the_last(database: Database) -> None:
 
 
 def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
-    """The limit applies per identity and time window, also to the valid code."""
+    """The limit applies per identity and time window. Beyond it, even a valid code is refused."""
     code = mint_code(database, "ana").code
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(NotFound):
@@ -112,7 +112,7 @@ def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
 
 
 def test_concurrent_guesses_are_counted(database: Database) -> None:
-    """No more concurrent guesses than the limit are compared with the codes."""
+    """Of concurrent guesses, at most as many as the limit allows are compared with the codes."""
 
     def guess(code: str) -> type[Exception]:
         try:
@@ -136,7 +136,7 @@ def test_a_code_is_not_stored(database: Database) -> None:
 
 
 def test_a_link_can_be_moved_and_removed(database: Database) -> None:
-    """A later code moves the link to its user; only that user can remove it."""
+    """Redeeming another user's code moves the link to that user. Only the linked user can remove it."""
     redeem(database, "telegram", "1", mint_code(database, "ana").code, None)
     redeem(database, "telegram", "1", mint_code(database, "bo").code, None)
     assert user_of_identity(database, None, "telegram", "1") == "bo"
@@ -147,7 +147,7 @@ def test_a_link_can_be_moved_and_removed(database: Database) -> None:
 
 
 def test_tenants_share_no_identity(database: Database) -> None:
-    """A tenant's code is invalid in other tenants; one external id is a separate identity in each tenant."""
+    """A tenant's code is invalid in other tenants. One external id is a separate identity in each tenant."""
     users = {tenant: user_key(tenant, "ana") for tenant in ("acme", "bolt", None)}
     for tenant, user in users.items():
         code = mint_code(database, user).code
@@ -163,7 +163,7 @@ def test_tenants_share_no_identity(database: Database) -> None:
 
 @pytest.mark.parametrize(("channel", "external_id"), [("tele gram", "1"), ("telegram", ""), ("telegram", "a\x00b")])
 def test_odd_identities_are_refused(database: Database, channel: str, external_id: str) -> None:
-    """Identities that PostgreSQL cannot store, or a prompt cannot name, are the caller's error."""
+    """An identity that PostgreSQL cannot store or a prompt cannot name is refused as the caller's error."""
     with pytest.raises(InvalidRequest):
         redeem(database, channel, external_id, "x", None)
     with pytest.raises(InvalidRequest):
@@ -179,7 +179,7 @@ def test_odd_codes_are_wrong(database: Database, code: str) -> None:
 
 
 def test_links_are_exported_and_erased(database: Database, runtime: Runtime, eraser: Eraser) -> None:
-    """Export and erasure cover a user's links, codes and attempts, and no other user's."""
+    """Export and erasure include the user's links, codes and attempts. They include no data of another user."""
     for user in ("ana", "bo"):
         redeem(database, "telegram", user, mint_code(database, user).code, None)
         mint_code(database, user)
@@ -204,7 +204,7 @@ def test_links_are_exported_and_erased(database: Database, runtime: Runtime, era
 
 
 def test_an_erased_users_code_is_void(database: Database, eraser: Eraser) -> None:
-    """Redeeming a code during the erasure neither blocks it nor recreates the erased user."""
+    """Redeeming a code during the erasure neither blocks the erasure nor recreates the erased user."""
     for number in range(10):
         code = mint_code(database, "ana").code
 
