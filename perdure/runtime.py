@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Waker(Protocol):
     """Publishes wake-ups, which are hints to the workers. Each call returns within about a second and never raises.
 
-    Each returns whether the broker accepted the hint. If not, the sweeper publishes it again.
+    Each method returns whether the broker accepted the hint. If it did not, the sweeper publishes it again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:

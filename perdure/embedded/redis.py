@@ -1,13 +1,13 @@
 """Redis, under `<data_dir>/redis`, on a unix socket only.
 
     data/          the append-only file
-    run/           the socket (or see `sockets`)
+    run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
 The program is the wheel's if there is a wheel (Linux on x86-64), otherwise `redis-server` or `valkey-server` on PATH.
 
-Redis holds only wake-ups and caches, so a power cut, which loses a second of writes, causes a delay but loses no
-message.
+Redis holds only wake-ups and caches. A power cut loses up to a second of writes: this may delay messages, but loses
+none.
 """
 
 from __future__ import annotations

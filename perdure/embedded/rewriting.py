@@ -51,7 +51,7 @@ class AppendOnlyFile:
         erasures that are not returned.
 
         Raises:
-            Unavailable: as `rewrite`.
+            Unavailable: Redis cannot be reached, or refuses the command.
         """
         wanted = frozenset(erasures)
         with self._lock, self._connected() as client:
