@@ -285,7 +285,7 @@ class SettingsError(Exception):
 
 
 class MissingKey(SettingsError):
-    """The vendor's key for a configured model or embedder is missing. Processes that call neither still start."""
+    """A vendor's key for the model or the embedder is missing. Processes that do not call the vendor still start."""
 
 
 class IllegalTransition(Exception):

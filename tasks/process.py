@@ -34,11 +34,10 @@ CONSOLIDATIONS = 8
 class Process:
     """The parts of one worker process.
 
-    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process and returns True
-    when the child has ended, or False at once if it starts no child. `entries` are the schedule's entries, by name.
-    `leaving` is set when the shutdown begins. The shutdown calls the `flushers` for each session that the process has
-    held. `deliveries`, `endings` and `consolidations` limit concurrent tasks; a task without room returns, and the
-    sweeper publishes it again.
+    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process; see
+    `Isolation.run`. `entries` are the schedule's entries, by name. `leaving` is set when the shutdown begins. The
+    shutdown calls the `flushers` for each session that the process has held. `deliveries`, `endings` and
+    `consolidations` limit concurrent tasks; a task without room returns, and the sweeper publishes it again.
     """
 
     runtime: Runtime

@@ -63,7 +63,8 @@ class Isolation:
         """Run a session's turns in a child process, and wait until it has ended.
 
         Returns False, without starting a child, if `MOST_AT_ONCE` children run or the session already has one. The
-        latter happens because the sweeper may issue another wake-up before the child has claimed the session.
+        latter happens because the sweeper may issue another wake-up before the child has claimed the session. After
+        `stop`, returns True without starting a child.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
@@ -120,7 +121,7 @@ class Isolation:
                 child.kill()
 
     def _run(self, session_id: UUID) -> int | None:
-        """Run a child and return its exit status; after `stop`, run none and return None."""
+        """Run a child and return its exit status; after `stop`, return None without starting a child."""
         argv = [sys.executable, "-m", "perdure.workers.isolated.run", str(session_id)]
         with self._lock:
             if self._stopping:
