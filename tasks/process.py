@@ -15,7 +15,7 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
-"""Writes a session's turns that only Redis has to PostgreSQL; returns the number of entries written.
+"""Writes to PostgreSQL a session's turns that only Redis has; returns the number of entries written.
 
 Returns `None` if the session's next worker must write them: the fence is stale, or a turn must run first.
 """

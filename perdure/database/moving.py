@@ -47,7 +47,7 @@ _RECOGNISED_BY = {
     "messages": {"session_id", "seq", "turn_id", "role", "content"},
     "deliveries": {"delivery_id", "turn_id", "target"},
 }
-"""Columns that each revision has."""
+"""Columns that the tables have at every revision."""
 
 _COLUMNS = text("""
     SELECT c.relname AS name, array_agg(a.attname::text) AS columns

@@ -34,7 +34,7 @@ from perdure.text.patterns import compiled
 _SOCKET = "redis.sock"
 _PROGRAMS = ("redis-server", "valkey-server")
 _OLDEST = (6, 2)
-"""The wheel's version, which the tests use; the settings below need it."""
+"""The oldest usable version: the wheel's, with which the tests run. The settings below need it."""
 
 _VERSION = compiled(r"\bv=(\d+)\.(\d+)")
 _VERSION_WITHIN_S = 30.0

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 DELAY_S = 1.0
 HELD = 100
-"""The held messages of one queue at which the worker stops consuming it."""
+"""The number of held messages of one queue at which the worker stops consuming the queue."""
 
 _REPORT_S = 60.0
 """Seconds between two log lines about one queue."""
