@@ -1,8 +1,7 @@
 """The agent and the model of the benchmarks. By default the model has no latency, so that only perdure's cost counts.
 
-A worker loads both like those of a third party: the agent through `PERDURE_AGENTS`, the model
-`benchmark:SECONDS` through the entry-point group `perdure.models` (`setup.py` declares it).
-Each turn has two model calls and one tool call.
+A worker loads the agent through `PERDURE_AGENTS`, and the model `benchmark:SECONDS` through the entry-point group
+`perdure.models`, in which `setup.py` declares the model. Each turn has two model calls and one tool call.
 """
 
 from __future__ import annotations

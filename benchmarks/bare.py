@@ -71,7 +71,7 @@ def _turn(turn_id: uuid.UUID, at: datetime) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve the routes on loopback, at the port of the first argument."""
+    """Serve the routes on loopback, on the port that the first argument gives."""
     engine = create_engine(
         os.environ["PERDURE_DATABASE_URL"], isolation_level="AUTOCOMMIT", pool_size=32, max_overflow=0
     )

@@ -1,7 +1,7 @@
 """The time that a closed breaker adds to an empty call and to a turn.
 
-The breaker's circuit is shared through Redis, as in a fleet. Turns with and without a breaker alternate, so that
-other load on the machine affects both. Both have the same retries.
+The breaker's circuit is shared through Redis, as in a fleet. Turns with and without a breaker alternate, so that other
+load on the machine affects both kinds. Both kinds use the same retry settings.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measure(setup: Setup) -> Section:
 
 
 def _compared(one: Callable[[], None], other: Callable[[], None], times: int) -> tuple[Cost, Cost, Cost]:
-    """Run both alternately, after an uncounted warm-up; returns the medians of each and of their differences."""
+    """Run `one` and `other` alternately, after a warm-up; returns the median costs of each and of the differences."""
     for _ in range(min(times, 20)):
         one()
         other()

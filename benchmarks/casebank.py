@@ -1,10 +1,10 @@
 """The CaseBank with 100,000 cases: the time and memory of a plan, and the latency of searches during a run.
 
-The bank is generated with a known plan: groups of near duplicates around their own centres, low performers,
-inactive cases, and exempt ones. The plan and the run must match the known plan pair by pair. Memory is that of this
-process, above its level at the start. Searches are timed one after the other while another process does a whole run at
-its default pace. That process is stopped for one second of every three. The searches while it is stopped are the
-baseline, so other load on the machine and the state of the tables affect both.
+The bank is generated with a known plan: groups of near duplicates around their own centres, low performers, inactive
+cases, and exempt ones. The plan and the run must match the known plan pair by pair. Memory is the peak of this process
+above its level at the start. Searches are timed one after the other while another process does a whole run at its
+default pace. That process is stopped for one second of every three. Searches during a stop are the baseline, so other
+load on the machine and the state of the tables affect the baseline as well.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Made:
     """A generated bank of `count` cases, in groups of ten.
 
     In each group, four cases have no duplicate, three are duplicates of each other, one has a low success rate, one is
-    inactive, and one has a low success rate or is inactive but is spared.
+    inactive, and one is spared although it has a low success rate or is inactive.
     """
 
     def __init__(self, count: int) -> None:
@@ -122,7 +122,10 @@ class Made:
         self.truth.spared.add(cases[9].case_id)
 
     def _directions(self) -> NDArray[np.float64]:
-        """Ten random unit vectors. A duplicate's is its keeper's, turned by an angle with a cosine from 0.951 to 1."""
+        """Ten random unit vectors, one for each case of a group.
+
+        A duplicate's vector is its keeper's vector, turned by an angle whose cosine is between 0.951 and 1.
+        """
         vectors = self._rng.normal(size=(10, _DIMENSIONS))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         keeper = vectors[4]
@@ -161,7 +164,7 @@ class Watched:
 
 
 def measure(setup: Setup) -> Section:
-    """Plan, run and search in generated banks; returns the section."""
+    """Measure plans, a run, and searches during the run, in generated banks; returns the section."""
     count = setup.scaled(_CASES)
     small_s, small_mib = _planned(setup, count // 10)
     with setup.database("bench_casebank") as url:
@@ -242,7 +245,11 @@ def _checked(plan: dict[str, Any], truth: Truth) -> float:
 
 
 def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
-    """Milliseconds of each search while a run is stopped and while it runs, and the run's seconds without stops."""
+    """Search during a run; returns the times of the searches and of the run.
+
+    The first list has the milliseconds of each search while the run was stopped, the second those of all other
+    searches. The last value is the run's seconds without the stops.
+    """
     setup.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)
     questions = cycle(np.random.default_rng(_SEED + 1).normal(size=(_QUESTIONS, _DIMENSIONS)).tolist())
@@ -268,7 +275,7 @@ def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[floa
 
 @contextmanager
 def _pruning(url: URL) -> Iterator[psutil.Process]:
-    """A process that prunes at the default pace, yielded after its first commit."""
+    """Yield a process that prunes at the default pace, once it has made its first commit."""
     context = multiprocessing.get_context("spawn")
     began = context.Event()
     process = context.Process(target=_prune, args=(url.render_as_string(hide_password=False), began), daemon=True)

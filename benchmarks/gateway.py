@@ -1,12 +1,12 @@
 """Requests a second of the gateway on keep-alive connections, compared with bare FastAPI routes with the same bodies.
 
-The real gateway process accepts messages (commits each and publishes a wake-up through Redis; no worker runs) and reads
-turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, in one variant with one
-statement per request on the same PostgreSQL, in another without a database. There is one client process. The gateway
-and the two variants are the sides of the comparison, which alternate by round.
+The real gateway process accepts messages (it commits each message and publishes a wake-up through Redis; no worker
+runs) and reads turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model. One variant
+runs one statement per request on the same PostgreSQL; the other uses no database. The three sides of the comparison
+(the gateway and the two variants) alternate by round. One client process sends all requests.
 
 The rate is measured in a closed loop. The latencies of a closed loop follow from its rate (connections / rate, Little's
-law), so the reported latencies are those of an open loop at half of the gateway's rate.
+law), so the latencies are measured in an open loop at half of the gateway's rate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The cost of a turn early and late in a long conversation, in milliseconds and bytes of WAL.
 
-Turns of a young and an old conversation alternate, so that other load on the machine affects
-both. Before them, a checkpoint is forced and a few turns are run without counting: the first
-change of a page after a checkpoint writes the whole page to the WAL, which is a cost of the
-checkpoint.
+Turns of a young and an old conversation alternate, so that other load on the machine affects both. Before the counted
+turns, the benchmark forces a checkpoint and runs a few uncounted turns. The first change of a page after a checkpoint
+writes the whole page to the WAL, and that cost would distort the figures.
 """
 
 from __future__ import annotations

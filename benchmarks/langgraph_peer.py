@@ -1,9 +1,9 @@
 """The same turn in LangGraph with its PostgreSQL checkpointer, for comparison.
 
-The agent is built as in LangGraph's documentation: a `StateGraph` over messages, the prebuilt `ToolNode`
-and `tools_condition`, `durability="sync"`, and a `PostgresSaver` with its own connection for each thread
-(a saver has one lock, so a shared one would be slower). The model is a bare node that returns an
-`AIMessage`, so LangChain's layer for chat models is not counted against LangGraph.
+The agent is built as in LangGraph's documentation: a `StateGraph` over messages, the prebuilt `ToolNode` and
+`tools_condition`, `durability="sync"`, and a `PostgresSaver` with its own connection for each thread (a saver has one
+lock, so a shared saver would be slower). The model is a bare node that returns an `AIMessage`, so LangChain's layer for
+chat models is not counted against LangGraph.
 """
 
 from __future__ import annotations

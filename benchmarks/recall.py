@@ -8,9 +8,9 @@ FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of sa
 `session_N_date_time`) and `qa` (`question`, `evidence`, `category`). The default is a small data set
 written for this project, which shows that recall works, but is too easy to measure its quality.
 
-Each sample becomes a user, imported as `perdure messages import` does. Its questions are searched with
-the recall that agents use, at the time of the sample's last session. `any@k` and `all@k` are the shares
-of questions with any, or all, of their evidence among the first k messages.
+Each sample becomes a user, imported as `perdure messages import` does. The recall that agents use answers its
+questions, with the time of the sample's last session as the current time. `any@k` and `all@k` are the shares of
+questions with any, or all, of their evidence among the first k messages.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Answered:
 
 
 def measure(setup: Setup) -> Section:
-    """The section, measured on the bundled set with the built-in embedder."""
+    """Measure recall on the bundled data set with the built-in embedder; returns the section."""
     setup.progress("recall: importing conversations and searching for questions about them")
     samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
     with setup.database("bench_recall") as url:
@@ -107,7 +107,7 @@ def evaluate(
     ks: Sequence[int],
     file: str,
 ) -> Section:
-    """Import the conversations of `samples` into an empty database, search for their questions; returns the section."""
+    """Import the conversations of `samples` into an empty database and recall their evidence; returns the section."""
     settings = Settings(_env_file=None, embedder=embedder_name)
     clock = MovedClock()
     embedder = resolve(settings.embedder, settings, clock)

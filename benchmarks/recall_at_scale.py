@@ -1,8 +1,8 @@
 """Recall among 100,000 memories, for a user who owns 1 % of them and a user who owns half.
 
-Recall's vector search (exact or by the index, as recall chooses) is compared with an exact scan over
-the user's memories. The time is that of a whole recall of the semantic layer: embedding the question,
-and searching words and vectors.
+Recall's vector search (exact or by the index, as recall chooses) is compared with an exact scan over the user's
+memories. The reported time covers a whole recall of the semantic layer: embedding the question, and searching by words
+and by vectors.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _question(chance: random.Random) -> str:
 
 
 def _found(database: Database, recall: Recall, user_id: str, question: str, embedder_id: int) -> int:
-    """The number of the ten nearest memories that are among the first ten that the vector search finds."""
+    """How many of the ten nearest memories are among the first ten results of the vector search."""
     given = {"user_id": user_id, "vector": vector_literal(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
     exact = database.run(queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
     seen = recall.nearest_memories(user_id, question)

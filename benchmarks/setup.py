@@ -68,7 +68,7 @@ class Setup:
 
     @contextmanager
     def database(self, name: str, *, tables: bool = True) -> Iterator[URL]:
-        """Create the database `name`, with perdure's tables or empty; drop it after the block. Empties Redis."""
+        """Empty Redis and create the database `name`, with perdure's tables if `tables`; drop it after the block."""
         url = make_url(self.servers.postgres.url)
         administer(url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
         client = redis.Redis.from_url(client_url(self.servers.redis.url))
@@ -103,7 +103,7 @@ class Setup:
         """Run `python -m MODULE ARGUMENTS`, and send it SIGTERM after the block. Output is logged unless it is piped.
 
         Raises:
-            BenchmarkFailed: the process failed or had to be killed; for a failure, with the end of its log.
+            BenchmarkFailed: the process failed or had to be killed; the message has its status and the end of its log.
         """
         argv = launch.command([sys.executable, "-m", module, *arguments], dies_with_parent=True)
         path = self.servers.directory / f"{module}.log"

@@ -1,7 +1,7 @@
 """Event streams: CPU of a turn with and without a listener, delay of the first text, memory of open streams.
 
-A real worker and a real gateway run, with the OpenAI SDK against a simulated server, which streams each answer in
-pieces. The clients of all streams are in this process.
+A real worker and a real gateway run. The worker calls a simulated server through the OpenAI SDK; the server streams
+each answer in pieces. The clients of all streams are in this process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LAST_PERCENTILE = 98
 
 @dataclass
 class _Model:
-    """The player of the model's server: streams an answer in pieces, and records when each question arrived."""
+    """The replies of the simulated server: `answer` streams text in pieces, and records when each question arrived."""
 
     arrived_at: dict[str, float] = field(default_factory=dict)
 

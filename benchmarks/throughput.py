@@ -33,7 +33,7 @@ class Load:
 
     @property
     def total(self) -> int:
-        """All turns that are sent."""
+        """The number of turns that are sent: the warm-up, the counted turns, and `_WINDOW` more."""
         return self.warm_up + self.counted + _WINDOW
 
 
@@ -129,7 +129,7 @@ def _run(setup: Setup, url: URL, side: Side, load: Load) -> Ledger:
 
 
 def _seconds(url: URL, moments: str, load: Load) -> float:
-    """Seconds between the end of the warm-up and the end of the last counted turn; `moments` selects the ends."""
+    """Seconds from the end of the warm-up to the end of the last counted turn. `moments` selects all ends, in order."""
     sql = f"SELECT extract(epoch FROM ({moments} OFFSET :last LIMIT 1) - ({moments} OFFSET :first LIMIT 1))"  # noqa: S608 (ours)
     return float(scalar(url, sql, first=load.warm_up - 1, last=load.warm_up + load.counted - 1))
 

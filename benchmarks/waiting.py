@@ -1,8 +1,8 @@
 """Threads and memory of one worker process while many turns wait for a slow model.
 
-It is measured with a model that sleeps in the process, and with the OpenAI SDK against a simulated
-server, where each waiting turn also holds a connection. The benchmark checks that all turns wait at
-the same time: each turn has begun and none has finished its first step.
+Two models are measured. The first sleeps in the process. The second calls a simulated server through the OpenAI SDK, so
+each waiting turn also holds a connection. The benchmark checks that all turns wait at the same time: each turn has
+begun and none has finished its first step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """One worker process before `turns` turns wait, and while they wait."""
+    """The size of one worker process before `turns` turns wait, and while they wait."""
 
     turns: int
     before: Size
@@ -110,7 +110,7 @@ def _wait(setup: Setup, turns: int, model: dict[str, str]) -> Waited:
 
 @contextmanager
 def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
-    """Yield a function that accepts a message, given its user and text, in this process."""
+    """Yield a function that accepts a message in this process; its arguments are the user and the text."""
     settings = Settings(_env_file=None, agents="benchmarks.agents")
     broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
@@ -121,7 +121,7 @@ def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
 
 
 def _slow_first() -> Player:
-    """A player of two steps. The first one takes `_LATENCY_S` if the question starts with `PATIENT`."""
+    """Make a server's replies of two steps. The first takes `_LATENCY_S` if the question starts with `PATIENT`."""
     quick, slow = two_steps(), two_steps(_LATENCY_S)
 
     def play(body: Wire) -> Step:

@@ -157,8 +157,8 @@ class Agent:
     def toolset(self, connections: Connections | None) -> Toolset:
         """All tools that the agent may call now, including the tools that its MCP servers have listed.
 
-        The first call waits for each server to connect, at most its `connect_timeout_s`. Without `connections`, the
-        result has the agent's own tools only.
+        The first call waits for each server to connect, at most the server's `connect_timeout_s`. Without
+        `connections`, the result has the agent's own tools only.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
         return Toolset([*self.tool_list, *remote])
@@ -225,7 +225,7 @@ class Agents:
 
 
 def _explain(error: Exception) -> str:
-    """The type, message, file and line of an error raised by an import, as far as the message itself lacks them."""
+    """The message of an error that an import raised, with the type, file and line where the message lacks them."""
     if isinstance(error, ImportError):
         return str(error)
     if isinstance(error, SyntaxError):

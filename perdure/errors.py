@@ -241,8 +241,8 @@ def reworded(error: PerdureError, message: str) -> PerdureError:
 def loggable(error: BaseException) -> str:
     """`error` in one line for a log: its code or type, and its message if that cannot contain a user's text.
 
-    Logs outlive the erasure of a user, and the message of a tool, a hook or a library may quote its input. A tool's
-    error is in the transcript. A driver's message is included if `hides_values` marks it as free of values.
+    Logs outlive the erasure of a user, and the message of a tool, a hook or a library may quote its input. The
+    transcript has the error of a tool. A driver's message is included if `hides_values` marks it as free of values.
     """
     kind = error.code if isinstance(error, PerdureError) else type(error).__name__
     text = _shown_text(error).partition("\n")[0][:_MAX_TEXT]
@@ -285,7 +285,7 @@ class SettingsError(Exception):
 
 
 class MissingKey(SettingsError):
-    """The vendor's key for a configured model or embedder is missing. Processes that do not call it still start."""
+    """A vendor's key for the model or the embedder is missing. Processes that do not call the vendor still start."""
 
 
 class IllegalTransition(Exception):

@@ -7,9 +7,9 @@
     Agent("assistant", "You help.", before_turn=[required(blocklist), count_it])
 
 A hook that raises is logged, and the turn continues, unless the hook is `required`. If a required turn hook raises a
-`PerdureError`, the turn fails with that error, and for any other exception with `GUARD_REJECTED`. If a required hook
-before a tool call raises, the tool does not run; if one after the call raises, the result is withheld. In both cases
-the model receives the error.
+`PerdureError`, the turn fails with that error. Any other exception of such a hook fails the turn with `GUARD_REJECTED`.
+If a required hook before a tool call raises, the tool does not run. If a required hook after the call raises, the
+result is withheld. In both cases the model receives the error.
 
 A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed. A coroutine is then cancelled. The thread of a plain
 function cannot be stopped and counts as leaked.
@@ -109,7 +109,7 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
     """Call each hook in order, for at most `within_s` seconds each.
 
     Raises:
-        PerdureError: raised by a required hook; any other exception of one becomes `GuardRejected`.
+        PerdureError: a required hook raised it, or raised another exception, which becomes `GuardRejected`.
     """
     for hook in hooks:
         function = hook.function if isinstance(hook, Required) else hook

@@ -4,8 +4,8 @@ Deleted are:
 
 - delivered and failed deliveries
 - snapshots that were set aside, and snapshots of ended sessions
-- messages of the inbox whose text is in a transcript
-- messages of applications that were refused or merged into another turn
+- messages of the inbox, if their text is in a transcript
+- applications' messages that were refused or merged into another turn
 - answered requests
 - executions of cases that no success rate includes any more
 - dry runs of the CaseBank
@@ -210,7 +210,7 @@ UNROUTED = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row and its retention in days. `start`: the first `after` of a scan; `batch`: maximum rows a commit."""
+    """A kind of row and its retention in days. A scan starts after the key `start`; `batch`: most rows per commit."""
 
     what: str
     days: int

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Waker(Protocol):
     """Publishes wake-ups, which are hints to the workers. Each call returns within about a second and never raises.
 
-    Each returns whether the broker accepted the hint. If not, the sweeper publishes it again.
+    Each method returns False if the hint could not be published or queued. The sweeper publishes lost hints again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -51,7 +51,7 @@ class Waker(Protocol):
         ...
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Wake a worker to consolidate this ended session; `None`: all pending sessions."""
+        """Wake a worker to consolidate this ended session; `None`: a batch of the due sessions."""
         ...
 
     def casebank(self) -> bool:

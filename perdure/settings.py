@@ -82,7 +82,7 @@ class PruneApproval(StrEnum):
 
 
 class CaseScope(StrEnum):
-    """Whose prompts a case made from a user's messages may enter."""
+    """Which users' prompts may contain a case that was made from one user's messages."""
 
     USER = "user"
     ALL = "all"
@@ -161,7 +161,7 @@ class GuardSettings(_Group):
 
 
 class ScheduleSettings(_Group):
-    """`PERDURE_SCHEDULE__*`: limits of users' schedules. No schedule fires in its zone's `quiet_hours`."""
+    """`PERDURE_SCHEDULE__*`: limits of users' schedules. `quiet_hours` apply in each schedule's time zone."""
 
     user_limit: Count = 100
     quiet_hours: str = ""
@@ -217,8 +217,8 @@ class ConsolidationSettings(_Group):
     """`PERDURE_CONSOLIDATION__*`: when and how memories are extracted from sessions.
 
     A session of fewer than `min_turns` turns is skipped. Memories with a cosine similarity above `similarity` are
-    merged, and the result's importance grows by `importance_boost`, unless they contradict each other. A session that
-    fails in `max_runs` runs is abandoned.
+    merged unless they contradict each other, and the importance of the merged memory grows by `importance_boost`. A
+    session that fails in `max_runs` runs is abandoned.
     """
 
     interval_hours: Annotated[int, Field(ge=1, le=24)] = 6

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None:
     """Plan a run, and apply the plan unless `dry_run`; returns the body of `POST /v1/consolidation/run`.
 
-    A scheduled run is skipped, and returns `None`, while another run is in progress or waits for approval.
+    While another run is in progress or waits for approval, a scheduled run is skipped and returns `None`.
     """
     bank = _bank(self.process)
     try:

@@ -15,7 +15,7 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
-"""Writes a session's turns that only Redis has to PostgreSQL; returns the number of entries written.
+"""Writes to PostgreSQL a session's turns that only Redis has; returns the number of entries written.
 
 Returns `None` if the session's next worker must write them: the fence is stale, or a turn must run first.
 """
@@ -34,11 +34,10 @@ CONSOLIDATIONS = 8
 class Process:
     """The parts of one worker process.
 
-    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process and returns True
-    when the child has ended, or False at once if there is no room for a child. `entries` are the schedule's entries, by
-    name. `leaving` is set when the shutdown begins. The shutdown calls the `flushers` for each session that the process
-    has held. `deliveries`, `endings` and `consolidations` limit concurrent tasks; a task without room returns, and the
-    sweeper publishes it again.
+    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process; see
+    `Isolation.run`. `entries` are the schedule's entries, by name. `leaving` is set when the shutdown begins. The
+    shutdown calls the `flushers` for each session that the process has held. `deliveries`, `endings` and
+    `consolidations` limit concurrent tasks; a task without room returns, and the sweeper publishes it again.
     """
 
     runtime: Runtime

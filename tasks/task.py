@@ -42,7 +42,7 @@ _declared: dict[str, Declared] = {}
 
 
 def declare(name: str, **options: Any) -> Callable[[Callable[..., Any]], Declared]:
-    """Declare the decorated function as the task `name`, whose first argument is the task. `options` as in Celery."""
+    """Declare the decorated function as the task `name`, whose first argument is the task. `options` are Celery's."""
 
     def of(function: Callable[..., Any]) -> Declared:
         made = _declared[name] = Declared(name, function, options)

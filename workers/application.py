@@ -140,7 +140,7 @@ def load_tasks(app: Celery) -> None:
 
 
 def registered() -> frozenset[str]:
-    """The names of perdure's and Celery's own tasks, for which all task modules are loaded."""
+    """The names of perdure's and Celery's own tasks. Imports all task modules."""
     app = Celery("perdure", set_as_current=False)
     load_tasks(app)
     return frozenset(app.tasks)
@@ -172,7 +172,7 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
 
 
 def broker_priority(broker_url: str, priority: int) -> int:
-    """The broker's value for `priority`, of which 9 is the highest.
+    """The broker's value for perdure's `priority`, from 0 to 9 (highest).
 
     RabbitMQ delivers priority 9 first. On Redis each level is a list, and level 0 is read first. Consumers with kombu's
     defaults read only the levels 0, 3, 6 and 9, so perdure publishes to these four; its own workers read all ten.

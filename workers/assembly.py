@@ -263,7 +263,7 @@ def assemble(
 
 
 def _agents_by_name(settings: Settings) -> Agents:
-    """The agents. The built-in agent is without its tools, whose import takes a sixth of `perdure send`'s CPU time."""
+    """The agents by name. The built-in agent lacks its tools, whose import would slow `perdure send` down."""
     if settings.agents == type(settings).model_fields["agents"].default:
         return Agents([Agent(BUILT_IN_AGENT, instructions="")])
     return Agents.from_module(settings.agents)

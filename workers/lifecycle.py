@@ -130,7 +130,7 @@ class Lifecycle:
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
-        """Start the watchdog, which kills the worker `name` if none of its threads runs. Call this once it is ready."""
+        """Start the watchdog, which kills the worker `name` if none of its threads runs. The worker must be ready."""
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
 

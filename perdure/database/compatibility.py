@@ -106,7 +106,7 @@ def require(database: Database) -> None:
     """Check that this release can use `database`.
 
     Raises:
-        IncompatibleDatabase: this release cannot; the message names what was found, what is needed and what to do.
+        IncompatibleDatabase: this release cannot; the message names the found and the required version, and a remedy.
         Unavailable: the database cannot be reached.
     """
 

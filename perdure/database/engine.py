@@ -346,7 +346,7 @@ def _code(error: BaseException | None) -> str | None:
 
 
 def _limits(schema: str, lease_s: float) -> dict[str, str]:
-    """The settings of each connection: the server releases the locks of a paused client within a third of the lease."""
+    """The settings of each connection, with which a paused client loses its locks within a third of the lease."""
     return {
         "search_path": quoted(schema),
         "idle_in_transaction_session_timeout": str(int(min(lease_s / 3, 10) * 1000)),

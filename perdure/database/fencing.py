@@ -1,10 +1,10 @@
 """The fence on a session: each write of a worker that has claimed the session is conditional on its claim's fence.
 
 A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims with the
-same token. Two such claims exist after a failover to a standby that had not received the first: its holder still runs,
-and the next claim raises the token to the same number.
+same token. Two claims have the same token after a failover to a standby that had not received the first of them: the
+holder of the first claim still runs, and the next claim raises the token to the same number.
 
-A worker of a release without the nonce raises only the token, which fences off every earlier holder as well.
+A worker of a release without the nonce raises only the token. This also fences off every earlier holder.
 """
 
 from __future__ import annotations

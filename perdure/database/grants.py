@@ -16,7 +16,7 @@ def grant_sending(database_url: str | URL, schema: str, role: str) -> None:
     """Let `role` insert messages with `perdure.send`, and nothing else. Idempotent.
 
     Raises:
-        InvalidRequest: there is no such role, or this role may not grant.
+        InvalidRequest: there is no such role, or the role in `database_url` may not grant the rights.
         Unavailable: the database cannot be reached.
     """
     engine = create_engine(with_driver(database_url))

@@ -47,7 +47,7 @@ _RECOGNISED_BY = {
     "messages": {"session_id", "seq", "turn_id", "role", "content"},
     "deliveries": {"delivery_id", "turn_id", "target"},
 }
-"""Columns that each revision has."""
+"""Columns that the tables have at every revision."""
 
 _COLUMNS = text("""
     SELECT c.relname AS name, array_agg(a.attname::text) AS columns
@@ -133,7 +133,7 @@ def move(
 
     Raises:
         IncompatibleDatabase: `source` has no installation, a newer release has migrated it, a lease is unexpired
-            (unless `although_leased`), `target` has tables of these names, or the role does not own the tables.
+            (unless `although_leased`), `target` has tables of the same names, or the role does not own the tables.
     """
     revision = find_revision(connection, source)
     if revision is None:

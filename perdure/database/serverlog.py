@@ -1,4 +1,4 @@
-"""Checks whether PostgreSQL's own log may quote users' texts, which an erasure does not remove.
+"""Checks whether PostgreSQL's own log may quote users' texts. An erasure does not remove them from the log.
 
 Each program checks this at its start. `perdure up` configures its server to log no texts; for another server the
 operator decides (docs/operating.md, "What erasing reaches").

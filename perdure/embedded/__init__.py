@@ -11,7 +11,7 @@ perdure.embedded postgres DIRECTORY` keeps a server running in the foreground, f
 
 The invariant: only the kernel decides whether a server is alive. Each server inherits a file lock (`server.lock`),
 which the kernel releases when the last of the server's processes ends. So a crash, a reboot or a reused process id
-leaves no ambiguous state. No process is signalled before its command line has identified it as that server.
+leaves no ambiguous state. perdure signals a process only if its command line identifies it as the server.
 
 `lifecycle` has start, find and stop for both servers; `postgres` and `redis` have the code that differs. The modules of
 `process` handle root, directories without search permission, long paths and the death of a parent.

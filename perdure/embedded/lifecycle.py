@@ -6,8 +6,8 @@ Processes coordinate through three locks in the server's directory. The kernel r
     server.lock   inherited by the server and all its children: while it is held, a process of the server is alive
     users.lock    shared by all processes that started or joined the server; the last of them to stop ends the server
 
-If the process that started a server is killed, the server continues. The next `start` joins it, and the `stop` of that
-process ends it. If two `perdure up` run, the one that stops first leaves the server running.
+If the process that started a server is killed, the server continues. The next process that calls `start` joins the
+server, and ends it with `stop`. If two `perdure up` run, the one that stops first leaves the server running.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _is_alive(directory: Path) -> bool:
 
 
 def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes] | None:
-    """Wait until the server accepts connections, and start it if needed; returns the started process, if any."""
+    """Start the server unless it runs, and wait until it accepts connections; returns the started process, if any."""
     deadline = time.monotonic() + timeout_s
     log = server.directory / "server.log"
     log_start = _rotate(log)
@@ -241,7 +241,7 @@ def _require_running(
 
 
 def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
-    """Start the server; returns `None`, and starts nothing, while a process of an earlier server is alive."""
+    """Start the server. If a process of an earlier server is still alive, start nothing and return `None`."""
     with FileLock(server.directory / "server.lock") as alive:
         if not alive.try_exclusive():
             return None

@@ -2,7 +2,7 @@
 
     data/          the cluster; it is created as `initialising/` and renamed once it is complete
     access/        the access rules, written at each start
-    run/           the socket (or see `sockets`)
+    run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
 Only the account that started perdure may connect, and only as the role `perdure`: with `peer` authentication, the
@@ -281,7 +281,7 @@ class _Postgres:
         return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
 
     def _is_ready(self) -> bool:
-        """Whether `postmaster.pid` has the status `ready`. Failed connection attempts would fill the log instead."""
+        """Whether `postmaster.pid` has the status `ready`. Attempts to connect would fill the log if they failed."""
         return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
 
     def _written_pid(self) -> int | None:

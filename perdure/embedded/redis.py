@@ -1,13 +1,13 @@
 """Redis, under `<data_dir>/redis`, on a unix socket only.
 
     data/          the append-only file
-    run/           the socket (or see `sockets`)
+    run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
 The program is the wheel's if there is a wheel (Linux on x86-64), otherwise `redis-server` or `valkey-server` on PATH.
 
-Redis holds only wake-ups and caches, so a power cut, which loses a second of writes, causes a delay but loses no
-message.
+Redis holds only wake-ups and caches. A power cut loses up to a second of writes: this may delay messages, but loses
+none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perdure.text.patterns import compiled
 _SOCKET = "redis.sock"
 _PROGRAMS = ("redis-server", "valkey-server")
 _OLDEST = (6, 2)
-"""The wheel's version, which the tests use; the settings below need it."""
+"""The oldest usable version: the wheel's, with which the tests run. The settings below need it."""
 
 _VERSION = compiled(r"\bv=(\d+)\.(\d+)")
 _VERSION_WITHIN_S = 30.0

@@ -47,11 +47,11 @@ class AppendOnlyFile:
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
         """The `erasures` whose deleted keys are no longer in the file, since a rewrite has finished after them.
 
-        Begins a rewrite for the other erasures and waits for it, at most `_WAIT_S` seconds. Call this again for
-        erasures that are not returned.
+        If a rewrite is running, returns none of them at once. Otherwise begins a rewrite for the remaining erasures and
+        waits for it, at most `_WAIT_S` seconds. Call this again for erasures that are not returned.
 
         Raises:
-            Unavailable: as `rewrite`.
+            Unavailable: Redis cannot be reached, or refuses the command.
         """
         wanted = frozenset(erasures)
         with self._lock, self._connected() as client:

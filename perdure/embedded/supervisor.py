@@ -108,7 +108,10 @@ def run(
 
 
 async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
-    """Return once a server accepts connections at `host` and `port`, for `Process.ready`. Tries every `every_s`."""
+    """Return once a server accepts connections at `host` and `port`; for use in `Process.ready`.
+
+    Tries to connect every `every_s` seconds.
+    """
     while True:
         try:
             _, writer = await asyncio.open_connection(host, port)

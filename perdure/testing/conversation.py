@@ -115,7 +115,7 @@ class Conversation:
 
     `working_variables` are the session's initial variables. `approve` decides about calls that need approval; if it is
     `None`, the turn ends with the status `waiting_approval`. `settings` default to perdure's defaults; the environment
-    is not read. `clock` defaults to the model's clock if the model is `Scripted`; it advances to the times for which
+    is not read. `clock` defaults to the model's clock if the model is `Scripted`; it advances to each time until which
     `sleep_until` waits. `tasks` are functions that replace Celery tasks, by name; a turn that waits for any other task
     ends as `parked`.
     """
@@ -155,7 +155,7 @@ class Conversation:
         """Run the session's next turn.
 
         Raises:
-            RuntimeError: the previous turn waits for an approval or a model.
+            RuntimeError: the previous turn is not settled.
             Exception: raised by the model and not a `PerdureError`, such as `ScriptExhausted`.
         """
         if self._open:
@@ -207,7 +207,10 @@ class Conversation:
         return hold
 
     def _wait(self) -> bool:
-        """Run the tasks and pass the times that a turn waits for; returns False if a task has no function."""
+        """End the waits of the turn; returns False if a task has no function.
+
+        Runs the tasks that the turn waits for, and advances the clock to the times until which it waits.
+        """
         for effect in self._store.waiting():
             if effect.waits_for == "timer":
                 self._clock.advance(timedelta(seconds=max(0.0, effect.undecided_s)))
@@ -253,7 +256,7 @@ class Conversation:
         return self._read(settled, verdict.status, error, verdict.steps)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """`ending`; a failure gets the agent's own message for its error code, if the agent has one."""
+        """`ending`; if it is a failure for whose code the agent has a message, `ending` with that message."""
         messages = self._agent.error_messages
         if not isinstance(ending, Failed) or messages is None:
             return ending

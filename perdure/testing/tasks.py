@@ -37,7 +37,7 @@ class InlineCalls:
         return True
 
     def run(self) -> tuple[TaskCall, TaskEnded] | None:
-        """Run the next stored task that has a function; returns the task and its outcome, `None` if there is none."""
+        """Run the next stored task that has a function, if any; returns the task and its outcome, or `None`."""
         call = next((each for each in self._sent.values() if each.task in self._tasks), None)
         if call is None:
             return None

@@ -26,7 +26,7 @@ class Described(NamedTuple):
 
 
 def describe(docstring: str | None) -> Described:
-    """Split `docstring`, in the style that recognises most parts of it. Only the section of parameters is kept."""
+    """Split `docstring`, in the style that recognises the most parts of it. Only the section of parameters is kept."""
     text = inspect.cleandoc(docstring or "").strip()
     best = max((_parsed(parser, text) for parser in _PARSERS), key=_recognised)
     arguments = {

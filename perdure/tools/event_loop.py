@@ -1,8 +1,8 @@
 """The event loop of a process, on which `async def` tools, probes and hooks run.
 
-One thread runs the loop; it starts with the process's first call, also in a forked child. The calling thread waits for
-its coroutine, so effects, time limits and results are handled as for other tools. A coroutine is cancelled when no turn
-waits for it any longer: its time limit has passed, its turn is cancelled, or its lease is lost.
+One thread runs the loop. The first call in a process starts it; a forked child starts its own. The calling thread waits
+for its coroutine, so effects, time limits and results are handled as for other tools. A coroutine is cancelled when no
+turn waits for it any longer: its time limit has passed, its turn is cancelled, or its lease is lost.
 
 A coroutine that blocks the loop delays all others. Threads that wait for a coroutine detect this, and log the tool's
 name. After `_REPLACED_S` seconds, new calls get a new loop; calls on the blocked loop run into their time limits.

@@ -46,7 +46,7 @@ MAX_RESULT_CHARS = 32_000
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
-"""Prefix of the pydantic model's fields: names such as `copy` or `_x` are not possible for fields."""
+"""Prefix of the pydantic model's fields, since a field cannot have a name such as `copy` or `_x`."""
 
 
 class Effect(StrEnum):

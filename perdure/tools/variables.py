@@ -35,7 +35,7 @@ class VariableSet:
         self._free = Condition()
 
     def changed(self) -> dict[str, Any] | None:
-        """The variables to commit with the next step; None if nothing changed since the last one."""
+        """The variables to commit with the next step; None if nothing changed since the last committed step."""
         values = self._values
         return None if values is self._committed else values
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _BUILT_IN = "celery."
 """The prefix of Celery's built-in tasks. perdure does not publish them, so in a shared queue they belong to another
-application, whose tasks they call."""
+application and call its tasks."""
 
 _AHEAD = 8
 """Messages that RabbitMQ prefetches in addition to those of `ingress`: enough to save round trips, but few to return if
@@ -44,7 +44,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     """
 
     rooms: Rooms | None = None
-    """The room of each queue; None if the pool is not `threads`, where Celery's prefetch count is the only limit."""
+    """The room of each queue. None if the pool is not `threads`: Celery's prefetch count is then the only limit."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)

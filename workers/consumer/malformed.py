@@ -110,8 +110,8 @@ def _screen_queues(channel: Any, drop: Drop) -> None:
 def _screen_published(channel: Any, drop: Drop) -> None:
     """Drop items that are not JSON from pub/sub, which carries commands and events.
 
-    kombu would log such an item in full, or raise. A dropped item is replaced by an empty one: after `Empty`, which
-    kombu raises in such a case, the items that follow would stay unread until another one arrives.
+    kombu would raise an unexpected error, or log such an item in full and raise `Empty`. After `Empty`, the items that
+    follow stay unread until another one arrives. So a dropped item is replaced by an empty one, which kombu skips.
     """
     handle = channel._handle_message  # noqa: SLF001 (kombu has no public way)
 

@@ -5,9 +5,9 @@ that wait on a slow model do not delay deliveries, endings or submissions, and t
 consumes a queue only while the queue has room. Otherwise a message stays in the broker or returns there, so that an
 idle worker can consume it. Only a task with a countdown waits in this process: until it is due, and then for room.
 
-Redis sends a message only on request, so the worker sends no further request for the queue. RabbitMQ sends messages in
-advance, up to the prefetch count: messages that arrive without room are held until the consumer is cancelled, and then
-returned.
+Redis sends a message only on request, so the worker requests no messages of a queue without room. RabbitMQ sends
+messages in advance, up to the prefetch count: messages that arrive without room are held until the consumer is
+cancelled, and then returned.
 
 Used by `perdure.workers.consumer.consumer`. All methods but `leave` run in the thread of the worker's event loop.
 """
@@ -56,7 +56,7 @@ class Tap(Protocol):
 
 
 class Rooms:
-    """Counts the running tasks of each queue. `concurrency` is the limit for turns, and the highest of any queue."""
+    """Counts the running tasks of each queue. `concurrency` is the limit for turns; no queue has a higher one."""
 
     def __init__(self, concurrency: int, tap: Tap) -> None:
         self._concurrency = concurrency

@@ -1,10 +1,10 @@
 """Returns messages that this worker cannot run to the queue from which it received them.
 
 An application on the same broker may have a queue with the name of one of perdure's queues. A worker then also receives
-that application's tasks. Celery would discard them and record a failure. Here each is held, unacknowledged, for
-`DELAY_S`, and then returned. If it were returned at once and no consumer of the application was waiting, this worker
-would receive it again within a millisecond, in a busy loop. The visibility timeout would delay it by a minute, and
-RabbitMQ has no such timeout.
+that application's tasks. Celery would discard them and record a failure. perdure holds each of them, unacknowledged,
+for `DELAY_S`, and then returns it. If it were returned at once while no consumer of the application waits, this worker
+would receive it again within a millisecond, in a busy loop. Waiting for the visibility timeout instead would delay it
+by a minute, and RabbitMQ has no such timeout.
 
 Held messages do not use the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages of one
 queue stops consuming that queue until it has returned them all, so the backlog of another application neither fills the
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 DELAY_S = 1.0
 HELD = 100
-"""The held messages of one queue at which the worker stops consuming it."""
+"""The number of held messages of one queue at which the worker stops consuming the queue."""
 
 _REPORT_S = 60.0
 """Seconds between two log lines about one queue."""

@@ -1,8 +1,8 @@
 """Flower's own settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command.
 
 Flower reads them itself. Its pages can shut workers down, so it requires a password unless `PERDURE_FLOWER__AUTH` is
-`none`: the operator's, or on loopback one that is generated once under the data directory.
-`perdure.workers.flower.guard` restricts the host names.
+`none`. If the operator configures no password, a Flower on loopback uses one that is generated once under the data
+directory. `perdure.workers.flower.guard` restricts the host names.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def require_authentication(address: str) -> None:
 
 
 def follow(app: Celery, settings: Settings) -> None:
-    """Make Flower, if it runs with `app`, require credentials, and guard its host names.
+    """If Flower runs with `app`, make it require credentials, and guard its host names.
 
     This happens when Flower imports the application's tasks: after it has read its options and before it listens.
     """

@@ -1,8 +1,8 @@
 """The consumer of an application's worker that also consumes perdure's queues.
 
 Each of perdure's queues has its own room, and their unknown or malformed messages are handled as in perdure's workers.
-The application's queues are consumed as Celery does: unknown tasks are discarded, and Celery's own tasks run. The
-broker's keys belong to the application, so they are neither checked nor renamed.
+The application's queues are consumed as by Celery's own consumer: unknown tasks are discarded, and Celery's own tasks
+run. The broker's keys belong to the application, so they are neither checked nor renamed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InstalledConsumer(Consumer):
         super(Consumer, self).update_strategies()
 
     def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
-        """Return a message of perdure's queues to its queue after a pause; discard another one, as Celery does."""
+        """Return a message of perdure's queues to its queue after a pause; discard any other, as Celery does."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_unknown_task(body, message, exc)
 
@@ -57,7 +57,7 @@ class InstalledConsumer(Consumer):
         handler.on_unknown_message(body, message)
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
-        """Handle a message of perdure's queues as perdure's consumer does; another one as Celery does."""
+        """Handle a message of perdure's queues as perdure's consumer does; any other as Celery does."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_decode_error(message, exc)
 

@@ -1,7 +1,7 @@
-"""Finds settings of an application's Celery application that can lose its tasks, run them twice or run foreign code.
+"""Finds dangerous settings of a Celery application: they can lose tasks, run tasks twice, or run foreign code.
 
-`perdure doctor --app MODULE` lists them. They concern the application's own tasks; `perdure.install` does not change
-them.
+`perdure doctor --app MODULE` lists them. The settings concern the application's own tasks; `perdure.install` does not
+change them.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _END_S = 5.0
 
 
 def owner(pid: int | None = None) -> str:
-    """The lease owner's name of the isolated child `pid`; by default of this process."""
+    """The name under which the isolated child `pid` owns leases; by default the name of this process."""
     return f"{socket.gethostname()}:{pid or os.getpid()} alone"
 
 

@@ -1,8 +1,8 @@
 """Runs a session's turns in a child process, so that a crash harms no other turn.
 
-A turn runs here from its third claim without progress on. `python -m perdure.workers.isolated.run SESSION_ID` claims
-the session, runs its turns and exits; the parent waits. At most `MOST_AT_ONCE` children run concurrently. If there is
-no room for a session, the sweeper issues its wake-up again.
+From its third claim without progress on, a turn runs in a child process. `python -m perdure.workers.isolated.run
+SESSION_ID` claims the session, runs its turns and exits; the parent waits. At most `MOST_AT_ONCE` children run
+concurrently. If there is no room for a session, the sweeper issues its wake-up again.
 
 A child that cannot exit by itself is killed: by its parent if its turn was cancelled, claimed by another worker or has
 exceeded its time limit (`perdure.workers.isolated.kill`), or by the kernel if its parent ends (Linux only).
@@ -63,7 +63,8 @@ class Isolation:
         """Run a session's turns in a child process, and wait until it has ended.
 
         Returns False, without starting a child, if `MOST_AT_ONCE` children run or the session already has one. The
-        latter happens because the sweeper may issue another wake-up before the child has claimed the session.
+        latter happens because the sweeper may issue another wake-up before the child has claimed the session. After
+        `stop`, returns True without starting a child.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
@@ -120,7 +121,7 @@ class Isolation:
                 child.kill()
 
     def _run(self, session_id: UUID) -> int | None:
-        """Run a child and return its exit status; after `stop`, run none and return None."""
+        """Run a child and return its exit status; after `stop`, return None without starting a child."""
         argv = [sys.executable, "-m", "perdure.workers.isolated.run", str(session_id)]
         with self._lock:
             if self._stopping:

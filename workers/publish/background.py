@@ -62,7 +62,8 @@ class BackgroundWaker(CeleryWaker):
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Queue one task message, unless an equal one is queued; returns whether it is queued.
 
-        Returns False while the broker is unavailable, after `close`, and if `_MOST` messages are queued.
+        Returns False for `PAUSE_S` seconds after a batch has failed, after `close`, and while `_MOST` messages are
+        queued.
         """
         if os.getpid() != self._pid:
             self._reset()

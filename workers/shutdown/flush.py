@@ -1,4 +1,4 @@
-"""The flush: before the process ends, it writes turns that only Redis has to PostgreSQL.
+"""The flush: before the process ends, it writes to PostgreSQL the turns that only Redis has.
 
 Each session that the process has held is flushed under its fence: if another worker has claimed the session since,
 nothing is written. The flush has a time limit, since Redis or PostgreSQL may be unresponsive.

@@ -3,13 +3,13 @@
     1  stop: the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
     2  drain: running turns continue. At the deadline the worker parks turns that wait for a model, releases their
        sessions, publishes a wake-up for each, and waits for running tools
-    3  flush: the worker writes turns that only Redis has to PostgreSQL (`perdure.workers.shutdown.flush`)
+    3  flush: the worker writes to PostgreSQL the turns that only Redis has (`perdure.workers.shutdown.flush`)
     4  close: the worker releases the remaining leases, closes connections and exits with status 0
 
 One thread enforces the time limits: it waits for the next request, the end of the process, or the deadline. A second
-request ends the drain at once and does not move the hard limit. A third request reaches the hard limit at once. Shortly
-before the hard limit, the thread releases all leases and wakes other workers. At the limit the process exits by
-`os._exit` with status 1, whatever its other threads do.
+request ends the drain at once and does not move the hard limit. A third request makes the process exit at once, as at
+the hard limit. Shortly before the hard limit, the thread releases all leases and wakes other workers. At the limit the
+process exits by `os._exit` with status 1, whatever its other threads do.
 """
 
 from __future__ import annotations
@@ -105,7 +105,10 @@ class Shutdown:
             self._exit_at_hard_limit(process)
 
     def finish(self, process: Process) -> None:
-        """Log the end of the drain, and flush. Call this once the pool has ended."""
+        """Log the end of the drain, then write to PostgreSQL the turns that only Redis has.
+
+        Call this once the pool has ended.
+        """
         self._block_after_hard_limit()
         if self.requested:
             self.begun.wait()

@@ -21,10 +21,10 @@ _IMMEDIATE = signal.SIGQUIT
 
 
 def install_handlers(worker: Any, request_shutdown: Callable[[], None]) -> None:
-    """Make each SIGTERM or SIGINT request the shutdown once, and SIGQUIT three times.
+    """Make each SIGTERM or SIGINT request the shutdown once, and each SIGQUIT request it three times.
 
-    The first request begins the shutdown, the second ends the drain, the third reaches the hard limit
-    (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a signal
+    The first request begins the shutdown, the second ends the drain, the third makes the process exit as at the hard
+    limit (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a signal
     handler.
     """
 

@@ -52,7 +52,7 @@ class Standby:
         }
 
     def follow_intake(self) -> bool:
-        """Read whether the intake is open, pause or resume accordingly, and return it.
+        """Pause the worker if the intake is closed, resume it if it is open; returns whether it is open.
 
         Raises:
             Unavailable: the database cannot be reached; the phase does not change.

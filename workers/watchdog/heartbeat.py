@@ -25,7 +25,7 @@ from perdure.workers.watchdog import process as watchdog
 log = logging.getLogger(__name__)
 
 LEAST_LIMIT_S = 30.0
-"""Seconds without a heartbeat that are allowed at least, however short the lease is."""
+"""The minimum limit in seconds; it applies if two leases are shorter."""
 
 _LEASES = 2
 _REPORT = (sys.executable, "-m", "perdure.workers.watchdog.kill_report")

@@ -2,7 +2,7 @@
 
 The watchdog runs this program before it kills a worker, and again with `withdraw` if the worker has recovered in the
 meantime. It is a separate program because the watchdog imports only the standard library. `PERDURE_REDIS_URL` is the
-worker's.
+address of the worker's Redis.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _lives(worker: Watched) -> bool:
 
 
 def _report(worker: Watched, silent_s: float, *withdraw: str) -> None:
-    """Report the kill, or withdraw the report.
+    """Report the kill; with the argument `WITHDRAW`, withdraw the report.
 
     Call this before the kill: when the worker ends, its supervisor or container may end this process, too.
     """

@@ -61,7 +61,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
 
 
 def _copy_directory(user: Account) -> Path:
-    """A directory outside of the installation where `user` may run programs and only root can replace root's files."""
+    """A directory outside of the installation. `user` may run programs in it; only root can replace root's files."""
     for place in _PLACES:
         if place.is_dir() and account.obstacle(place, user) is None and _is_usable(place):
             return place

@@ -66,7 +66,7 @@ class ModelSuite:
     """Tests of a model. Subclass it and define a fixture `model`."""
 
     def test_calls_a_tool_and_answers_from_its_result(self, model: Model) -> None:
-        """A turn with one tool call consists of these two steps."""
+        """A turn with one tool call has two steps: the call, and the answer from its result."""
         conversation = turn(model, QUESTION)
         assert [each.role for each in conversation] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
         assert conversation[1].tool_calls[0].name == "calculator"

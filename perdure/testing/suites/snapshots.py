@@ -124,7 +124,7 @@ class SnapshotSuite:
     def test_saves_in_any_order_leave_the_highest_version(
         self, harness: StoreHarness, store: SnapshotStore, versions: list[Version]
     ) -> None:
-        """The snapshot of a stale runner is refused, and the error names both versions."""
+        """The snapshot of a stale runner is refused; the error names the refused and the stored version."""
         agent_id = harness.session()
         highest, latest = versions[0], snapshot_of(agent_id, versions[0].tick, {"number": 0})
         store.save(latest, highest.token)
@@ -187,7 +187,7 @@ class SnapshotSuite:
     def test_invalid_variables_are_refused(
         self, harness: StoreHarness, store: SnapshotStore, variables: Any, reason: str
     ) -> None:
-        """Every store refuses the same variables, so that the tool receives an error. The stored snapshot stays."""
+        """Every store refuses the same invalid variables. The stored snapshot does not change."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 1), 1)
         with pytest.raises(InvalidRequest, match=reason):
@@ -267,7 +267,7 @@ class SnapshotSuite:
     def test_set_aside_moves_snapshots_up_to_the_given_version(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """After a restore from a backup, the database is older than the snapshots, which would refuse every new one."""
+        """After a restore of the database, the stored snapshots are newer, so the store would refuse all new ones."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 9), 9)
         store.set_aside(agent_id, Version(9, 8), "older than what is stored")

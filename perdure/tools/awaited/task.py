@@ -40,8 +40,8 @@ class CeleryTool:
     """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
 
     If `queue` is `None`, the application's routes choose the queue. `timeout_s` counts from the call; a task that has
-    not ended within it counts as lost. With `max_parallel`, a call has a list of arguments, and each item is a separate
-    task.
+    not ended within this time counts as lost. With `max_parallel`, a call has a list of arguments, and each item is a
+    separate task.
     """
 
     breaker: ClassVar[None] = None

@@ -67,13 +67,13 @@ class Connections:
                     self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """The tools of `servers`. The first call waits for each server to connect, at most its `connect_timeout_s`."""
+        """The tools of `servers`. The first call waits up to each server's `connect_timeout_s` for it to connect."""
         self.open(servers)
         connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
         return tuple(tool for connection in connections for tool in connection.tools())
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Close all connections and end all server processes, within `within_s` seconds and one second more."""
+        """Close all connections and end all server processes, within `within_s` + 1 seconds."""
         with self._lock:
             self._closed = True
             thread, loop = self._thread, self._loop

@@ -1,4 +1,4 @@
-"""Renders the answer of an MCP server as text for a model. The answer is untrusted and bounded."""
+"""Renders the answer of an MCP server as text for a model. The answer is untrusted; the text is bounded."""
 
 from __future__ import annotations
 

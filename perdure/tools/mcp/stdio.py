@@ -91,7 +91,7 @@ async def stdio(
 
 @dataclass(slots=True)
 class _StderrTail:
-    """The end of a server's stderr. It is not logged once a tool was called, since it may quote the arguments."""
+    """The end of a server's stderr. After a tool call it is not logged, since it may quote the arguments."""
 
     data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
