@@ -24,7 +24,7 @@ def server() -> Iterator[AnthropicServer]:
 
 @pytest.fixture
 def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicModel]:
-    """A model of that server, set up from the environment as in production."""
+    """A model that calls `server`, configured by environment variables as in production."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
     made = AnthropicModel("test-model", SystemClock())

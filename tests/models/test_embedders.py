@@ -1,4 +1,4 @@
-"""The suite of `perdure.testing` over every embedder, the cache in front of embedders, and resolution by name."""
+"""Each embedder in the suite of `perdure.testing`, the cache of embeddings, and embedders by name."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_least_recently_used_text_is_dropped_first() -> None:
 
 
 def test_more_texts_than_the_cache_holds_get_their_vectors() -> None:
-    """A call may have more texts than the cache holds."""
+    """A call with more texts than the cache holds returns a vector for each."""
     assert len(CachedEmbedder(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
 
 
@@ -218,7 +218,7 @@ def test_the_default_is_built_in() -> None:
 
 
 def test_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing key is reported with the embedder's setting, whatever the model is."""
+    """If the key is missing, the error names `PERDURE_EMBEDDER` and not the model's setting."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'"):

@@ -37,7 +37,7 @@ def test_each_code_has_a_row_with_its_statuses() -> None:
 
 
 def test_the_table_says_which_codes_are_transient() -> None:
-    """A code with several errors has the transience of the most general one."""
+    """If several errors have one code, the table shows whether the most general error is transient."""
     general = {each.code: REPEAT[each.transient] for each in reversed(_tree())}
 
     assert {code: repeat for code, _, repeat, *_ in ROWS} == general

@@ -234,7 +234,7 @@ def test_no_pattern_over_text_from_outside_backtracks() -> None:
 
 
 def test_every_pattern_is_registered_once() -> None:
-    """Each pattern is compiled once, at import. One compiled per text would not be registered."""
+    """Each pattern is compiled at import. A pattern compiled in a function would not be registered at import."""
     calls = {
         (name, node.lineno)
         for name, module in SOURCES.items()
