@@ -96,7 +96,7 @@ def test_restoring_marks_the_archive_and_the_history(database: Database, clock: 
 
 
 def test_only_archived_cases_can_be_restored(database: Database) -> None:
-    """Only archived cases can be restored: active and unknown ones raise an error."""
+    """Only archived cases can be restored. For active and unknown cases, `NotFound` is raised."""
     put(database, "c")
     for case_id in ("c", "nobody", ""):
         with pytest.raises(NotFound):
@@ -104,7 +104,7 @@ def test_only_archived_cases_can_be_restored(database: Database) -> None:
 
 
 def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock: MovedClock) -> None:
-    """Restoring a merged case returns it unchanged and leaves the keeper's counts as they are."""
+    """A merged case is restored unchanged. The keeper's counts still include those of the restored case."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")
@@ -118,7 +118,10 @@ def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock:
 def test_reading_an_archived_case_is_logged(
     database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Reading an archived case logs a warning, by id or by search. A search finds it only on request."""
+    """If an archived case is read by its id or found by a search, a warning is logged.
+
+    A search finds archived cases only if `include_archived` is set.
+    """
     put(database, "gone", vector=[1, 2, 3, 4], usage=20, rate=10.0)
     put(database, "there", vector=[1, 2, 3, 5], usage=20, rate=90.0)
     prune.run(bank(database, clock))

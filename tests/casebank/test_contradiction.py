@@ -107,7 +107,7 @@ def test_the_fingerprint_is_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
 def test_one_character_beyond_the_size_limit_is_a_difference(filler: str) -> None:
-    """Beyond the size limit texts are compared by hash, so one different character is a difference."""
+    """Beyond the size limit, texts are compared by their hashes, so one different character is a difference."""
     long = filler * MAX_CHARS
     found = difference(f"{long}left", f"{long}right")
     assert found is not None

@@ -149,7 +149,7 @@ def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_says_which_model_cannot_be_loaded(library: None) -> None:
-    """A misspelt directory stops the start with its name."""
+    """If the model's directory is misspelt, the start fails and the error names the directory."""
     with pytest.raises(SettingsError, match=r"sentence-transformers:missing.*not a local folder"):
         resolve("sentence-transformers:missing", Settings(), SystemClock())
 
@@ -196,7 +196,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["", "hash", "hash:", "openai:", "sentence-transformers", "word2vec:x", "Hash:384"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """A wrong setting stops the start with its name, its value and the accepted values."""
+    """An unknown name stops the start. The error has the setting, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_EMBEDDER is {name!r}: accepted: hash:384, openai:NAME")
@@ -233,6 +233,6 @@ def test_a_third_party_adds_an_embedder_by_entry_point(installed: None) -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
-    """An entry point that cannot be loaded is an error with the reason, unlike a misspelt setting."""
+    """If an entry point cannot be loaded, the error says why."""
     with pytest.raises(SettingsError, match="no_such_module"):
         resolve("broken:x", Settings(), SystemClock())

@@ -102,7 +102,7 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
     transitions: list[Transition],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A transition is reported once, by the process that caused it, so that it can be counted and turns woken."""
+    """Each transition is reported once, by the process that caused it. Reports count transitions and wake turns."""
     others_transitions: list[Transition] = []
     other = Breakers(SETTINGS, clock, redis_url, others_transitions.append)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
@@ -123,7 +123,7 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
 def test_a_lost_answer_does_not_keep_a_probes_slot(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """If Redis' answer to a probe is lost, the next calls free the probe's slot instead of waiting for its lease."""
+    """If Redis' answer about a probe is lost, a later call frees the probe's slot before the probe's lease expires."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
@@ -158,7 +158,7 @@ def test_a_lost_answer_does_not_keep_a_probes_slot(
 def test_an_admission_holds_although_freeing_another_slot_fails(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that Redis admitted proceeds, even if freeing another call's slot then fails."""
+    """If Redis admits a call but then fails to free another call's slot, the admitted call proceeds."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
@@ -254,7 +254,7 @@ def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedCloc
 
 
 def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, redis_url: str) -> None:
-    """A closed breaker costs two round trips to Redis per call; a third one would add half as much."""
+    """A call through a closed breaker takes two round trips to Redis."""
     breaker = breakers.get("llm:test")
     succeed(breaker)
     client = redis_py.Redis.from_url(client_url(redis_url))
@@ -360,7 +360,7 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
 
 
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
-    """A damaged key counts as an unavailable Redis, and calls continue."""
+    """If a circuit's key in Redis is damaged, calls continue as without Redis."""
     client = redis_py.Redis.from_url(client_url(redis_url))
     client.set("perdure:{breakers}:llm:test", "nonsense")
     client.close()

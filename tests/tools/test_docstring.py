@@ -94,7 +94,7 @@ def test_a_docstring_without_sections_is_the_description(text: str) -> None:
 
 @pytest.mark.parametrize("notes", ["Note:\n    For people.", "Notes\n-----\nFor people."], ids=["Google", "NumPy"])
 def test_notes_are_left_out_without_parameters(notes: str) -> None:
-    """Notes are left out, even if no parameters show the docstring's style."""
+    """Notes are left out, even if the docstring has no parameters from which its style could be recognised."""
     assert describe(f"Say the time.\n\n{notes}") == ("Say the time.", {})
 
 

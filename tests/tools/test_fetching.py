@@ -165,7 +165,7 @@ def test_a_text_that_is_not_a_web_address_is_refused(url: str, context: ToolCont
 def test_a_name_of_a_private_address_is_refused(
     site: str, context: ToolContext, monkeypatch: pytest.MonkeyPatch, inside: str
 ) -> None:
-    """A name of a private address is refused, directly and in a redirect: a domain's owner may point it anywhere."""
+    """A host name that resolves to a private address is refused, both in the given URL and in a redirect."""
     real = socket.getaddrinfo
 
     def look_up(host: str, *rest: Any, **named: Any) -> Any:
@@ -237,7 +237,7 @@ def test_a_large_body_is_cut_with_a_notice(site: str, context: ToolContext, path
 
 
 def test_a_gzip_bomb_is_decompressed_only_as_far_as_it_is_read(site: str, context: ToolContext) -> None:
-    """A body is decompressed only as far as it is read, even if it was compressed twice."""
+    """Only the part of a body that is read is decompressed, even if the body was compressed twice."""
     fetch = http_get_tool([LOOPBACK])
     for path in ("/bomb", "/bomb?twice"):
         with peak() as found:

@@ -81,7 +81,7 @@ def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
 
 
 def test_the_schema_holds_what_a_model_may_give() -> None:
-    """The schema omits the context, which the engine passes, and keeps names that pydantic uses itself."""
+    """The schema omits the context, which the engine passes. Parameters may have names that pydantic itself uses."""
     schema = everything.schema()
     assert schema.parameters["type"] == "object"
     assert schema.parameters["required"] == ["city", "copy"]
@@ -289,7 +289,7 @@ def undocumented(a: int) -> str:  # noqa: D103 (the very mistake)
 def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     function: Callable[..., Any], reason: str
 ) -> None:
-    """An invalid function stops the start with its name, instead of failing in a user's turn."""
+    """`@tool` refuses an invalid function when it is defined. The error names the function."""
     with pytest.raises(SettingsError, match=reason) as caught:
         tool(function)
     assert function.__name__ in str(caught.value)
@@ -312,7 +312,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     ],
 )
 def test_an_invalid_declaration_is_refused(declaration: dict[str, Any], reason: str) -> None:
-    """An invalid declaration is refused: providers refuse a whole request for one bad tool name."""
+    """An invalid declaration is refused, for example a name for which a provider would refuse the whole request."""
 
     def fine(a: int) -> str:
         """Do."""
