@@ -112,7 +112,7 @@ def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock:
     archive.restore(database, "loser")
     assert column(database, ROW, id="loser") == before
     assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'keeper'") == [30]
-    assert prune.run(bank(database, clock))["merged_cases"] == 0, "it was restored within 7 days"
+    assert prune.run(bank(database, clock))["merged_cases"] == 0, "a case restored within 7 days is spared"
 
 
 def test_reading_an_archived_case_is_logged(
@@ -138,7 +138,7 @@ def test_reading_an_archived_case_is_logged(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """A search compares only vectors of one embedder and size, because other cosines are meaningless."""
+    """A search compares only vectors of one embedder and size, because cosines between others are meaningless."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")

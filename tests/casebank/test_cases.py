@@ -155,7 +155,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
 
 
 def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
-    """Importing an export again changes nothing; into an empty bank it restores all cases, archived ones included."""
+    """Importing an export again changes nothing. In an empty database, the import restores all cases with their status."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
         line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),
@@ -290,7 +290,7 @@ def test_under_fifty_percent_is_flagged(database: Database, clock: MovedClock, o
 
 
 def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClock) -> None:
-    """A review lists at most three errors, the most frequent first, ties in order of their text."""
+    """A review lists at most three errors, the most frequent first. Ties are sorted by text."""
     put(database, "a")
     for number, error in enumerate(["x", "y", "y", "z", "w", "w", "w"]):
         use(database, ["a"], UUID(int=number), succeeded=False, error=error)

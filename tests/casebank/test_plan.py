@@ -35,7 +35,7 @@ def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | No
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The plan as the policy defines it, with every pair compared in exact fractions. Only the rules are shared code."""
+    """The plan as the policy defines it. Compares every pair in exact fractions; shares only the rules' code."""
     expected_items: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
     for each in cases:

@@ -163,7 +163,7 @@ def test_notices_are_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path
 
 
 def test_reflection_rates_and_embeds_cases(runtime: Runtime) -> None:
-    """Reflection rates cases while the embedder is unavailable, and adds vectors once it is available."""
+    """If the embedder is unavailable, reflection still rates cases. It adds vectors once the embedder is available."""
     parts = replace(runtime, embedder=HashEmbedder(16))
     put(runtime.database, "a", query="how to do it")
     use(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")

@@ -82,7 +82,7 @@ def test_a_statement_prepared_in_a_failed_transaction_can_be_run_again(database:
 
 
 def test_each_commit_is_observed_before_and_after(database: Database) -> None:
-    """Each commit is reported before and after, so that tests can kill the process there."""
+    """The engine reports each commit before and after it, so that tests can kill the process at either moment."""
     seen: list[tuple[str, str]] = []
     database.observe = lambda moment, name: seen.append((moment, name))
     database.run(INSERT, {"user_id": "ana"})
@@ -135,7 +135,7 @@ def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database,
 
 
 def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
-    """A transaction killed in the middle raises `Unavailable`, like a statement, and writes nothing."""
+    """If a transaction's connection is killed, `Unavailable` is raised and nothing is written."""
     with pytest.raises(Unavailable), database.transaction("dies") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(INSERT, {"user_id": "ana"})
         other.run(KILL, {})

@@ -58,7 +58,7 @@ def test_finding_no_server_creates_nothing(module: ModuleType, tmp_path: Path) -
 
 
 def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, directory: Path) -> None:
-    """Commands find a server that another process started, until it is stopped."""
+    """`find` returns a running server to other processes until the server is stopped."""
     running = module.start(directory)
     assert module.find(directory) == lifecycle.Endpoint(running.url, running.pid)
     assert running.owned
@@ -70,7 +70,7 @@ def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, direc
 
 
 def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directory: Path) -> None:
-    """A second user of a server does not own it, and the server runs until the last user leaves."""
+    """The second user of a server does not own it. The server runs until its last user calls `stop`."""
     first, second = module.start(directory), module.start(directory)
     assert (second.owned, second.pid, second.url) == (False, first.pid, first.url)
     assert not first.stop()
@@ -95,7 +95,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """After kill -9 of `perdure up`, the next `perdure up` finds its servers and stops them at its end."""
+    """If `perdure up` is killed with SIGKILL, the next `perdure up` uses the same servers and stops them when it ends."""
     starter = program(HOLD, kind, directory)
     pid = json.loads(starter.until("pid"))["pid"]
     starter.process.kill()
@@ -135,7 +135,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """`python -m perdure.embedded` ends with its server, so that a supervisor can restart it."""
+    """`python -m perdure.embedded` ends when its server ends, so that a supervisor can restart both."""
     keep = "import runpy, sys; runpy.run_module('perdure.embedded', run_name='__main__', alter_sys=True)"
     keeper = program(keep, kind, directory)
     keeper.until("answers")

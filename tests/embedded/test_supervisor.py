@@ -121,7 +121,7 @@ def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
 
 
 def test_another_status_is_followed_by_a_restart(program: Start) -> None:
-    """Status 3, a missing server, is followed by a restart, because the server may return."""
+    """A process with status 3, for a missing server, is restarted, because the server may return."""
     supervisor = program(SUPERVISE, "[python('beat', 'raise SystemExit(3)', final_status=2)]")
     supervisor.until("ended with status 3; restarting it in 0.01 s")
     supervisor.process.terminate()

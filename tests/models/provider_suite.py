@@ -122,7 +122,7 @@ class ProviderSuite(ModelSuite):
         assert said in json.dumps(server.requests[0]["messages"][-1], ensure_ascii=False)
 
     def test_keeps_its_connection(self, model: Model, server: ProviderServer) -> None:
-        """All calls use one connection, also after an error, because a handshake for each would take long."""
+        """All calls use one connection, even after an error, because a handshake for each call would take long."""
         for _ in range(4):
             ask(model, QUESTION)
         server.script(Status(500))
@@ -312,7 +312,7 @@ class ProviderSuite(ModelSuite):
     def test_logs_the_request_id_of_a_failure(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The request id is in the log and in the error's notes, because the provider needs it to find the failure."""
+        """The log and the error's notes contain the request id, by which the provider can find the failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
             ask(model, QUESTION)

@@ -222,7 +222,7 @@ class ProviderServer(ABC):
             return self._steps.popleft() if self._steps else self.unscripted(path, body)
 
     def pause(self, seconds: float | None) -> bool:
-        """Wait for `seconds` or until the server stops; returns whether it still runs."""
+        """Wait for `seconds` or until the server stops. Returns whether the server still runs."""
         return not self._stopping.wait(seconds)
 
 

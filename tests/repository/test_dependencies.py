@@ -60,7 +60,7 @@ def test_the_pins_satisfy_pyproject() -> None:
 
 
 def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
-    """`.ci/install PART` installs the file up to the end of that part, so later pins would be missing."""
+    """`.ci/install PART` installs the pins up to the end of that part, so a pin in a later part would be missing."""
     text = read("constraints.txt")
 
     assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)

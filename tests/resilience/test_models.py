@@ -382,7 +382,7 @@ def test_a_third_partys_strategy_that_finds_nothing(harness: Harness, found: obj
 
 
 def test_a_third_partys_strategy_that_finds_an_answer(harness: Harness) -> None:
-    """A strategy's reply is marked as a fallback, and its tool calls are dropped, because it was offered no tools."""
+    """A strategy's reply is marked as a fallback. Its tool calls are dropped, because the strategy got no tools."""
     found = ModelReply("From the cache.", (ToolCall("1", "calculator", "{}"),), model="cache")
     reply = ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert reply == ModelReply("From the cache.", model="cache", fallback=True)

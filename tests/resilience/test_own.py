@@ -106,7 +106,7 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
     for _ in range(4):
         reply = models.get().respond(REQUEST, ModelCall(clock, 60))
         assert (reply.content, reply.model, reply.fallback) == ("Acme answers.", "up", True)
-    assert acme.asked.count("acme:overloaded") == 2, "its breaker is open after two failures"
+    assert acme.asked.count("acme:overloaded") == 2, "the model's breaker is open after two failures"
     states = {each.name: (each.state, each.success_count) for each in breakers.list()}
     assert states == {"llm:acme:overloaded": (State.OPEN, 0), "llm:acme:up": (State.CLOSED, 4)}
 

@@ -80,7 +80,7 @@ def refused(breaker: Breaker) -> CircuitBreakerOpen:
 def test_a_breaker_opens_for_every_process_with_the_documented_error(
     breakers: Breakers, redis_url: str, clock: MovedClock
 ) -> None:
-    """A breaker that one process opened refuses calls of all, with the documented error."""
+    """A breaker that one process opened refuses the calls of every process with the documented error."""
     for _ in range(2):
         fail(breakers.get("llm:test"))
     other = Breakers(SETTINGS, clock, redis_url)
@@ -280,7 +280,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 def test_calls_continue_while_redis_is_stopped(
     tmp_path: Path, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While Redis is stopped, each process uses its own breakers; the fleet's state applies again afterwards."""
+    """While Redis is stopped, each process uses its own breakers. Afterwards the fleet's state applies again."""
     with redis.start(tmp_path / "redis") as server:
         breakers = Breakers(SETTINGS, clock, server.url)
         llm, mcp = breakers.get("llm:test"), breakers.get("mcp:test")

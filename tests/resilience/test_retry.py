@@ -115,7 +115,7 @@ def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
 
 
 def test_a_cycle_of_causes_ends() -> None:
-    """A cycle in the chain of causes ends the search, so that it hangs no worker."""
+    """The search for a classified error ends at a cycle of causes, instead of hanging the worker."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert verdict(one) is Verdict.PERMANENT

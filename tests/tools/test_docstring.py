@@ -100,7 +100,7 @@ def test_notes_are_left_out_without_parameters(notes: str) -> None:
 
 @pytest.mark.parametrize("text", [None, "", " \n "])
 def test_an_empty_docstring_describes_nothing(text: str | None) -> None:
-    """An empty docstring gives an empty description, which `@tool` refuses with the function's name."""
+    """An empty docstring gives an empty description. `@tool` then refuses the function by its name."""
     assert describe(text) == ("", {})
 
 

@@ -210,7 +210,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(
 def test_one_private_address_among_a_names_addresses_is_enough(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is refused if one of its addresses is private: the connection might use it."""
+    """A host name is refused if one of its addresses is private, because the connection might use that address."""
     answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 80)) for each in ("93.184.216.34", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     with pytest.raises(ToolError, match=r"127\.0\.0\.1 is not"):
