@@ -155,7 +155,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
 
 
 def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
-    """Importing an export again changes nothing. In an empty database, the import restores all cases with their status."""
+    """Importing an export again changes nothing. In an empty database, the import restores all cases."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
         line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),

@@ -95,7 +95,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """If `perdure up` is killed with SIGKILL, the next `perdure up` uses the same servers and stops them when it ends."""
+    """If the process that started a server is killed, the next process joins the server and can stop it."""
     starter = program(HOLD, kind, directory)
     pid = json.loads(starter.until("pid"))["pid"]
     starter.process.kill()
@@ -135,7 +135,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """`python -m perdure.embedded` ends when its server ends, so that a supervisor can restart both."""
+    """`python -m perdure.embedded` ends when its server ends. On SIGTERM it stops its server."""
     keep = "import runpy, sys; runpy.run_module('perdure.embedded', run_name='__main__', alter_sys=True)"
     keeper = program(keep, kind, directory)
     keeper.until("answers")

@@ -51,7 +51,7 @@ def test_the_rows_are_in_the_order_of_their_statuses() -> None:
 
 
 def test_the_codes_of_streams_are_listed() -> None:
-    """The codes of streams are listed, too; no exception class has them."""
+    """The page also lists the codes of streams, which no exception class has."""
     assert re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE) == [REWOUND, STOPPING]
 
 

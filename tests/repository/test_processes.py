@@ -28,7 +28,7 @@ def commands() -> dict[str, Any]:
 
 @pytest.mark.parametrize("service", OURS)
 def test_each_command_of_compose_is_understood(service: str, commands: dict[str, Any]) -> None:
-    """A service's command is the arguments of `perdure`, the image's entry point."""
+    """Each service's command is a command of `perdure` with options that exist."""
     name, *options = OURS[service]["command"]
 
     with commands[name].make_context(name, options):
@@ -54,7 +54,7 @@ def test_compose_and_the_procfile_run_the_same_processes() -> None:
 
 
 def test_every_process_waits_for_the_migration() -> None:
-    """No process starts before the migration, because its errors on older tables would be misleading."""
+    """No process starts before the migration, because errors caused by older tables would be misleading."""
     for name in OURS.keys() - {"migrate"}:
         assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
 

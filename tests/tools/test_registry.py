@@ -163,7 +163,7 @@ def test_arguments_become_what_the_signature_says() -> None:
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_with_the_reason(arguments: str, reason: str) -> None:
-    """The error for invalid arguments says what is wrong and what is expected, so that the model can correct its call."""
+    """The error for invalid arguments says what is wrong and what is expected, so that the model can correct them."""
     with pytest.raises(ToolError) as caught:
         everything.parse(arguments)
     assert reason in caught.value.message
