@@ -148,7 +148,7 @@ class Post:
 
 
 def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
-    """The context of a pruning run with a load of 100 %, so without pauses."""
+    """The context of a pruning run at 100 % load, whose pauses take no time."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
     return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
 

@@ -55,7 +55,7 @@ def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> Non
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
-    """A search finds a small bank's cases next to a large bank, with a full comparison or with the shared indexes."""
+    """A search finds a small bank's cases next to a large bank, whether it compares all cases or uses indexes."""
     _filled(database)
     for number in range(300):
         put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")
@@ -160,7 +160,7 @@ def test_banks_and_sharing_survive_export_and_import(database: Database, clock: 
 def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
     database: Database, clock: MovedClock, wrong: dict[str, str | None]
 ) -> None:
-    """An import refuses an invalid bank, or a shared case without an author, with the reason."""
+    """An import refuses an invalid bank and a shared case without an author. Each refusal has the reason."""
     line = json.dumps({"case_id": "a", "query": "q", "response_text": "a", "user_id": "ana", **wrong})
     imported = transfer.import_lines(database, [line], now=clock.now())
     assert (imported.added, [number for number, _ in imported.bad]) == (0, [1])

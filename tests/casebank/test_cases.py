@@ -62,7 +62,7 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
     ],
 )
 def test_invalid_cases_are_refused_with_the_reason(change: dict[str, Any], why: str) -> None:
-    """Invalid data is refused when it is added, with the reason."""
+    """Invalid data is refused, and the error has the reason."""
     with pytest.raises(InvalidRequest, match=why):
         cases.check(replace(GOOD, **change), now=NOW)
 
@@ -238,7 +238,7 @@ def test_a_locked_case_is_counted_later(database: Database) -> None:
 
 
 def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clock: MovedClock) -> None:
-    """If a use is recorded while its case is archived, it is counted after the case was restored."""
+    """If a use is recorded while its case is archived, the use is counted after the case is restored."""
     put(database, "a", usage=3, idle_days=200)
     assert prune.run(bank(database, clock))["details"]["archived"] == ["a"]
     use(database, ["a"], UUID(int=1))
@@ -301,7 +301,7 @@ def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClo
 
 
 class Adviser:
-    """A model that records its requests, and fails while `unavailable`."""
+    """A model that records its requests. While `unavailable` is true, its calls fail."""
 
     name = "adviser"
 

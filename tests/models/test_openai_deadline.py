@@ -26,7 +26,7 @@ AT_ONCE_S = 2.0
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls to wait in."""
+    """Threads in which calls wait."""
     with ThreadPoolExecutor(4) as running:
         yield running
 

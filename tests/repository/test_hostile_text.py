@@ -228,7 +228,7 @@ PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in e
 
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
-    """Only the modules of `MAY_IMPORT_RE` import `re`: a pattern that backtracks could let one message stop a worker."""
+    """Only the modules of `MAY_IMPORT_RE` import `re`, because one message could stop a worker by backtracking."""
     assert {name for name, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
     assert [name for name, module in SOURCES.items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 

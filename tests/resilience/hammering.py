@@ -2,9 +2,9 @@
 
     python -m tests.resilience.hammering DIRECTORY
 
-Eight forked children, each with its own connections, do the same work at the same time: failures below the threshold,
-then probes of the half-open circuit, whose holders are killed, then calls while the Redis in DIRECTORY is stopped and
-started again. Their counts are printed as JSON.
+Eight forked children, each with its own connections, do the same work at the same time. First their calls fail, one
+failure below the threshold. Then they probe the half-open circuit, and the holders of the first probes are killed. At
+last they call while the Redis in DIRECTORY is stopped and started again. Their counts are printed as JSON.
 """
 
 from __future__ import annotations

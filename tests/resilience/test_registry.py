@@ -310,7 +310,7 @@ def test_calls_continue_while_redis_is_stopped(
 def test_an_unresponsive_redis_delays_one_call_per_pause(
     server: Running, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unresponsive Redis delays only one call per pause, by 0.25 s."""
+    """If Redis does not respond, one call waits for it. During the following pause, no call uses Redis."""
     breakers = Breakers(SETTINGS, clock, server.url)
     breaker = breakers.get("llm:test")
     succeed(breaker)
@@ -349,7 +349,7 @@ def test_an_unresponsive_redis_delays_one_call_per_pause(
 
 
 def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) -> None:
-    """Without a Redis, a process has breakers of its own, for programs that only use the library."""
+    """Without Redis, a process uses its own breakers, so that programs can use the library alone."""
     breakers = Breakers(SETTINGS, clock)
     for _ in range(2):
         fail(breakers.get("llm:test"))

@@ -66,7 +66,7 @@ def test_records_what_the_model_was_sent() -> None:
 
 
 def test_a_script_that_is_too_short_fails_the_test() -> None:
-    """A script with too few replies raises and shows the last message. The engine would retry such a turn."""
+    """If a script has too few replies, `ask` raises `ScriptExhausted`, which shows the last message."""
     with pytest.raises(ScriptExhausted, match=r"request 2 has no reply in the script; .* tool: '3.5'"):
         ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea")))
 

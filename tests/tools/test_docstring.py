@@ -67,7 +67,7 @@ ARGUMENTS = {"iban": "The receiver's account, without spaces.", "cents": "How mu
 
 @pytest.mark.parametrize("text", [GOOGLE, SPHINX, NUMPY], ids=["Google", "Sphinx", "NumPy"])
 def test_each_style_describes_the_tool_and_its_parameters(text: str) -> None:
-    """Google, Sphinx and NumPy styles give the same description and parameters, without sections for people."""
+    """Google, Sphinx and NumPy styles give the same description and parameters. Other sections are left out."""
     assert describe(text) == ("Transfer money.\n\nOnly within the euro area.", ARGUMENTS)
 
 

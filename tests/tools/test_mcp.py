@@ -65,7 +65,7 @@ class Rig:
 
     @contextmanager
     def calling(self, add: RunnableTool) -> Iterator[Future[str]]:
-        """A running call of the server's `add`, whose result is 3."""
+        """A running call of the server's tool `add`. Its result is 3."""
         with ThreadPoolExecutor(1) as pool:
             yield pool.submit(add.call, {"a": 1, "b": 2}, context())
 

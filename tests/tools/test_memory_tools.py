@@ -74,7 +74,7 @@ def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
 
 
 def test_repeated_statements_are_stored_once_and_contradictions_supersede(harness: Harness) -> None:
-    """A statement that is repeated is stored once, and a contradicting one supersedes it."""
+    """A repeated statement is stored once. A contradicting statement supersedes it."""
     limits = type(harness.settings.consolidation)(similarity=0.8)  # for the built-in embedder
     harness.settings = harness.settings.model_copy(update={"consolidation": limits})
     context = _context(harness)

@@ -71,7 +71,7 @@ def everything(  # noqa: D417 (parameters that are not described are part of the
 
 
 def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
-    """A tool's descriptions come from its docstring, without the sections for people, which would cost tokens."""
+    """A tool's descriptions come from its docstring. Sections such as `Returns` are left out to save tokens."""
     assert everything.name == "everything"
     assert everything.description == "Use a parameter of every kind.\n\nA second paragraph."
     properties = everything.parameters["properties"]
