@@ -244,7 +244,7 @@ def test_the_copy_is_reused_repaired_and_checked(
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:
-    """Only the account that started the server may connect. The account under which the server runs may not."""
+    """If root starts the server, only root can connect. The account under which the server runs is refused."""
     with postgres.start(public_path / "postgres") as running:
         lent = account.borrowed(public_path / "postgres" / "data")
         address = running.url.replace("postgresql+psycopg2", "postgresql")

@@ -314,7 +314,7 @@ def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptu
 
 @pytest.mark.long
 def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """If an HTTP server cannot be reached, calls fail with a known outcome. They succeed again after its restart."""
+    """If an HTTP server cannot be reached, calls fail with a known outcome. After its restart, calls succeed again."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
