@@ -134,7 +134,7 @@ def unit(rng: random.Random, dimensions: int = 4) -> list[float]:
 
 
 class Post:
-    """A receiver that stores notices, and refuses them while `unavailable`."""
+    """A receiver that stores notices. While `unavailable` is true, it raises `NotifyFailed`."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
@@ -148,7 +148,7 @@ class Post:
 
 
 def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
-    """The context of a pruning run at full load, without pauses."""
+    """The context of a pruning run at 100 % load, whose pauses take no time."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
     return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
 

@@ -86,7 +86,7 @@ def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UU
 
 
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
-    """An unapproved plan changes nothing and blocks other runs; its notice says how long it waits for approval."""
+    """A plan blocks other runs until it is approved, then it is applied. Its notice has the time limit for approval."""
     parts, run_id = waiting(filled, clock)
     assert isinstance(parts.post, Post)
     assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s

@@ -96,7 +96,7 @@ def test_restoring_marks_the_archive_and_the_history(database: Database, clock: 
 
 
 def test_only_archived_cases_can_be_restored(database: Database) -> None:
-    """Only archived cases can be restored: active and unknown ones raise an error."""
+    """Only archived cases can be restored. For active and unknown cases, `NotFound` is raised."""
     put(database, "c")
     for case_id in ("c", "nobody", ""):
         with pytest.raises(NotFound):
@@ -104,7 +104,7 @@ def test_only_archived_cases_can_be_restored(database: Database) -> None:
 
 
 def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock: MovedClock) -> None:
-    """Restoring a merged case returns it unchanged and leaves the keeper's counts as they are."""
+    """A merged case is restored unchanged. The keeper's counts still include those of the restored case."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")
@@ -112,13 +112,16 @@ def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock:
     archive.restore(database, "loser")
     assert column(database, ROW, id="loser") == before
     assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'keeper'") == [30]
-    assert prune.run(bank(database, clock))["merged_cases"] == 0, "it was restored within 7 days"
+    assert prune.run(bank(database, clock))["merged_cases"] == 0, "a case restored within 7 days is spared"
 
 
 def test_reading_an_archived_case_is_logged(
     database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Reading an archived case logs a warning, by id or by search. A search finds it only on request."""
+    """If an archived case is read by its id or found by a search, a warning is logged.
+
+    A search finds archived cases only if `include_archived` is set.
+    """
     put(database, "gone", vector=[1, 2, 3, 4], usage=20, rate=10.0)
     put(database, "there", vector=[1, 2, 3, 5], usage=20, rate=90.0)
     prune.run(bank(database, clock))
@@ -135,7 +138,7 @@ def test_reading_an_archived_case_is_logged(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """A search compares only vectors of one embedder and size, because other cosines are meaningless."""
+    """A search compares only vectors of one embedder and size, because cosines between others are meaningless."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")

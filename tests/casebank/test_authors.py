@@ -34,7 +34,7 @@ def found(database: Database, user_id: str, k: int = 9, least: float | None = No
 
 
 def test_a_user_finds_their_own_cases_and_those_without_an_author(database: Database) -> None:
-    """A search finds the user's own cases and those without an author, nearest first. An administrator's finds all."""
+    """A user's search finds the user's own cases and those without an author. An administrator's search finds all."""
     put(database, "anas", vector=[1, 0, 0, 0], user_id="ana")
     put(database, "bobs", vector=[1, 0.1, 0, 0], user_id="bob")
     put(database, "imported", vector=[1, 0.2, 0, 0])
@@ -110,7 +110,7 @@ def test_a_user_among_many_finds_the_nearest(
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_a_search_for_a_user_scans_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
-    """A search uses an index for shared cases, for the user's own, and for users with many cases; no table scan."""
+    """A user's search reads shared cases and the user's own cases by indexes, without a scan of the table."""
     search.build_indexes(database, index_from=1_000)
     plan = _plan(database, search_queries.nearest_for_user(16, 500, 500), mode, authors=["ana"], k=4, least=0.5)
     assert "Seq Scan on cases" not in plan
@@ -140,7 +140,7 @@ def _twins(database: Database) -> None:
 
 
 def test_duplicates_of_two_users_are_not_merged(database: Database, clock: MovedClock) -> None:
-    """Two users' duplicates merge only if all users see all cases: a merge hides the removed case from its author."""
+    """Two users' duplicates are merged only with scope `all`, because a merge hides a case from its author."""
     _twins(database)
     kept = prune.dry_run(bank(database, clock))["details"]["merged"]
     assert [(each["keeper"], each["removed"]) for each in kept] == [("a", "d"), ("c", "e")]
@@ -149,7 +149,7 @@ def test_duplicates_of_two_users_are_not_merged(database: Database, clock: Moved
 
 
 def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clock: MovedClock) -> None:
-    """The scope may change while a plan waits for approval, so each pair is compared again under its locks."""
+    """If the scope changes while a plan waits for approval, merges across users are no longer applied."""
     _twins(database)
     post = Post()
     made = bank(database, clock, post, scope=CaseScope.ALL, approval="manual")
@@ -165,7 +165,7 @@ def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clo
 
 
 def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: MovedClock) -> None:
-    """Dry run and run both count recent uses that are not stored in the case yet, so a case just used is spared."""
+    """A dry run and a run include uses that are not counted yet, so that a case used recently is spared."""
     put(database, "sleeper", idle_days=200)
     put(database, "low", usage=10, rate=5.0, idle_days=30)
     assert prune.dry_run(bank(database, clock))["details"]["archived"] == ["sleeper"]
@@ -179,7 +179,7 @@ def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: 
 
 
 def test_uncounted_uses_are_added_to_the_keeper(database: Database, clock: MovedClock) -> None:
-    """A merge adds the uses of both cases, counted or not, exactly once."""
+    """A merge adds the uses of both cases to the keeper once, including those that were not counted before."""
     put(database, "keeper", vector=NEAR, usage=20)
     put(database, "loser", vector=NEAR, usage=3)
     for case_id, times in (("keeper", 4), ("loser", 2)):
@@ -215,7 +215,7 @@ def test_authors_survive_export_and_import(database: Database, clock: MovedClock
 
 
 def test_migrated_cases_get_their_authors_and_counts(databases: Databases) -> None:
-    """Up: a case's author comes from its turn, or is unknown. Down: uses are counted, then the column is dropped."""
+    """The upgrade takes a case's author from its turn, if that exists. The downgrade adds the uses to the counts."""
     with databases.empty() as url:
         migrate(url, "0013")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

@@ -38,7 +38,7 @@ def _filled(database: Database) -> None:
 
 
 def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> None:
-    """A search finds the user's own, shared and unowned cases of the given banks, each once, and no other bank's."""
+    """In the given banks, a search finds the user's own cases, shared cases and those without an author, each once."""
     _filled(database)
     assert found(database, "ana", "common") == {"anas", "anas shared", "imported"}
     assert found(database, "bob", "common") == {"anas shared", "imported"}
@@ -56,7 +56,7 @@ def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> Non
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
-    """A search finds a small bank's cases next to a large bank, with a full comparison or with the shared indexes."""
+    """A search finds a small bank's cases next to a large bank, whether it compares all cases or uses indexes."""
     _filled(database)
     for number in range(300):
         put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")
@@ -74,7 +74,7 @@ def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int,
 
 
 def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
-    """No search finds an archived case. A restored case is still shared. Sharing and unsharing take effect."""
+    """A shared case is still shared after it was archived and restored. Sharing is recorded in the case's history."""
     _filled(database)
     with database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -103,7 +103,7 @@ def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: MovedClock, scope: CaseScope) -> None:
-    """Duplicates in two banks stay: a merge would hide a case from the other bank's agents."""
+    """Duplicates in two banks are not merged: a merge would hide a case from the other bank's agents."""
     put(database, "a", vector=NEAR, user_id="ana", usage=9)
     put(database, "b", vector=NEAR, user_id="ana", usage=8, bank="support")
     put(database, "c", vector=NEAR, user_id="ana", usage=7, bank="support")
@@ -125,7 +125,7 @@ def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, cloc
 
 
 def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clock: MovedClock) -> None:
-    """A case may be shared after the plan, so each pair is compared again under its locks."""
+    """If a case was shared after the plan was made, its merge into a private case is not applied."""
     put(database, "keeper", vector=NEAR, user_id="ana", usage=9)
     put(database, "loser", vector=NEAR, user_id="ana", usage=8)
     post = Post()
@@ -161,7 +161,7 @@ def test_banks_and_sharing_survive_export_and_import(database: Database, clock: 
 def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
     database: Database, clock: MovedClock, wrong: dict[str, str | None]
 ) -> None:
-    """An import refuses an invalid bank, or a shared case without an author, with the reason."""
+    """An import refuses an invalid bank and a shared case without an author. Each refusal has the reason."""
     line = json.dumps({"case_id": "a", "query": "q", "response_text": "a", "user_id": "ana", **wrong})
     imported = transfer.import_lines(database, [line], now=clock.now())
     assert (imported.added, [number for number, _ in imported.bad]) == (0, [1])
@@ -171,7 +171,7 @@ def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
 
 
 def test_migrated_cases_are_in_the_common_bank(databases: Databases) -> None:
-    """Up: existing cases are in the common bank, unshared. Down: shared cases are private again."""
+    """The upgrade puts existing cases into the common bank, unshared. The downgrade makes shared cases private."""
     with databases.empty() as url:
         migrate(url, "0018")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

@@ -62,7 +62,7 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
     ],
 )
 def test_invalid_cases_are_refused_with_the_reason(change: dict[str, Any], why: str) -> None:
-    """Invalid data is refused when it is added, with the reason."""
+    """Invalid data is refused, and the error has the reason."""
     with pytest.raises(InvalidRequest, match=why):
         cases.check(replace(GOOD, **change), now=NOW)
 
@@ -82,7 +82,7 @@ def test_the_bounds_themselves_are_accepted(database: Database, clock: MovedCloc
 
 
 def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
-    """Positive feedback on the same turn twice stores one case. Searches find it once it has a vector."""
+    """A turn with two positive feedbacks gives one case. A search finds the case as soon as it has a vector."""
     known: dict[str, Any] = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
     case_id = cases.learn(database, clock, **known)
     assert case_id is not None
@@ -105,9 +105,9 @@ class _Refusing(HashEmbedder):
 
 
 def test_vectors_are_kept_until_new_ones_are_requested(database: Database) -> None:
-    """A case keeps its vector unless new ones are requested.
+    """A case keeps its vector unless `reembed` is set.
 
-    A question that the embedder refuses does not stop others.
+    If the embedder refuses a case's question, the other cases still get vectors.
     """
     put(database, "a", query="one", vector=[1.0, 0.0], embedder="other:2")
     put(database, "b", query="bad")
@@ -155,7 +155,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
 
 
 def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
-    """Importing an export again changes nothing; into an empty bank it restores all cases, archived ones included."""
+    """Importing an export again changes nothing. In an empty database, the import restores all cases."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
         line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),
@@ -181,7 +181,7 @@ def counts(database: Database) -> list[int]:
 
 
 def test_a_use_counts_once_a_turn(database: Database) -> None:
-    """A use recorded twice, or counted by several processes concurrently, counts once, and is visible at once."""
+    """A use counts once, even if it is recorded twice or counted by several processes. It is visible at once."""
     put(database, "a", usage=1, idle_days=50)
     put(database, "b", usage=1, idle_days=50)
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_a_use_counts_once_a_turn(database: Database) -> None:
 
 
 def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> None:
-    """If counting stops at any commit, each use is counted or not counted, never twice."""
+    """If counting is interrupted after a commit, the next count adds only the uses that are left."""
     for number in range(250):
         put(database, f"{number:03}")
     use(database, [f"{number:03}" for number in range(250)], UUID(int=1))
@@ -222,7 +222,7 @@ def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> No
 
 
 def test_a_locked_case_is_counted_later(database: Database) -> None:
-    """Counting skips cases that a run or a feedback has locked, and counts them in the next round."""
+    """Counting skips cases that a run or a feedback has locked. The next count includes their uses."""
     put(database, "a")
     put(database, "b")
     use(database, ["a", "b"], UUID(int=1))
@@ -238,7 +238,7 @@ def test_a_locked_case_is_counted_later(database: Database) -> None:
 
 
 def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clock: MovedClock) -> None:
-    """A use recorded while its case was archived is added after the restore, to the archived counts."""
+    """If a use is recorded while its case is archived, the use is counted after the case is restored."""
     put(database, "a", usage=3, idle_days=200)
     assert prune.run(bank(database, clock))["details"]["archived"] == ["a"]
     use(database, ["a"], UUID(int=1))
@@ -265,7 +265,7 @@ def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clo
 
 
 def test_feedback_overrides_the_outcome_of_the_turn(database: Database, clock: MovedClock) -> None:
-    """Negative feedback makes a use a failure even if its turn succeeded, and appears in the review."""
+    """Negative feedback makes a use a failure even if its turn succeeded. The review lists the feedback as an error."""
     put(database, "a")
     uses(database, clock, "a", "++-")
     assert executions.feedback(database, UUID(int=1), -1) == ["a"]
@@ -290,7 +290,7 @@ def test_under_fifty_percent_is_flagged(database: Database, clock: MovedClock, o
 
 
 def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClock) -> None:
-    """A review lists at most three errors, the most frequent first, ties in order of their text."""
+    """A review lists at most three errors, the most frequent first. Ties are sorted by text."""
     put(database, "a")
     for number, error in enumerate(["x", "y", "y", "z", "w", "w", "w"]):
         use(database, ["a"], UUID(int=number), succeeded=False, error=error)
@@ -301,7 +301,7 @@ def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClo
 
 
 class Adviser:
-    """A model that records its requests, and fails while `unavailable`."""
+    """A model that records its requests. While `unavailable` is true, its calls fail."""
 
     name = "adviser"
 
@@ -317,7 +317,7 @@ class Adviser:
 
 
 def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedClock) -> None:
-    """In a minute, one process requests at most five suggestions. A suggestion stays while its case is flagged."""
+    """A process requests at most five suggestions a minute. A suggestion is kept while its case is flagged."""
     for number in range(7):
         put(database, f"{number}", query=f"question {number}")
         use(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")

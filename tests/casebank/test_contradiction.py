@@ -79,7 +79,7 @@ def test_paraphrases_do_not_differ(left: str, right: str) -> None:
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_differences_are_symmetric_and_consistent_for_any_text(left: str, right: str) -> None:
-    """For any text, a comparison raises no error and is symmetric, and fingerprints and bits agree with it."""
+    """For any two texts, the comparison raises no error and is symmetric. Fingerprints and bits agree with it."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)
@@ -107,7 +107,7 @@ def test_the_fingerprint_is_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
 def test_one_character_beyond_the_size_limit_is_a_difference(filler: str) -> None:
-    """Beyond the size limit texts are compared by hash, so one different character is a difference."""
+    """Beyond the size limit, texts are compared by their hashes, so one different character is a difference."""
     long = filler * MAX_CHARS
     found = difference(f"{long}left", f"{long}right")
     assert found is not None

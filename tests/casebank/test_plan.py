@@ -35,7 +35,7 @@ def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | No
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The plan as the policy's text defines it: every pair compared in exact fractions. Shares only the rules' code."""
+    """The plan as the policy defines it. Compares every pair in exact fractions; shares only the rules' code."""
     expected_items: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
     for each in cases:
@@ -134,7 +134,7 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 @settings(max_examples=100)
 @given(banks(), st.booleans(), st.sampled_from(CaseScope))
 def test_the_plan_equals_the_references(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
-    """Blocks, sketches and batches only make planning fast: the plan equals the reference's."""
+    """With blocks, sketches and batches, which make planning fast, the plan equals the reference's."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(summary(planned(cases, limits))) == reference(cases, limits)
 

@@ -42,7 +42,7 @@ def test_inactivity_boundaries(idle: timedelta, goes: bool) -> None:
 
 
 def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
-    """Without an access, inactivity counts from the creation, or an unused case would stay for ever."""
+    """If a case was never accessed, its inactivity counts from its creation. Otherwise it would stay for ever."""
     young = facts(last_accessed_at=None, created_at=NOW - timedelta(days=90))
     assert policy.inactivity(young, LIMITS, NOW) is None
     assert policy.inactivity(replace(young, created_at=young.created_at - MICROSECOND), LIMITS, NOW) is not None
@@ -70,7 +70,7 @@ def test_protection_by_usage(usage: int, stays: bool) -> None:
     ],
 )
 def test_protection_by_access(idle: timedelta, stays: bool) -> None:
-    """An access within 7 days protects a case. An access in the future counts as one now."""
+    """An access within 7 days protects a case. An access time in the future counts as now."""
     verdict = policy.protection(facts(last_accessed_at=NOW - idle), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENT_ACCESS) is stays
 
@@ -83,7 +83,7 @@ def test_protection_by_restoring(since: timedelta, stays: bool) -> None:
 
 
 def test_the_order_of_keepers() -> None:
-    """The keeper is the case with the most usage, then by rate (unknown last), age and id."""
+    """The keeper has the most usage. Ties are broken by the rate (unknown is lowest), then age, then id."""
     old = NOW - timedelta(days=500)
     ranked = [
         facts("z", usage=9, rate=None),

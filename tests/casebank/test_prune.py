@@ -138,7 +138,7 @@ def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str
 
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
-    """Cases used after the plan are spared, because each row is checked again under its lock."""
+    """Cases used after the plan was made are spared, because a run checks each row again under its lock."""
     pruned = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
     assert (pruned["removed_cases"], pruned["merged_cases"], pruned["archived_cases"]) == (0, 0, 0)
     assert {(each["case_id"], each["rule"]) for each in pruned["details"]["spared"]} >= {
@@ -151,7 +151,7 @@ def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: M
 
 
 def test_a_merge_uses_the_keepers_rate_at_that_time(filled: Database, clock: MovedClock) -> None:
-    """A plan may wait for days, so a merge weighs the keeper's current rate and usage."""
+    """A merge weighs the keeper's current rate and usage, because a plan may wait for days."""
     put(filled, "unrated", vector=[0, 0, 0, 1.0], usage=40)
     put(filled, "its twin", vector=[0, 0, 0, 1.0], usage=10, rate=50.0)
 
@@ -192,7 +192,7 @@ def test_cases_changed_since_the_plan_are_spared(filled: Database, clock: MovedC
 
 
 def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database, clock: MovedClock) -> None:
-    """A case that an administrator restored after the plan is spared."""
+    """If an administrator restores a case after the plan was made, the case is spared."""
 
     def archive_and_restore() -> None:
         with filled.engine.connect() as connection:
@@ -319,7 +319,7 @@ def test_of_two_concurrent_runs_the_second_is_refused(filled: Database, clock: M
 
 
 def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
-    """Once its lease has expired and another process resumed the run, a process fails at its next commit."""
+    """If another process has resumed a run whose lease expired, the first process fails at its next commit."""
     held = state.begin_or_resume(filled, clock)
     clock.advance(timedelta(seconds=state.LEASE_S + 1))
     successor = state.begin_or_resume(filled, clock)
@@ -332,7 +332,7 @@ def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: 
 
 
 def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed run releases its lease, so the next attempt starts at once. Its row has the error."""
+    """A failed run releases its lease, so that the next attempt starts at once. The failed run's row has the error."""
 
     def break_down(*_given: Any) -> None:
         raise OSError(errno.ENOSPC, "disk full")

@@ -55,7 +55,7 @@ def test_other_wordings_find_their_case() -> None:
     ],
 )
 def test_each_embedder_has_a_default(embedder: str, least: float) -> None:
-    """An unknown embedder has the strictest default. The setting overrides all defaults, even with 0."""
+    """An unknown embedder has the strictest default. A setting, even 0, overrides every default."""
     assert least_similarity(embedder, None) == least
     assert least_similarity(embedder, 0.0) == 0.0
     assert least_similarity(embedder, 0.7) == 0.7

@@ -77,7 +77,7 @@ def test_pruning_is_a_dry_run_by_default(runtime: Runtime) -> None:
 
 
 def test_a_result_quotes_no_case(runtime: Runtime) -> None:
-    """The result backend and Flower keep results after an author's erasure, so a result quotes no case."""
+    """A task's result quotes no case, because the result backend and Flower keep it after an author's erasure."""
     call = _calling(_with(runtime))
     for number in ("4711", "1234"):
         put(runtime.database, f"pin {number}", query=f"Is the PIN of the card {number}?", vector=[1, 0, 0, 0])
@@ -108,7 +108,7 @@ def test_an_approved_run_is_resumed_and_an_old_plan_expires(runtime: Runtime, cl
 def test_the_weekly_run_is_skipped_while_a_plan_waits(
     runtime: Runtime, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The scheduled run is skipped while a plan waits; its slot counts as done. A direct call is refused."""
+    """While a plan waits for approval, the scheduled run is skipped without an error, and a direct call is refused."""
     caplog.set_level("INFO")
     manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=30 * 86_400)
     put(runtime.database, "bad", usage=20, rate=10)
@@ -124,7 +124,7 @@ def test_the_weekly_run_is_skipped_while_a_plan_waits(
 
 
 def test_another_process_continues_the_run_of_one_that_shuts_down(runtime: Runtime) -> None:
-    """A process that shuts down during planning or applying leaves the run resumable, without an error."""
+    """If a process shuts down during planning or applying, the task ends without an error. The run can be resumed."""
     parts = _with(runtime, duplicate_batch=1)
     for number in range(4):
         put(runtime.database, f"bad{number}", usage=20, rate=10)
@@ -163,7 +163,7 @@ def test_notices_are_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path
 
 
 def test_reflection_rates_and_embeds_cases(runtime: Runtime) -> None:
-    """Reflection rates cases while the embedder is unavailable, and adds vectors once it is available."""
+    """If the embedder is unavailable, reflection still rates cases. It adds vectors once the embedder is available."""
     parts = replace(runtime, embedder=HashEmbedder(16))
     put(runtime.database, "a", query="how to do it")
     use(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
@@ -187,7 +187,7 @@ def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
 
 
 def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) -> None:
-    """Suggestions are scheduled only if the setting allows them. A failing model stores none."""
+    """Suggestions are scheduled only if the setting allows them. If the model fails, none is stored."""
 
     class _Model:
         name = "ill"

@@ -59,7 +59,7 @@ def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
-    """A tenant's user sees their own and the tenant's cases, not those without an author and tenant."""
+    """A tenant's user sees their own cases and the tenant's. Only users without a tenant see cases with no author."""
     expected: dict[str, set[str | None]] = {
         "ana": {None, "ana"},
         "eve": {None},

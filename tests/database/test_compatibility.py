@@ -1,4 +1,4 @@
-"""Which databases a release can use: the servers' versions, its own schema, and those of newer releases."""
+"""The versions of PostgreSQL and pgvector, and the revisions of the schema, that a release accepts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def engine(empty: URL) -> Iterator[Engine]:
 
 @pytest.fixture
 def release(empty: URL) -> Iterator[Database]:
-    """The empty database, opened as a process of this release does."""
+    """A connection pool on the empty database, as in a process of this release."""
     made = Database(empty)
     yield made
     made.close()
@@ -52,7 +52,7 @@ def _declared(engine: Engine) -> list[str]:
 
 @pytest.mark.long
 def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
-    """A release refuses a database without tables, one migration behind or rolled back, and says what to run."""
+    """A release refuses a database without its tables or without its newest migration. The error says what to run."""
     with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
         require(release)
     migrate(empty, revisions()[-2])
@@ -86,7 +86,7 @@ def test_a_release_uses_the_schema_of_the_next_one_and_leaves_it_alone(
 def test_a_release_does_not_use_a_schema_that_excludes_it(
     empty: URL, engine: Engine, release: Database, tmp_path: Path
 ) -> None:
-    """The error names both releases; rolling the migration back makes the schema usable again."""
+    """A schema that needs a newer release is refused until it is downgraded. The error names both revisions."""
     migrate(empty)
     own = _declared(engine)
     newer = next_release(empty, tmp_path, readable_from="next")
@@ -113,7 +113,7 @@ def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, 
 
 
 def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the versions found and needed, the setting and the fix. Nothing is migrated."""
+    """The error names the versions found and needed, the setting and the fix. Nothing is migrated."""
     monkeypatch.setattr(compatibility, "OLDEST_POSTGRESQL", 99)
     said = r"PERDURE_DATABASE_URL is PostgreSQL \d\d\.\d.*; perdure needs 99 or newer. Upgrade it, or set PERDURE_D"
     with pytest.raises(IncompatibleDatabase, match=said):
@@ -128,7 +128,7 @@ def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monk
 @pytest.mark.long
 @pytest.mark.parametrize("installed", ["0.8.3", "0.7.4", "0.5"])
 def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, release: Database, installed: str) -> None:
-    """A database with an old pgvector is refused; it keeps that version until an administrator updates it."""
+    """A database with an old pgvector is refused. The error shows the statement that updates the extension."""
     migrate(empty)
     with engine.connect() as connection:
         connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})

@@ -82,7 +82,7 @@ def test_a_statement_prepared_in_a_failed_transaction_can_be_run_again(database:
 
 
 def test_each_commit_is_observed_before_and_after(database: Database) -> None:
-    """Each commit is reported before and after, so that tests can kill the process there."""
+    """The engine reports each commit before and after it, so that tests can kill the process at either moment."""
     seen: list[tuple[str, str]] = []
     database.observe = lambda moment, name: seen.append((moment, name))
     database.run(INSERT, {"user_id": "ana"})
@@ -107,7 +107,7 @@ def test_an_unreachable_server_is_reported_without_secrets() -> None:
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2", "postgresql+psycopg"])
 def test_any_scheme_of_the_url_selects_psycopg2(database_url: str, scheme: str) -> None:
-    """`postgresql://` selects psycopg2, also where SQLAlchemy would choose a driver that is not installed."""
+    """`postgresql://` selects psycopg2, even if SQLAlchemy would choose a driver that is not installed."""
     made = Database(make_url(database_url).set(drivername=scheme))
     assert made.engine.dialect.driver == "psycopg2"
     assert made.run(COUNT, {})[0].users == 0
@@ -115,7 +115,7 @@ def test_any_scheme_of_the_url_selects_psycopg2(database_url: str, scheme: str) 
 
 
 def test_killed_connections_are_replaced(database: Database, other: Database) -> None:
-    """A restart of the server costs each pool one error."""
+    """If the server closes a pool's connection, one statement fails. The next statement uses a new connection."""
     database.run(COUNT, {})
     for _ in range(3):
         other.run(KILL, {})
@@ -135,7 +135,7 @@ def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database,
 
 
 def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
-    """A transaction killed in the middle raises `Unavailable`, like a statement, and writes nothing."""
+    """If a transaction's connection is killed, `Unavailable` is raised and nothing is written."""
     with pytest.raises(Unavailable), database.transaction("dies") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(INSERT, {"user_id": "ana"})
         other.run(KILL, {})
@@ -154,7 +154,7 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
 def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
     database: Database, monkeypatch: pytest.MonkeyPatch, error: psycopg2.Error, raised: type[Exception]
 ) -> None:
-    """A lost connection while SQLAlchemy resets it is `Unavailable`; any other driver error is raised as it is."""
+    """If SQLAlchemy's reset loses the connection, `Unavailable` is raised. Other driver errors are raised unchanged."""
     dialect = database.engine.dialect
     set_level = dialect.set_isolation_level
     levels: list[Any] = []
@@ -172,7 +172,7 @@ def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
 
 
 def test_every_wait_has_a_bound(database: Database) -> None:
-    """A paused client's transaction ends after 10 s, and no statement waits longer than 2 s for a lock."""
+    """PostgreSQL ends a transaction that is idle for 10 s. No statement waits longer than 2 s for a lock."""
     assert database.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
     assert database.run(SETTING, {"name": "lock_timeout"})[0].value == "2s"
     assert database.run(SETTING, {"name": "application_name"})[0].value == "perdure"
@@ -218,7 +218,7 @@ def test_an_idle_transaction_is_ended_and_its_client_gets_an_error(database_url:
 
 
 def test_many_threads_share_a_pool(database: Database) -> None:
-    """With more threads than connections each thread waits its turn and gets its own rows."""
+    """With more threads than connections, each thread waits for a connection and gets its own rows."""
     found: list[str] = []
     begin = threading.Barrier(48)
 
@@ -236,7 +236,7 @@ def test_many_threads_share_a_pool(database: Database) -> None:
 
 
 def _on_each_connection(database: Database, statement: str) -> None:
-    """Run a statement on `CONNECTIONS` connections of the pool, without the engine's knowledge."""
+    """Run a statement on `CONNECTIONS` connections of the pool through SQLAlchemy, bypassing `Database.run`."""
     with ExitStack() as stack:
         for each in [stack.enter_context(database.engine.connect()) for _ in range(CONNECTIONS)]:
             each.execute(text(statement))
@@ -259,7 +259,7 @@ def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) 
 
 
 def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(database: Database, other: Database) -> None:
-    """A transaction with a deallocated statement fails once, because the engine cannot repeat a transaction."""
+    """If a prepared statement was deallocated, the transaction that uses it fails, and the next one succeeds."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     with pytest.raises(Unavailable), database.transaction("broken") as transaction:  # noqa: PT012 (the transaction is the block)
@@ -289,7 +289,7 @@ def test_a_column_whose_type_changes_breaks_no_connection(database: Database, ch
 
 
 def test_a_retried_write_is_written_and_observed_once(database: Database) -> None:
-    """The server refuses a statement with an outdated plan before it runs, so that the retry writes once."""
+    """PostgreSQL refuses an outdated plan before it writes a row. The engine's retry writes and is observed once."""
     _on_one(database, MAKE)
     database.run(ADD, {"thing_id": 10})
     _on_one(database, "ALTER TABLE things ALTER COLUMN size TYPE bigint")
@@ -301,7 +301,7 @@ def test_a_retried_write_is_written_and_observed_once(database: Database) -> Non
 
 
 def test_a_statement_for_missing_tables_is_an_error_and_keeps_its_connection(database: Database) -> None:
-    """An error that reconnecting does not cure, such as a missing table, stays an error and keeps the connection."""
+    """If a table is missing, each statement raises the driver's error, and repeated errors keep the connection."""
     pid = database.run(PID, {})[0].pid
     for _ in range(2):
         with pytest.raises(ProgrammingError):
@@ -319,7 +319,7 @@ def test_a_statement_for_missing_tables_is_an_error_and_keeps_its_connection(dat
 
 
 def test_connections_to_a_demoted_server_are_replaced(database: Database) -> None:
-    """After a failover the address leads to the new primary, and pooled connections to the old one are replaced."""
+    """After a failover, the pool's connections to the old primary are replaced by connections to the new one."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "SET default_transaction_read_only = on")
     assert database.run(INSERT, {"user_id": "ana"})
@@ -331,7 +331,7 @@ def test_connections_to_a_demoted_server_are_replaced(database: Database) -> Non
 
 
 def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Database) -> None:
-    """After a transaction failed on a demoted server, the pool's other connections are replaced before use."""
+    """If a transaction fails on a demoted server, the pool's other connections are replaced before they are used."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "SET default_transaction_read_only = on")
     with pytest.raises(Unavailable, match="accepts no writes"), database.transaction("writes") as transaction:

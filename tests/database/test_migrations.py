@@ -1,4 +1,4 @@
-"""Migrations go up and down, once and concurrently, and agree with the tables that the code declares."""
+"""Upgrades, downgrades and concurrent migrations, and their agreement with the tables declared in code."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_four_concurrent_migrations_succeed(empty: URL) -> None:
 
 
 def test_an_unreachable_server_is_reported_without_its_password() -> None:
-    """The error of an unreachable server names the address, without the password."""
+    """If the server is unreachable, the error contains its address without the password."""
     with pytest.raises(Unavailable) as raised:
         migrate("postgresql://ana:s3cret@127.0.0.1:1/perdure")
     assert "127.0.0.1" in raised.value.message
@@ -185,7 +185,7 @@ def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: 
 
 
 def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
-    """The migration's first statements commit by themselves, so a second run must skip their effects."""
+    """The migration's first statements commit by themselves, so after an interruption a second run must accept them."""
     migrate(empty, "0023")
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))

@@ -1,4 +1,4 @@
-"""perdure's own schema: next to another application's tables, moved between schemas, and with any name."""
+"""perdure's schema: its separation from other applications' tables, its move to another schema, and its name."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def opened() -> Iterator[Any]:
 
 
 def run(engine: Engine, sql: str, **parameters: Any) -> Any:
-    """The rows of a statement that the owner runs."""
+    """Run a statement as the database's owner. Returns its rows."""
     with engine.connect() as connection:
         result = connection.execute(text(sql), parameters)
         return [tuple(row) for row in result] if result.returns_rows else []
@@ -243,7 +243,7 @@ def test_an_installation_in_public_is_moved_only_on_request(url: URL, engine: En
 
 
 def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
-    """Locks of two installations are separate, so each listens to its own chat services."""
+    """Two installations in one database have separate locks, so that each listens to its own chat services."""
     for schema in ("perdure", "staging"):
         migrate(url, schema=schema)
     first, second = opened(url), opened(url, schema="staging")

@@ -1,4 +1,4 @@
-"""At its start, a program warns if the server's log settings let the log quote users."""
+"""A starting program warns if PostgreSQL's settings allow users' messages in the server's log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pyte
 def test_another_servers_log_is_reported(
     database_url: str, setting: str, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each log setting that lets the log quote users is reported."""
+    """A program warns of each setting that allows users' messages in the log, with its value."""
     server = Database(database_url)
     with server.engine.connect() as connection:
         connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")

@@ -1,4 +1,4 @@
-"""Python programs run as real processes, and server directories for them."""
+"""Fixtures that run Python programs as processes and create directories for embedded servers."""
 
 import os
 import pwd
@@ -21,7 +21,7 @@ _DEADLINE_S = 30.0
 
 
 class Program:
-    """A running Python program whose lines can be waited for."""
+    """A running Python program. Its output is read line by line."""
 
     def __init__(self, source: str, *arguments: str | Path, user: account.Account | None = None) -> None:
         argv = [sys.executable, "-c", source, *map(str, arguments)]
@@ -102,7 +102,7 @@ def program() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def made_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PostgreSQL directory, initialised once; tests copy it and never use it itself."""
+    """An initialised PostgreSQL directory. `cluster` copies it; no server is started in it afterwards."""
     directory = tmp_path_factory.mktemp("made") / "postgres"
     postgres.start(directory).stop()
     return directory
@@ -110,7 +110,7 @@ def made_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(made_cluster: Path, tmp_path: Path) -> Path:
-    """A copy of a stopped PostgreSQL directory, which takes less time than a new one."""
+    """A copy of an initialised PostgreSQL directory, because copying is faster than `initdb`."""
     subprocess.run(["cp", "-a", made_cluster, tmp_path / "postgres"], check=True)
     return tmp_path / "postgres"
 

@@ -47,18 +47,18 @@ def module(kind: str) -> ModuleType:
 
 @pytest.fixture
 def directory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory for that server, which is not running."""
+    """A directory for that kind of server. No server runs in it."""
     return Path(request.getfixturevalue("cluster")) if kind == "postgres" else tmp_path / "redis"
 
 
 def test_finding_no_server_creates_nothing(module: ModuleType, tmp_path: Path) -> None:
-    """`find` does not create the directory, which may be mistyped."""
+    """`find` does not create the directory, because its name may be mistyped."""
     assert module.find(tmp_path / "none") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, directory: Path) -> None:
-    """Commands find a server that another process started, until it is stopped."""
+    """`find` returns a running server to other processes until the server is stopped."""
     running = module.start(directory)
     assert module.find(directory) == lifecycle.Endpoint(running.url, running.pid)
     assert running.owned
@@ -70,7 +70,7 @@ def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, direc
 
 
 def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directory: Path) -> None:
-    """A second user of a server does not own it, and the server runs until the last user leaves."""
+    """The second user of a server does not own it. The server runs until its last user calls `stop`."""
     first, second = module.start(directory), module.start(directory)
     assert (second.owned, second.pid, second.url) == (False, first.pid, first.url)
     assert not first.stop()
@@ -81,7 +81,7 @@ def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directo
 
 @pytest.mark.long
 def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
-    """Of two concurrent starts one joins the other's server: two servers would destroy the directory."""
+    """If two processes start a server at once, one joins the other's: two servers would destroy the directory."""
     both = [program(HOLD, kind, directory) for _ in range(2)]
     printed = [json.loads(each.until("pid")) for each in both]
     assert printed[0]["pid"] == printed[1]["pid"]
@@ -95,7 +95,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """After kill -9 of `perdure up`, the next `perdure up` finds its servers and stops them at its end."""
+    """If the process that started a server is killed, the next process joins the server and can stop it."""
     starter = program(HOLD, kind, directory)
     pid = json.loads(starter.until("pid"))["pid"]
     starter.process.kill()
@@ -109,14 +109,14 @@ def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
 
 @pytest.mark.long
 def test_the_terminals_ctrl_c_does_not_reach_a_server(module: ModuleType, directory: Path) -> None:
-    """A server has its own session, so Ctrl-C does not reach it: the application needs the database to drain."""
+    """A server runs in its own session, so that Ctrl-C does not stop it while the application still drains."""
     with module.start(directory) as running:
         assert os.getsid(running.pid) == running.pid != os.getsid(0)
 
 
 @pytest.mark.long
 def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: ModuleType, directory: Path) -> None:
-    """`wait` returns when its server is killed, and files that the killed server left do not block the next start."""
+    """If a server is killed, `wait` returns, and the files that the server left do not block the next start."""
     first = module.start(directory)
     waiting = threading.Thread(target=first.wait)
     waiting.start()
@@ -135,7 +135,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """`python -m perdure.embedded` ends with its server, so that a supervisor can restart it."""
+    """`python -m perdure.embedded` ends when its server ends. On SIGTERM it stops its server."""
     keep = "import runpy, sys; runpy.run_module('perdure.embedded', run_name='__main__', alter_sys=True)"
     keeper = program(keep, kind, directory)
     keeper.until("answers")
@@ -202,7 +202,7 @@ def test_a_full_disk_is_reported_with_the_free_space(module: ModuleType, kind: s
 def test_a_path_unfit_for_a_socket_or_url_gets_a_socket_elsewhere(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """A path that is too long for a socket or needs quoting in a URL gets its socket in another directory."""
+    """If a directory's path is too long for a socket or needs quoting in a URL, the socket is in another directory."""
     odd = directory.parent / name / kind
     odd.parent.mkdir()
     if directory.exists():
@@ -223,7 +223,7 @@ def test_a_path_unfit_for_a_socket_or_url_gets_a_socket_elsewhere(
 def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """A copied directory contains the original's pid and socket path, which a start of the copy must not use."""
+    """A server that starts in a copied directory ignores the original's pid and socket path in the copied files."""
     original, copied = directory.parent / name / kind, directory.parent / name / "copied"
     original.parent.mkdir()
     if directory.exists():
@@ -242,7 +242,7 @@ def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
 
 @pytest.mark.long
 def test_throwaway_servers_leave_nothing(tmp_path: Path, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Throwaway servers remove their directories, including the sockets' when the paths are long."""
+    """Throwaway servers remove their directories, including the separate directories of sockets with long paths."""
     elsewhere, parent = public_path, tmp_path / ("long" * 30)
     parent.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))

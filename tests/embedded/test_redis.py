@@ -68,7 +68,7 @@ def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A platform without the wheel, and an empty directory as its PATH."""
+    """An empty directory that is the whole PATH, on a platform without the wheel."""
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
@@ -121,7 +121,7 @@ def test_without_a_program_the_message_says_what_to_install(
 
 
 def test_a_file_that_cannot_be_read_may_be_moved_away(tmp_path: Path) -> None:
-    """A damaged file stops the start. The error says that it may be moved away, because Redis is not authoritative."""
+    """If Redis' file is damaged, the start fails. The error says that the file may be moved away."""
     redis.start(tmp_path / "redis").stop()
     file = tmp_path / "redis" / "data" / "appendonly.aof"
     file.write_bytes(b"this is not a list of commands\n")

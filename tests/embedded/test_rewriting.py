@@ -46,7 +46,7 @@ def _written_and_deleted(client: Any, directory: Path) -> None:
 
 
 def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_path: Path) -> None:
-    """A rewrite starts at once, and not again within seconds, so that erasures share one."""
+    """A rewrite removes deleted values. `rewrite` starts no second one within 5 s, so that erasures share one."""
     _written_and_deleted(client, tmp_path)
     file = AppendOnlyFile(server.url)
     file.rewrite()
@@ -85,7 +85,7 @@ def test_a_rewrite_that_fails_is_begun_again(
 
 
 def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
-    """If Redis is unavailable, the rewrite raises `Unavailable`, and the erasure is completed later."""
+    """If Redis is stopped, `rewrite` and `rewritten` raise `Unavailable`."""
     server = redis.start(tmp_path)
     file = AppendOnlyFile(server.url)
     server.stop()

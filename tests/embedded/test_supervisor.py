@@ -109,7 +109,7 @@ def test_a_killed_process_is_restarted(program: Start) -> None:
 
 
 def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
-    """A process that refuses its settings stops all, with its status, because a restart does not change settings."""
+    """If a process refuses its settings, the supervisor stops all processes and exits with that process's status."""
     refuses = "print('perdure: PERDURE_X is wrong', flush=True); raise SystemExit(2)"
     supervisor = program(
         SUPERVISE, f"[python('worker', POLITE, final_status=2), python('beat', {refuses!r}, final_status=2)]"
@@ -121,7 +121,7 @@ def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
 
 
 def test_another_status_is_followed_by_a_restart(program: Start) -> None:
-    """Status 3, a missing server, is followed by a restart, because the server may return."""
+    """A process with status 3, for a missing server, is restarted, because the server may return."""
     supervisor = program(SUPERVISE, "[python('beat', 'raise SystemExit(3)', final_status=2)]")
     supervisor.until("ended with status 3; restarting it in 0.01 s")
     supervisor.process.terminate()
@@ -130,7 +130,7 @@ def test_another_status_is_followed_by_a_restart(program: Start) -> None:
 
 @pytest.mark.long
 def test_children_are_stopped_rank_by_rank(program: Start) -> None:
-    """Beat and the gateway stop before the workers, to which they would otherwise hand new work."""
+    """Processes stop in the order of `stop_rank`, so that Beat and the gateway hand no work to stopping workers."""
     supervisor = program(
         SUPERVISE,
         "[python('last', POLITE, stop_rank=2), python('first', POLITE), python('middle', POLITE, stop_rank=1)]",
@@ -144,7 +144,7 @@ def test_children_are_stopped_rank_by_rank(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_process_that_does_not_end_is_killed_with_its_children(program: Start) -> None:
-    """A process that does not end in time is killed with its children, which would keep its port."""
+    """A process that does not end in time is killed together with its children, because they could keep its port."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_within_s=0.1), python('polite', POLITE, stop_rank=1)]")
     deaf = next(line for line in (supervisor.until(" is "), supervisor.until(" is ")) if line.startswith("deaf"))
     pids = [int(word) for word in deaf.split()[-2:]]
@@ -156,7 +156,7 @@ def test_a_process_that_does_not_end_is_killed_with_its_children(program: Start)
 
 @pytest.mark.long
 def test_a_second_signal_hastens(program: Start) -> None:
-    """A second Ctrl-C sends each process SIGINT, which hastens it, instead of SIGTERM."""
+    """On a second Ctrl-C, the supervisor sends SIGINT instead of SIGTERM, so that the processes end sooner."""
     supervisor = program(SUPERVISE, "[python('slow', SLOW, stop_within_s=600), python('later', EITHER, stop_rank=1)]")
     for _ in range(2):
         supervisor.until(" is ")
@@ -185,7 +185,7 @@ def test_a_third_signal_kills(program: Start) -> None:
 
 @pytest.mark.long
 def test_the_children_of_a_dead_process_are_killed(program: Start) -> None:
-    """The children of a dead process are killed, because they would run next to its successor."""
+    """When a process dies, the supervisor kills its children, which would otherwise run next to its successor."""
     orphaning = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print('is', p.pid); os._exit(7)"
     supervisor = program(SUPERVISE, f"[python('worker', {orphaning!r})]")
     grandchild = int(supervisor.until(" is ").split()[-1])
@@ -197,7 +197,7 @@ def test_the_children_of_a_dead_process_are_killed(program: Start) -> None:
 
 @pytest.mark.long
 def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: Path) -> None:
-    """If the supervisor is killed, its processes end, because they would run next to the next `perdure up`."""
+    """If the supervisor is killed, its processes end, so that the next `perdure up` does not run next to them."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
     pid = int(supervisor.until(" is ").split()[-1])
     assert os.getsid(pid) == pid
@@ -253,7 +253,7 @@ def test_a_missing_program_is_reported_by_name(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_closed_output_ends_the_supervisor(program: Start, tmp_path: Path) -> None:
-    """The supervisor ends when its reader does, as in `perdure up | head`."""
+    """The supervisor ends when the reader of its output does, as in `perdure up | head`."""
     reading, writing = os.pipe()
     to_pipe = f"import sys; sys.stdout = open('/proc/{os.getpid()}/fd/{writing}', 'w');"
     supervisor = program(to_pipe + SUPERVISE, "[python('chatty', 'while True: print(1, flush=True)')]")

@@ -9,7 +9,7 @@ EXAMPLE = "celery"
 
 
 def test_a_task_of_the_shop_gets_the_agents_reply(example: Example) -> None:
-    """A question is sent with one task and the reply arrives as another, as in the README."""
+    """One task sends a question, and another task receives the reply, as in the README."""
     example.environment["PERDURE_REPLY_TASKS"] = "shop.answer@celery"
     log = example.worker("shop", f"celery,{QUEUES}")
     example.script("shop.py", "ana", "what is 12*7+5?")

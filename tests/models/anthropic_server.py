@@ -115,7 +115,7 @@ def _call_problems(where: str, block: Wire) -> Iterator[str]:
 
 
 def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]) -> Iterator[str]:
-    """Problems unless the blocks begin with one result for each id in `call_ids`."""
+    """The provider's objections to `blocks`, which must begin with one result for each id in `call_ids`."""
     kinds = [each.get("type") for each in blocks]
     answered = [each.get("tool_use_id") for each in blocks if each.get("type") == "tool_result"]
     if "tool_result" in kinds[len(answered) :]:
@@ -125,7 +125,7 @@ def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]
 
 
 def two_steps(body: Wire) -> Step:
-    """Call the first tool and, after its result, reply with it."""
+    """A call of the first tool; after the tool's result, a reply with that result."""
     last = body["messages"][-1]["content"]
     results = [each["content"] for each in last if each["type"] == "tool_result"]
     allowed = body.get("tool_choice", {}).get("type") != "none"

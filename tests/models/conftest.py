@@ -1,4 +1,4 @@
-"""A server for each wire format, and a model of the OpenAI one."""
+"""An OpenAI test server, and a model that calls it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server() -> Iterator[OpenAIServer]:
 
 @pytest.fixture
 def model(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIModel]:
-    """A model of that server, from environment variables as in production."""
+    """A model that calls `server`, configured by environment variables as in production."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     made = OpenAIModel("test-model", SystemClock())

@@ -140,7 +140,7 @@ def _is_json_object(text: object) -> bool:
 
 
 def two_steps(latency_s: float = 0.0, words: int = 20) -> Player:
-    """Calls the first tool and, after its result, replies with the result's text."""
+    """A player that calls the first tool and then replies with its result, padded to `words` words."""
 
     def step(body: Wire) -> Step:
         last = body["messages"][-1]

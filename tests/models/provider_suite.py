@@ -67,7 +67,7 @@ class ProviderSuite(ModelSuite):
         assert "89" in second[-1].content
 
     def test_joins_calls_streamed_in_more_than_fifty_pieces(self, model: Model, server: ProviderServer) -> None:
-        """Several calls whose arguments are streamed one character at a time are put together."""
+        """Several calls are assembled, although their arguments arrive one character at a time."""
         answer = Answer(calls=CALLS, piece=1)
         assert len(server.chunks(answer, "m")) > 50
         server.script(answer)
@@ -122,7 +122,7 @@ class ProviderSuite(ModelSuite):
         assert said in json.dumps(server.requests[0]["messages"][-1], ensure_ascii=False)
 
     def test_keeps_its_connection(self, model: Model, server: ProviderServer) -> None:
-        """All calls use one connection, also after an error, because a handshake for each would take long."""
+        """All calls use one connection, even after an error, because a handshake for each call would take long."""
         for _ in range(4):
             ask(model, QUESTION)
         server.script(Status(500))
@@ -163,7 +163,7 @@ class ProviderSuite(ModelSuite):
     def test_refuses_a_stream_with_a_malformed_event(
         self, model: Model, server: ProviderServer, payload: bytes
     ) -> None:
-        """Valid events before a malformed one do not make a reply."""
+        """If an event is malformed, the call fails, even if valid events came before it."""
         server.script(Broken(Answer("a good beginning"), 3, server.frame(payload)))
         with pytest.raises(InvalidResponse):
             ask(model, QUESTION)
@@ -171,7 +171,7 @@ class ProviderSuite(ModelSuite):
     def test_refuses_a_stream_without_end(
         self, model: Model, server: ProviderServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An endless event must not use up the memory of the process."""
+        """An endless event fails the call before it uses up the process's memory."""
         monkeypatch.setattr(connection, "MAX_BODY_BYTES", 100_000)
         server.script(Broken(Answer("a good beginning"), 3, b"data: " + b"x" * 200_000))
         with pytest.raises(InvalidResponse, match="too long"):
@@ -312,7 +312,7 @@ class ProviderSuite(ModelSuite):
     def test_logs_the_request_id_of_a_failure(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The request id is in the log and in the error's notes, because the provider needs it to find the failure."""
+        """The log and the error's notes contain the request id, by which the provider can find the failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
             ask(model, QUESTION)
@@ -339,11 +339,9 @@ class ProviderSuite(ModelSuite):
 
     # --- no end
 
-    @pytest.mark.parametrize(
-        "step", [*SILENT, pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")]
-    )
+    @pytest.mark.parametrize("step", [*SILENT, SLOW])
     def test_the_deadline_holds(self, model: Model, server: ProviderServer, step: Step) -> None:
-        """The deadline bounds the whole call, not each read: a slow drip must not extend it."""
+        """The deadline bounds the whole call, so that a slow drip of bytes does not extend it."""
         server.script(step)
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded):

@@ -1,8 +1,8 @@
 """A provider's test server with scripted responses, for any wire format.
 
-It answers streamed or whole, correctly or not: split into any pieces, late, one byte at a time,
-never, with an error, cut off in the middle, as HTML. It keeps every request, and refuses with
-400 a prompt that the real provider would refuse, so a reply shows that the transcript was valid.
+Responses are streamed or whole, and correct or faulty: late, cut off, malformed, or missing. The
+server records every request. It refuses with 400 each request that the provider would refuse, so
+a reply shows that the transcript was valid.
 `openai_server` and `anthropic_server` implement it.
 """
 
@@ -70,7 +70,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Broken:
-    """The first `after` pieces of an answer, then a closed connection, silence, an error or these bytes."""
+    """The first `after` chunks of an answer, then a closed connection, silence, an error or the given bytes."""
 
     answer: Answer
     after: int
@@ -107,7 +107,7 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """One of the two steps of a turn: a call of `tool` (its name and schema), or without a tool the reply."""
+    """A call of `tool` (its name and schema); without a tool, a reply that begins with `last`."""
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)
@@ -153,7 +153,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def frame(self, chunk: Any) -> bytes:
-        """A chunk's bytes, from an object or from raw bytes in place of JSON."""
+        """The bytes of a streamed chunk, which is an object for JSON or raw bytes."""
 
     @abstractmethod
     def whole(self, answer: Answer, model: str) -> Wire:
@@ -161,7 +161,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def error(self, error: Status) -> Wire:
-        """The body of an error, also its chunk within a stream."""
+        """An error as JSON, for a response's body or a chunk of a stream."""
 
     def unscripted(self, path: str, body: Wire) -> Step:
         """The response after the end of the script."""
@@ -192,7 +192,7 @@ class ProviderServer(ABC):
         self._server.serve_forever(poll_interval=0.02)
 
     def stop(self) -> None:
-        """Stop serving, silent and dripping responses included."""
+        """Stop serving, and end silent and dripping responses."""
         self._stopping.set()
         self._server.shutdown()
         self._server.server_close()
@@ -222,7 +222,7 @@ class ProviderServer(ABC):
             return self._steps.popleft() if self._steps else self.unscripted(path, body)
 
     def pause(self, seconds: float | None) -> bool:
-        """Wait for `seconds` or until the server stops; returns whether it still runs."""
+        """Wait for `seconds` or until the server stops. Returns whether the server still runs."""
         return not self._stopping.wait(seconds)
 
 

@@ -24,7 +24,7 @@ def server() -> Iterator[AnthropicServer]:
 
 @pytest.fixture
 def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicModel]:
-    """A model of that server, set up from the environment as in production."""
+    """A model that calls `server`, configured by environment variables as in production."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
     made = AnthropicModel("test-model", SystemClock())
@@ -55,7 +55,7 @@ def test_sends_the_fields_that_the_vendor_requires(model: AnthropicModel, server
 def test_maps_errors_within_a_stream(
     model: AnthropicModel, server: AnthropicServer, error: Status, kind: type[PerdureError], transient: bool
 ) -> None:
-    """An error event determines the status, because the response's own status is 200 already."""
+    """The type of an error event determines the error, because the response's status is already 200."""
     server.script(Broken(Answer("a good beginning"), 4, error))
     with pytest.raises(kind) as caught:
         ask(model, QUESTION)
@@ -110,7 +110,7 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
 
 
 def test_refuses_an_invalid_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong setting stops the start, with its name and value."""
+    """An invalid base URL stops the start. The error names the setting and its value."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "localhost:8000")
     with pytest.raises(SettingsError, match="ANTHROPIC_BASE_URL is 'localhost:8000'"):
         AnthropicModel("claude", SystemClock())

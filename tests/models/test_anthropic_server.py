@@ -82,5 +82,5 @@ def test_accepts(request_body: dict[str, Any]) -> None:
     ],
 )
 def test_refuses(request_body: dict[str, Any], problem: str) -> None:
-    """The real provider refuses each of these as well."""
+    """The test server refuses requests that the real provider refuses."""
     assert problem in "; ".join(validate_body(request_body))

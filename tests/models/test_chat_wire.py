@@ -111,7 +111,7 @@ def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> N
     ],
 )  # fmt: skip
 def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
-    """Compatible servers stream calls in all of these ways."""
+    """Streamed calls are assembled from each numbering that compatible servers use."""
     _, reply = assemble([{"tool_calls": each} for each in deltas])
     assert reply.tool_calls == (ToolCall("a", "f", "{}"), ToolCall("b", "g", "{}"))
 

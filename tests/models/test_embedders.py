@@ -1,4 +1,4 @@
-"""The suite of `perdure.testing` over every embedder, the cache in front of embedders, and resolution by name."""
+"""Each embedder in the suite of `perdure.testing`, the cache of embeddings, and embedders by name."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_least_recently_used_text_is_dropped_first() -> None:
 
 
 def test_more_texts_than_the_cache_holds_get_their_vectors() -> None:
-    """A call may have more texts than the cache holds."""
+    """A call with more texts than the cache holds returns a vector for each."""
     assert len(CachedEmbedder(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
 
 
@@ -149,7 +149,7 @@ def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_says_which_model_cannot_be_loaded(library: None) -> None:
-    """A misspelt directory stops the start with its name."""
+    """If the model's directory is misspelt, the start fails and the error names the directory."""
     with pytest.raises(SettingsError, match=r"sentence-transformers:missing.*not a local folder"):
         resolve("sentence-transformers:missing", Settings(), SystemClock())
 
@@ -196,7 +196,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["", "hash", "hash:", "openai:", "sentence-transformers", "word2vec:x", "Hash:384"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """A wrong setting stops the start with its name, its value and the accepted values."""
+    """An unknown name stops the start. The error has the setting, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_EMBEDDER is {name!r}: accepted: hash:384, openai:NAME")
@@ -218,7 +218,7 @@ def test_the_default_is_built_in() -> None:
 
 
 def test_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing key is reported with the embedder's setting, whatever the model is."""
+    """If the key is missing, the error names `PERDURE_EMBEDDER` and not the model's setting."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'"):
@@ -233,6 +233,6 @@ def test_a_third_party_adds_an_embedder_by_entry_point(installed: None) -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
-    """An entry point that cannot be loaded is an error with the reason, unlike a misspelt setting."""
+    """If an entry point cannot be loaded, the error says why."""
     with pytest.raises(SettingsError, match="no_such_module"):
         resolve("broken:x", Settings(), SystemClock())

@@ -64,5 +64,5 @@ def test_is_the_same_in_every_process_and_release() -> None:
 
 
 def test_a_very_long_word_costs_no_more_than_many_words() -> None:
-    """A text without spaces, such as a key of 100,000 characters, takes no longer than one of words."""
+    """A text without spaces, such as a key of 100,000 characters, takes no longer than a text of words."""
     assert {len(each) for each in words("x" * 100_000)} <= {32, 100_000 % 32}

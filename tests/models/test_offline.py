@@ -1,4 +1,4 @@
-"""The offline model's rules; `suite.py` has the behaviour of every model."""
+"""The rules of the offline model. `test_suite.py` tests what it shares with other models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def calls(reply: ModelReply) -> list[tuple[str, str]]:
     ],
 )
 def test_calculates_with_the_calculator(line: str, expression: str) -> None:
-    """A calculation is a call of the calculator, so that its result passes through the loop."""
+    """The model calls the calculator instead of calculating, so that the turn has a tool call."""
     assert calls(say(line)) == [("calculator", json.dumps({"expression": expression}, ensure_ascii=False))]
 
 
@@ -76,12 +76,12 @@ def test_says_when_it_cannot_calculate() -> None:
     ],
 )
 def test_tells_the_time_with_the_clock(line: str, arguments: str) -> None:
-    """The time comes from the clock tool, which tests can move."""
+    """The model gets the time from the clock tool, because tests can move its clock."""
     assert calls(say(line)) == [("clock", arguments)]
 
 
 def test_calls_any_tool_on_request() -> None:
-    """Authors can try their tools without a provider's key."""
+    """The user can name any tool to call, so that authors can try their tools without a provider's key."""
     mine = ToolSchema("send_mail", "Send a mail.", {"type": "object"})
     reply = say('call send_mail with {"to": "ana", "n": {"a": [1]}} and use the tool clock', tools=[mine, *TOOLS])
     assert calls(reply) == [("send_mail", '{"to": "ana", "n": {"a": [1]}}'), ("clock", "{}")]
@@ -126,7 +126,7 @@ def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> N
     ],
 )
 def test_quotes_the_line_that_a_question_is_about(statement: str, question: str, quoted: str) -> None:
-    """Earlier messages are quoted, in any language."""
+    """A question is answered with the earlier message that it is about, in any language."""
     assert quoted in say(statement, "Noted.", "What is the weather like?", "I do not know.", question).content
 
 
@@ -145,7 +145,7 @@ def test_the_latest_of_equally_relevant_lines_is_quoted() -> None:
     ],
 )
 def test_quotes_the_first_and_the_last_line(question: str, quoted: str) -> None:
-    """First and last messages are quoted; questions count."""
+    """On request the user's first or last message is quoted, even if it was a question."""
     spoken = ("what is the sky?", "I do not know.", "My name is Ana.", "Noted.", "what is rain?", "I do not know.")
     assert say(*spoken, question).content == f"You said earlier: “{quoted}”"
 
@@ -207,7 +207,7 @@ def test_extracts_nothing_from_small_talk() -> None:
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=5), st.sampled_from([SYSTEM, EXTRACTION_PROMPT]))
 def test_always_gives_the_same_reply(lines: list[str], system: str) -> None:
-    """Any conversation gets the same reply every time, on which tests and benchmarks rely."""
+    """The same conversation always gets the same reply, because tests and benchmarks rely on it."""
     reply = say(*lines, system=system)
     assert reply.content or reply.tool_calls
     assert reply == say(*lines, system=system)

@@ -87,7 +87,7 @@ def test_needs_no_key_for_another_address(server: OpenAIServer, monkeypatch: pyt
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1"])
 def test_refuses_an_invalid_base_url(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong setting stops the start, with its name and value."""
+    """An invalid base URL stops the start. The error names the setting and its value."""
     monkeypatch.setenv("OPENAI_BASE_URL", address)
     with pytest.raises(SettingsError, match="OPENAI_BASE_URL is"):
         OpenAIModel("gpt-5", SystemClock())

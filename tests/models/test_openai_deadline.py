@@ -26,7 +26,7 @@ AT_ONCE_S = 2.0
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls to wait in."""
+    """Threads in which calls wait."""
     with ThreadPoolExecutor(4) as running:
         yield running
 
@@ -43,7 +43,7 @@ def test_an_abort_wakes_a_thread_on_a_pooled_connection(
 
 
 def test_a_late_abort_does_not_affect_other_calls() -> None:
-    """An abort after the end of a call leaves the connection open, because it may serve another call."""
+    """An abort after the end of a call leaves the connection open, because another call may use it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = connection.CallSocket(new_call())

@@ -21,14 +21,14 @@ from tests.models.openai_server import Drip, OpenAIServer, Raw, Silence, Status,
 
 @pytest.fixture
 def embedder(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIEmbedder:
-    """An embedder of the test server."""
+    """An embedder that calls the test server."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     return OpenAIEmbedder("small", SystemClock(), 30.0)
 
 
 def answer(*vectors: Any, indices: list[Any] | None = None) -> Raw:
-    """A response of these vectors, one for each text."""
+    """A response with these vectors, in order unless `indices` are given."""
     numbered = zip(indices or range(len(vectors)), vectors, strict=True)
     data = [{"object": "embedding", "index": at, "embedding": each} for at, each in numbered]
     return Raw(json.dumps({"object": "list", "data": data, "model": "small"}).encode(), "application/json")
@@ -108,7 +108,7 @@ def test_refuses_invalid_vectors(embedder: OpenAIEmbedder, server: OpenAIServer,
 def test_maps_failures(
     embedder: OpenAIEmbedder, server: OpenAIServer, step: Step, kind: type[PerdureError], transient: bool
 ) -> None:
-    """Failures are mapped to the same errors as those of models, without retries by the SDK."""
+    """Failures are mapped to the same errors as for models. The SDK does not retry."""
     server.script(step)
     with pytest.raises(kind) as caught:
         embedder.embed(["x"])

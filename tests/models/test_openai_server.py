@@ -61,5 +61,5 @@ def test_accepts(messages: list[Any]) -> None:
     ],
 )
 def test_refuses(messages: Any, problem: str) -> None:
-    """The real provider refuses each of these as well."""
+    """The test server refuses transcripts that the real provider refuses."""
     assert problem in "; ".join(validate_transcript(messages))

@@ -50,7 +50,7 @@ def _missing() -> None:
 
 @pytest.mark.parametrize("name", ["", "gpt-5", "openai", "openai:", "offline:x", "anthropic:", "Offline"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """A wrong setting stops the start with its name, its value and the accepted values."""
+    """An unknown name stops the start. The error has the setting, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_MODEL is {name!r}: accepted: offline, openai:NAME, anthropic:NAME")
@@ -64,7 +64,7 @@ def test_a_third_party_adds_a_provider_by_entry_point(installed: None) -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
-    """An entry point that cannot be loaded is an error with the reason, unlike a misspelt setting."""
+    """If an entry point cannot be loaded, the error says why."""
     with pytest.raises(SettingsError, match="no_such_module"):
         resolve("broken:x", Settings(), SystemClock())
 

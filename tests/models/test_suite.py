@@ -1,4 +1,4 @@
-"""The suites of `perdure.testing` and `provider_suite.py` over every model."""
+"""Each model in the suite of `perdure.testing` and, if it calls a provider, in `provider_suite.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TestOffline(ModelSuite):
         return resolve("offline", Settings(), SystemClock())
 
     def test_a_second_turn_may_reuse_the_call_ids_of_the_first(self, model: Model) -> None:
-        """The model numbers the calls of each reply."""
+        """The offline model numbers the calls of each reply, so two turns have the same call ids."""
         first = turn(model, QUESTION)
         assert turn(model, *first, QUESTION)[5].tool_calls[0].id == first[1].tool_calls[0].id
 

@@ -22,7 +22,7 @@ def calls(draw: st.DrawFn, arguments: st.SearchStrategy[str]) -> tuple[ToolCall,
 
 
 def id_of(call: ToolCall) -> str:
-    """The key of a call within its reply."""
+    """A call's id, by which the calls of one reply are made distinct."""
     return call.id
 
 

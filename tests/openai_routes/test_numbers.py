@@ -29,7 +29,7 @@ CALL = Called('add {"a": 1}\n')
 
 
 def _events(texts: Sequence[str | Called], after: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
-    """The events of an answer that arrives in these pieces."""
+    """The events of an answer that arrives in these pieces, after the event with the number `after`, if given."""
 
     async def parts() -> AsyncIterator[Part]:
         for text in texts:
@@ -54,7 +54,7 @@ def _text(events: Sequence[dict[str, Any]]) -> str:
 
 @given(WORDS, st.lists(st.integers(0, 200)))
 def test_live_and_replayed_events_are_equal(text: str, at: list[int]) -> None:
-    """Events are equal in number and content, however the text was split."""
+    """However the text was split, live and replayed events have equal numbers and content."""
     live, replayed = _events(_cut(text, at)), _events([text])
     assert live == replayed
     assert _text(live) == text
@@ -74,7 +74,7 @@ def test_resuming_continues_after_any_event(text: str, at: list[int], which: int
 
 @given(WORDS, WORDS, st.integers(0, 30))
 def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int) -> None:
-    """Resuming within replaced text is an error, unless both texts agree up to that position."""
+    """Resuming within replaced text is an error, unless the old and the new text agree up to that position."""
     withdrawn = [each for each in _events([text]) if each["type"] == "response.output_text.delta"]
     event = withdrawn[which % len(withdrawn)]
     before = text[: _position(withdrawn, event)]
@@ -87,7 +87,7 @@ def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int
 
 @given(WORDS, WORDS, st.lists(st.integers(0, 200)), st.integers(0, 40))
 def test_calls_between_texts_have_numbers_of_their_own(text: str, second: str, at: list[int], which: int) -> None:
-    """With calls between texts, live and replayed events are equal, and resuming works after any of them."""
+    """If calls come between texts, live and replayed events are equal, and a client can resume after any event."""
     live = _events([*_cut(text, at), CALL, CALL, *_cut(second, at)])
     replayed = _events([text, CALL, CALL, second])
     assert live == replayed
@@ -114,7 +114,7 @@ def _boundaries(text: str) -> list[str]:
 
 @given(WORDS, st.integers(0, 200))
 def test_pieces_of_a_beginning_are_those_of_the_whole(text: str, length: int) -> None:
-    """More text does not change pieces that were sent."""
+    """Appending text does not change the pieces that were already sent."""
     whole, beginning = list(pieces(text, whole=True)), list(pieces(text[:length], whole=False))
     assert whole[: len(beginning)] == beginning
     assert "".join(whole) == text

@@ -144,7 +144,7 @@ def _route(described: dict[str, Any], method: str, path: str, operation: dict[st
 
 
 def _others(operation: dict[str, Any], success: str) -> str:
-    """The other statuses. Errors omit the phrase, which depends on Python's version."""
+    """The other statuses. Errors have no phrase, because phrases depend on Python's version."""
     others = sorted(operation["responses"].keys() - {success})
     lines = [f"`{each}`: {operation['responses'][each]['description']}\n" for each in others if each < "3"]
     return "\n".join([*lines, f"[Errors](errors.md): {', '.join(each for each in others if each > '3')}.\n"])

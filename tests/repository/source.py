@@ -1,4 +1,4 @@
-"""The repository's root, its files without generated ones, and its installed modules."""
+"""Lists the repository's files, without generated ones, and the modules of `perdure`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(name: str) -> str:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Each installed module: its import name and its file."""
+    """The import name and the file of each module of `perdure`."""
     for path in sorted((ROOT / "perdure").rglob("*.py")):
         yield _dotted(path.relative_to(ROOT)), path
     for linked in ("workers", "tasks", "schedules"):

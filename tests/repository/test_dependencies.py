@@ -31,7 +31,7 @@ def pins() -> dict[str, str]:
 
 @pytest.mark.parametrize("requirement", [line for line in DIRECT if line not in PARTS["run"][:1]])
 def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
-    """Each direct dependency has a comment with its purpose, without which it would never be removed."""
+    """Each direct dependency has a comment with its purpose, so that an unused one can be found and removed."""
     lines = read("pyproject.toml").splitlines()
     at = next(number for number, line in enumerate(lines) if f'"{requirement}"' in line)
 
@@ -60,7 +60,7 @@ def test_the_pins_satisfy_pyproject() -> None:
 
 
 def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
-    """`.ci/install PART` installs the file up to the end of that part, so later pins would be missing."""
+    """`.ci/install PART` installs the pins up to the end of that part, so a pin in a later part would be missing."""
     text = read("constraints.txt")
 
     assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)

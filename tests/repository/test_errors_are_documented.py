@@ -37,7 +37,7 @@ def test_each_code_has_a_row_with_its_statuses() -> None:
 
 
 def test_the_table_says_which_codes_are_transient() -> None:
-    """A code with several errors has the transience of the most general one."""
+    """If several errors have one code, the table shows whether the most general error is transient."""
     general = {each.code: REPEAT[each.transient] for each in reversed(_tree())}
 
     assert {code: repeat for code, _, repeat, *_ in ROWS} == general
@@ -51,7 +51,7 @@ def test_the_rows_are_in_the_order_of_their_statuses() -> None:
 
 
 def test_the_codes_of_streams_are_listed() -> None:
-    """The codes of streams are listed, too; no exception class has them."""
+    """The page also lists the codes of streams, which no exception class has."""
     assert re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE) == [REWOUND, STOPPING]
 
 

@@ -228,13 +228,13 @@ PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in e
 
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
-    """A pattern that backtracks lets one message stop a worker; patterns of `perdure.text.patterns` are linear."""
+    """Only the modules of `MAY_IMPORT_RE` import `re`, because one message could stop a worker by backtracking."""
     assert {name for name, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
     assert [name for name, module in SOURCES.items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
 def test_every_pattern_is_registered_once() -> None:
-    """Each pattern is compiled once, at import. One compiled per text would not be registered."""
+    """Each pattern is compiled at import. A pattern compiled in a function would not be registered at import."""
     calls = {
         (name, node.lineno)
         for name, module in SOURCES.items()

@@ -23,7 +23,7 @@ def test_no_file_is_too_long_to_read() -> None:
 
 
 def test_no_package_has_too_many_modules() -> None:
-    """A package has at most twelve modules, so that a reader finds one by its name."""
+    """A package has at most twelve modules, so that a reader finds a module by its name."""
     counts = Counter(name.rpartition(".")[0] for name, path in modules() if path.name != "__init__.py")
     assert {package: count for package, count in counts.items() if count > MOST_MODULES} == {}
 

@@ -27,7 +27,7 @@ def test_a_log_call_shows_a_caught_error_through_loggable() -> None:
 
 
 def test_the_rule_finds_each_form() -> None:
-    """The rule finds each form; a rule that finds nothing would pass, too."""
+    """The rule finds each form. Without this test, a rule that finds nothing would pass."""
     forms = ["error", "str(error)", "repr(error)", 'f"{error}"']
     fine = ["loggable(error)", "error.message", "type(error).__name__"]
     assert [_is_shown(ast.parse(form, mode="eval").body, "error") for form in forms] == [True] * 4

@@ -1,4 +1,4 @@
-"""Each migration says which releases can use the tables after it, so that a rolling upgrade keeps the old one ready."""
+"""Each migration says which releases can use its tables, so that the old release stays ready in a rolling upgrade."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
 
 
 def test_a_new_migration_declares_itself() -> None:
-    """The template declares that only releases with the migration can use its tables, which is the safe value."""
+    """The template declares the safe value: only releases that have the migration can use its tables."""
     assert "readable_from = ${repr(up_revision)}" in Path(scripts(), "script.py.mako").read_text(encoding="utf-8")

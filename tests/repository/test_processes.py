@@ -28,7 +28,7 @@ def commands() -> dict[str, Any]:
 
 @pytest.mark.parametrize("service", OURS)
 def test_each_command_of_compose_is_understood(service: str, commands: dict[str, Any]) -> None:
-    """A service's command is the arguments of `perdure`, the image's entry point."""
+    """Each service's command is a command of `perdure` with options that exist."""
     name, *options = OURS[service]["command"]
 
     with commands[name].make_context(name, options):
@@ -37,7 +37,7 @@ def test_each_command_of_compose_is_understood(service: str, commands: dict[str,
 
 @pytest.mark.parametrize("process", PROCFILE)
 def test_each_line_of_the_procfile_is_understood(process: str, commands: dict[str, Any]) -> None:
-    """A wrong option in the Procfile is found here, not at the first deployment."""
+    """Each line of the Procfile is a command of `perdure` with options that exist."""
     program, name, *options = shlex.split(PROCFILE[process])
 
     assert program == "perdure"
@@ -46,7 +46,7 @@ def test_each_line_of_the_procfile_is_understood(process: str, commands: dict[st
 
 
 def test_compose_and_the_procfile_run_the_same_processes() -> None:
-    """Both files run the same processes, except `channels`, which only compose can leave out by a profile."""
+    """compose.yaml and the Procfile run the same processes. Only compose.yaml also has `channels`, in a profile."""
     in_compose = {service["command"][0] for service in OURS.values()}
     in_procfile = {shlex.split(line)[1] for line in PROCFILE.values()}
 
@@ -54,13 +54,13 @@ def test_compose_and_the_procfile_run_the_same_processes() -> None:
 
 
 def test_every_process_waits_for_the_migration() -> None:
-    """No process starts before the migration, because its errors on older tables would be misleading."""
+    """No process starts before the migration, because errors caused by older tables would be misleading."""
     for name in OURS.keys() - {"migrate"}:
         assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
 
 
 def test_a_container_outlives_the_hard_exit() -> None:
-    """Docker's kill must come after the worker's own hard exit, which parks and flushes."""
+    """Docker must not kill a container before the program's own hard exit."""
     for service in OURS.values():
         assert int(service["stop_grace_period"].removesuffix("s")) > ShutdownSettings().hard_exit_s
 

@@ -159,7 +159,7 @@ def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> 
 
 
 def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
-    """The gateway gets the vendor's key only if a remote embedder, which its searches call, is configured."""
+    """The gateway gets OpenAI's key only if `PERDURE_EMBEDDER` is set, because its searches then may call OpenAI."""
     environment = COMPOSE["services"]["gateway"]["environment"]
     assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
 

@@ -73,7 +73,7 @@ asked: list[str] = []
 
 
 class Acme:
-    """A model that fails unless its name is `up`. `overloaded` fails transiently."""
+    """A model that fails unless it is `acme:up`. The failures of `acme:overloaded` are transient."""
 
     def __init__(self, model: str) -> None:
         self.name = f"acme:{model}"

@@ -21,7 +21,7 @@ def ahead_ms(clock: MovedClock) -> int:
 
 @pytest.fixture(params=["own", "fleet"])
 def store(request: pytest.FixtureRequest, clock: MovedClock) -> Iterator[CircuitStore]:
-    """The circuits of one process, and those of the fleet, in Redis."""
+    """A store of circuits. Each test runs with a process's own store and with the fleet's in Redis."""
     if request.param == "own":
         yield OwnCircuits(POLICY, clock)
         return

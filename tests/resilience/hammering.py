@@ -2,9 +2,9 @@
 
     python -m tests.resilience.hammering DIRECTORY
 
-Eight forked children, each with its own connections, do the same work at the same time: failures below the threshold,
-then probes of the half-open circuit, whose holders are killed, then calls while the Redis in DIRECTORY is stopped and
-started again. Their counts are printed as JSON.
+Eight forked children, each with its own connections, do the same work at the same time. First their calls fail, one
+failure below the threshold. Then they probe the half-open circuit, and the holders of the first probes are killed. At
+last they call while the Redis in DIRECTORY is stopped and started again. Their counts are printed as JSON.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Child:
         self._admission: Admission | None = None
 
     def run_commands(self) -> None:
-        """Run the parent's commands and answer each with a number, until it is killed."""
+        """Run the parent's commands and answer each with a number, until the parent closes the pipe."""
         commands = {
             "fail": self.fail,
             "probe": self.probe,
@@ -85,7 +85,7 @@ class Child:
         return 0
 
     def call_until_command(self) -> int:
-        """Report the first call, then call until the next command arrives. Returns the number of these calls."""
+        """Report the first call, then call until the next command arrives. Returns the number of later calls."""
         self._line.send(self._breaker.execute(lambda: 1, 10))
         done = 0
         while not self._line.poll():
@@ -94,7 +94,7 @@ class Child:
         return done
 
     def call_once(self) -> int:
-        """Call once, after the pause in which Redis is not used."""
+        """Advance the clock past the pause in which the breaker does not use Redis, then call once."""
         self._clock.advance(timedelta(seconds=PAUSE_S))
         return self._breaker.execute(lambda: 1, 10)
 
@@ -146,7 +146,7 @@ class Fleet:
 
 
 def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
-    """Take the circuit from closed to open, half-open and closed again, with all children."""
+    """With all children, take the circuit from closed to open, half-open and closed. Kill the first probes' holders."""
     fleet.request("fail")
     seen: dict[str, Any] = {"failures": circuits.read()[NAME].failures, "probes": []}
     last = circuits.admit(NAME, "the last failure", LEASE_MS).admission
@@ -165,7 +165,7 @@ def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
 
 
 def returning(fleet: Fleet, url: str) -> dict[str, Any]:
-    """Restart Redis after calls without it, and check that calls use the fleet's circuit again."""
+    """End the calls made without Redis, then check that calls use the fleet's circuit again."""
     fleet.send_all("enough")
     made = fleet.receive_all()
     circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)

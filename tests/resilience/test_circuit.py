@@ -83,7 +83,7 @@ def request_after_the_cooldown(harness: StoreHarness) -> Answer:
 
 
 def request_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
-    """Request admission after the clock was set back, which must not keep the circuit open for that time."""
+    """Request admission after the clock was set back by an hour. The circuit must not stay open an hour longer."""
     harness.pass_time(-3_600)
     return harness.ask()
 
@@ -136,7 +136,7 @@ def _late(harness: StoreHarness, outcome: Outcome) -> Answer:
 
 
 def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> Answer:
-    """Settle a probe as failed after its lease expired: its slot is free, but the failure still counts."""
+    """Settle a probe as failed after its lease expired. The slot was free already, but the failure counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
     return harness.end(Outcome.FAILED)
@@ -191,7 +191,7 @@ def test_the_table_of_transitions(
 
 
 def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """Admission of probes is limited. A cancelled probe frees its slot, because it says nothing about the provider."""
+    """The number of probes is limited. A cancelled probe frees its slot and counts as neither success nor failure."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     assert harness.ask().admission is not None
@@ -204,7 +204,7 @@ def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStor
 
 
 def test_a_repeated_probe_request_keeps_its_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """A client that lost the answer repeats the request under the same id and gets the same slot."""
+    """If a client repeats its request under the same id, because the answer was lost, it gets the same slot."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     first = harness.admitted[0]

@@ -140,7 +140,7 @@ def test_a_transient_failure_is_retried(harness: Harness) -> None:
 
 
 def test_all_attempts_of_a_call_count_once(harness: Harness) -> None:
-    """All attempts of a call count as one failure, or a breaker would open after two calls."""
+    """All attempts of a call count as one failure. Otherwise a breaker would open after two calls."""
     model = Scripted("a", DOWN)
     with pytest.raises(ProviderError):
         harness.guard(model).respond(REQUEST, harness.call())
@@ -187,14 +187,14 @@ def test_an_attempt_without_text_causes_no_rewind(harness: Harness) -> None:
 
 
 def test_an_empty_reply_is_retried(harness: Harness) -> None:
-    """An empty reply is retried, and then an error."""
+    """An empty reply is retried. If all attempts return empty replies, `InvalidResponse` is raised."""
     assert harness.guard(Scripted("a", " ", "fine")).respond(REQUEST, harness.call()).content == "fine"
     with pytest.raises(InvalidResponse):
         harness.guard(Scripted("b", "")).respond(REQUEST, harness.call())
 
 
 def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
-    """`PERDURE_MODEL_TIMEOUT_S` limits one guarded call, not the longer call that it is part of."""
+    """`PERDURE_MODEL_TIMEOUT_S` limits one model's call with all its attempts. The longer call around it continues."""
     call = harness.call(300)
     model = Scripted("a", hangs(harness))
     with pytest.raises(DeadlineExceeded):
@@ -205,7 +205,7 @@ def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
 
 
 def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
-    """A model that ignores its deadline is aborted when its own call is overdue; the longer call continues."""
+    """If a model exceeds its own time limit, its call is aborted, and the longer call around it continues."""
     hung_up: list[str] = []
 
     def line(call: ModelCall) -> ModelReply:
@@ -228,7 +228,7 @@ def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
 
 
 def test_a_cancelled_call_is_neither_counted_nor_repeated(harness: Harness) -> None:
-    """A cancelled probe counts as nothing, frees its slot and is not repeated."""
+    """A cancelled probe frees its slot. It counts as neither success nor failure and is not repeated."""
 
     def cancelled(call: ModelCall) -> ModelReply:
         whole.abort()
@@ -294,7 +294,7 @@ def test_an_answer_of_the_model_itself_is_not_marked(harness: Harness) -> None:
     "error", [ContextTooLong("long"), ProviderError("no", transient=False), RuntimeError("a bug"), DOWN], ids=repr
 )
 def test_any_failure_leads_to_the_fallback(harness: Harness, error: Exception) -> None:
-    """Any failure leads to the fallback: another model may have a longer context or accept the request."""
+    """Permanent failures lead to the fallback, too, because another model may accept the request."""
     assert harness.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, harness.call()).fallback
 
 
@@ -308,7 +308,7 @@ def test_an_open_breaker_leads_to_the_fallback(harness: Harness) -> None:
 
 
 def test_a_timeout_leaves_time_for_fallbacks(harness: Harness) -> None:
-    """Each model has its own time limit within the turn's, so a timeout leaves time for fallbacks."""
+    """Each model's time limit is shorter than the turn's, so that a timeout leaves time for fallbacks."""
     reply = harness.resilient(Scripted("a", hangs(harness)), Scripted("b", "in time")).respond(
         REQUEST, harness.call(300)
     )
@@ -374,7 +374,7 @@ class Own:
     "found", [None, RuntimeError("a bug in the strategy"), ModelReply(" "), "no reply at all"], ids=repr
 )
 def test_a_third_partys_strategy_that_finds_nothing(harness: Harness, found: object) -> None:
-    """If a strategy finds nothing, raises or returns nonsense, the original error is raised."""
+    """If a strategy returns `None` or an invalid value, or raises an error, the original error is raised."""
     with pytest.raises(ProviderError) as caught:
         ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert caught.value is DOWN
@@ -382,7 +382,7 @@ def test_a_third_partys_strategy_that_finds_nothing(harness: Harness, found: obj
 
 
 def test_a_third_partys_strategy_that_finds_an_answer(harness: Harness) -> None:
-    """A strategy's reply is marked as a fallback, and its tool calls are dropped, because it was offered no tools."""
+    """A strategy's reply is marked as a fallback. Its tool calls are dropped, because the strategy got no tools."""
     found = ModelReply("From the cache.", (ToolCall("1", "calculator", "{}"),), model="cache")
     reply = ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert reply == ModelReply("From the cache.", model="cache", fallback=True)
@@ -390,7 +390,7 @@ def test_a_third_partys_strategy_that_finds_an_answer(harness: Harness) -> None:
 
 
 def test_fallbacks_get_no_tools_and_the_whole_conversation_as_text(harness: Harness) -> None:
-    """Fallbacks get no tools, and the conversation's calls and results as text, which any provider accepts."""
+    """A fallback gets no tools. Tool calls and results are sent to it as text, which any provider accepts."""
     other = Scripted("b", ModelReply("It is 89.", (ToolCall("x", "calculator", "{}"),)))
     request = ModelRequest(CONVERSATION, (ToolSchema("calculator", "", {"type": "object"}),))
     reply = harness.resilient(Scripted("a", DOWN), other).respond(request, harness.call())
@@ -446,7 +446,7 @@ def names(models: Sequence[Model]) -> list[str]:
 
 
 def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's fallbacks are those of the setting, in order, without itself. The built-in model has none."""
+    """A model's fallbacks are the models of the setting, in order, without the model. The built-in model has none."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("PERDURE_FALLBACK_MODELS", "openai:small, offline")
     models = Models(Settings.load(_env_file=None, model="openai:large"), SystemClock())

@@ -95,7 +95,7 @@ def test_disabled_breakers_are_not_used(tmp_path: Path, clock: MovedClock) -> No
 def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_model(
     tmp_path: Path, clock: MovedClock
 ) -> None:
-    """Each model has its own breaker, so a fallback's successes do not reset the failing model's count."""
+    """Each model has its own breaker, so that a fallback's successes do not reset the failing model's count."""
     limits = {"registry": "fleet", "failure_threshold": 2}
     once = {"max_attempts": 1}
     given = {"model": "acme:overloaded", "fallback": "models", "fallback_models": ("acme:up",)}
@@ -106,7 +106,7 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
     for _ in range(4):
         reply = models.get().respond(REQUEST, ModelCall(clock, 60))
         assert (reply.content, reply.model, reply.fallback) == ("Acme answers.", "up", True)
-    assert acme.asked.count("acme:overloaded") == 2, "its breaker is open after two failures"
+    assert acme.asked.count("acme:overloaded") == 2, "the model's breaker is open after two failures"
     states = {each.name: (each.state, each.success_count) for each in breakers.list()}
     assert states == {"llm:acme:overloaded": (State.OPEN, 0), "llm:acme:up": (State.CLOSED, 4)}
 
@@ -121,6 +121,6 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
     ],
 )
 def test_an_unusable_name_stops_the_start(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    """An unknown or broken entry point stops the start with the variable, its value and the accepted values."""
+    """An unknown or broken entry point stops the start. The error has the variable and its value."""
     with pytest.raises(SettingsError, match=message):
         check(_settings(tmp_path, **given))

@@ -1,4 +1,7 @@
-"""One breaker for many processes: no failure is lost, no excess probe is admitted, and a killed one frees its slot."""
+"""Many processes share one breaker: no failure is lost, and the number of probes is limited.
+
+The slot of a killed process's probe becomes free.
+"""
 
 from __future__ import annotations
 

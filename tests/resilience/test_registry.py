@@ -80,7 +80,7 @@ def refused(breaker: Breaker) -> CircuitBreakerOpen:
 def test_a_breaker_opens_for_every_process_with_the_documented_error(
     breakers: Breakers, redis_url: str, clock: MovedClock
 ) -> None:
-    """A breaker that one process opened refuses calls of all, with the documented error."""
+    """A breaker that one process opened refuses the calls of every process with the documented error."""
     for _ in range(2):
         fail(breakers.get("llm:test"))
     other = Breakers(SETTINGS, clock, redis_url)
@@ -102,7 +102,7 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
     transitions: list[Transition],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A transition is reported once, by the process that caused it, so that it can be counted and turns woken."""
+    """Each transition is reported once, by the process that caused it. Reports count transitions and wake turns."""
     others_transitions: list[Transition] = []
     other = Breakers(SETTINGS, clock, redis_url, others_transitions.append)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
@@ -123,7 +123,7 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
 def test_a_lost_answer_does_not_keep_a_probes_slot(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """If Redis' answer to a probe is lost, the next calls free the probe's slot instead of waiting for its lease."""
+    """If Redis' answer about a probe is lost, a later call frees the probe's slot before the probe's lease expires."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
@@ -158,7 +158,7 @@ def test_a_lost_answer_does_not_keep_a_probes_slot(
 def test_an_admission_holds_although_freeing_another_slot_fails(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that Redis admitted proceeds, even if freeing another call's slot then fails."""
+    """If Redis admits a call but then fails to free another call's slot, the admitted call proceeds."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
@@ -254,7 +254,7 @@ def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedCloc
 
 
 def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, redis_url: str) -> None:
-    """A closed breaker costs two round trips to Redis per call; a third one would add half as much."""
+    """A call through a closed breaker takes two round trips to Redis."""
     breaker = breakers.get("llm:test")
     succeed(breaker)
     client = redis_py.Redis.from_url(client_url(redis_url))
@@ -280,7 +280,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 def test_calls_continue_while_redis_is_stopped(
     tmp_path: Path, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While Redis is stopped, each process uses its own breakers; the fleet's state applies again afterwards."""
+    """While Redis is stopped, each process uses its own breakers. Afterwards the fleet's state applies again."""
     with redis.start(tmp_path / "redis") as server:
         breakers = Breakers(SETTINGS, clock, server.url)
         llm, mcp = breakers.get("llm:test"), breakers.get("mcp:test")
@@ -310,7 +310,7 @@ def test_calls_continue_while_redis_is_stopped(
 def test_an_unresponsive_redis_delays_one_call_per_pause(
     server: Running, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unresponsive Redis delays only one call per pause, by 0.25 s."""
+    """If Redis does not respond, one call waits for it. During the following pause, no call uses Redis."""
     breakers = Breakers(SETTINGS, clock, server.url)
     breaker = breakers.get("llm:test")
     succeed(breaker)
@@ -349,7 +349,7 @@ def test_an_unresponsive_redis_delays_one_call_per_pause(
 
 
 def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) -> None:
-    """Without a Redis, a process has breakers of its own, for programs that only use the library."""
+    """Without Redis, a process uses its own breakers, so that programs can use the library alone."""
     breakers = Breakers(SETTINGS, clock)
     for _ in range(2):
         fail(breakers.get("llm:test"))
@@ -360,7 +360,7 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
 
 
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
-    """A damaged key counts as an unavailable Redis, and calls continue."""
+    """If a circuit's key in Redis is damaged, calls continue as without Redis."""
     client = redis_py.Redis.from_url(client_url(redis_url))
     client.set("perdure:{breakers}:llm:test", "nonsense")
     client.close()

@@ -27,7 +27,7 @@ from perdure.settings import RetrySettings
 
 
 class Time:
-    """A call's remaining time, which only waits reduce."""
+    """The remaining time of a call. Only waits reduce it."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
@@ -110,12 +110,12 @@ def _ids(errors: Iterable[BaseException]) -> list[str]:
 
 @pytest.mark.parametrize(("error", "expected"), VERDICTS, ids=_ids(error for error, _ in VERDICTS))
 def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
-    """The first error in the chain of causes that is classified decides, for retries and breakers."""
+    """Retries and breakers use the verdict on the first classified error in the chain: the error, then its causes."""
     assert verdict(error) is expected
 
 
 def test_a_cycle_of_causes_ends() -> None:
-    """A cycle in the chain of causes ends the search, so that it hangs no worker."""
+    """The search for a classified error ends at a cycle of causes, instead of hanging the worker."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert verdict(one) is Verdict.PERMANENT
@@ -124,7 +124,7 @@ def test_a_cycle_of_causes_ends() -> None:
 
 @pytest.mark.parametrize("error", NOT_TRANSIENT, ids=_ids(NOT_TRANSIENT))
 def test_errors_that_are_not_transient_are_not_retried(error: BaseException) -> None:
-    """Refusals, cancelled calls and bugs are not retried."""
+    """Errors that are not transient, such as refused requests, cancelled calls and bugs, are not retried."""
     time = Time(100)
     with pytest.raises(type(error)):
         run(failing(error), time)
@@ -172,7 +172,7 @@ def test_an_invalid_retry_after_is_ignored(nonsense: float) -> None:
 
 
 def test_waits_stay_within_the_calls_time() -> None:
-    """A wait that would use up the remaining time is not begun."""
+    """If a wait would use up the remaining time, the error is raised instead."""
     time = Time(0.5)
     with pytest.raises(ProviderError):
         run(failing(DOWN, DOWN, DOWN, DOWN), time, RetrySettings(max_attempts=10, jitter=0))
@@ -203,7 +203,7 @@ POLICIES = st.builds(
 
 @given(POLICIES, st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_a_backoff_is_within_its_bounds(policy: RetrySettings, tried: int, drawn: float) -> None:
-    """A backoff is between 0 and the cap, and differs from the plain one by at most the jitter."""
+    """A backoff is between 0 and the cap. It differs from the backoff without jitter by at most the jitter."""
     plain = backoff_s(policy.model_copy(update={"jitter": 0}), tried, drawn)
     found = backoff_s(policy, tried, drawn)
     assert 0 <= found <= policy.cap_s

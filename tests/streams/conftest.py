@@ -39,7 +39,7 @@ PAUSE_S = 0.05
 
 
 class Typist:
-    """A model whose text the test types; each call ends with `reply`."""
+    """A model that the test controls: `type` streams text, and `reply` ends the call."""
 
     name = "typist"
 
@@ -53,7 +53,7 @@ class Typist:
             self._keys.put(text)
 
     def withdraw(self) -> None:
-        """Begin the reply again, as a fallback does."""
+        """Withdraw the streamed text, as before a fallback's reply."""
         self._keys.put(None)
 
     def reply(self, reply: str | ModelReply | Exception) -> None:
@@ -61,7 +61,7 @@ class Typist:
         self._keys.put(ModelReply(reply, model=self.name) if isinstance(reply, str) else reply)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Stream what the test types, until the test ends the call."""
+        """Stream the text given to `type` until `reply` is called."""
         self.called.release()
         while True:
             try:
@@ -124,14 +124,14 @@ class Streaming:
 
 @dataclass
 class Watching:
-    """A hub, and streams over it."""
+    """A gateway's hub, from which a test opens event streams."""
 
     runtime: Runtime
     hub: Hub
     threads: Threads
 
     def events(self, turn_id: UUID, last: EventId | None = None) -> AsyncIterator[Event | None]:
-        """The events after `last`."""
+        """The turn's events after `last`, or all of them."""
         return Follower(self.hub, self._read, turn_id, last).events(PAUSE_S)
 
     async def _read(self, turn_id: UUID, after: int) -> Committed:
@@ -186,7 +186,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture
 def streaming(harness: Harness, redis_url: str) -> Iterator[Streaming]:
-    """A worker that streams to Redis, with a model that the test plays."""
+    """A worker that streams to Redis, with a `Typist` as its model."""
     clock = SystemClock()
     writer = EventWriter(redis_url, harness.settings.redis_prefix, harness.settings.stream, clock)
     model = Typist()

@@ -22,7 +22,7 @@ from tests.turns.broker import Broker
 
 
 def test_text_arrives_while_the_model_streams(streaming: Streaming) -> None:
-    """Deltas are passed on before the reply is committed; the message then has the same text."""
+    """The client receives deltas before the reply is committed. The committed message has the same text."""
     client = Client()
 
     async def main() -> None:
@@ -43,7 +43,7 @@ def test_text_arrives_while_the_model_streams(streaming: Streaming) -> None:
 
 
 def test_a_late_listener_receives_the_text_so_far(streaming: Streaming) -> None:
-    """A worker keeps the text of its step, so a listener in mid-sentence receives its beginning."""
+    """A client that connects during a step receives the step's text from its beginning."""
     client = Client()
 
     async def main() -> None:
@@ -62,7 +62,7 @@ def test_a_late_listener_receives_the_text_so_far(streaming: Streaming) -> None:
 
 
 def test_without_a_listener_nothing_is_written(streaming: Streaming, redis_url: str) -> None:
-    """A turn that no client follows costs Redis no stream."""
+    """If no client follows a turn, the worker writes no stream to Redis."""
     turn_id = streaming.ask()
     streaming.model.type("Nobody reads this.")
     streaming.model.reply("Nobody reads this.")
@@ -96,7 +96,7 @@ def test_a_client_resumes_after_its_last_event(streaming: Streaming) -> None:
 
 
 def test_after_a_flush_of_redis_a_client_begins_the_step_again(streaming: Streaming, redis_url: str) -> None:
-    """A position that Redis has lost is answered with a `rewind`; the committed text follows."""
+    """If Redis has lost the client's position, the client gets a `rewind`, and later the committed text."""
     client = Client()
 
     async def main() -> None:
@@ -137,7 +137,7 @@ def test_a_withdrawn_answer_is_withdrawn_from_the_client(streaming: Streaming) -
 
 
 def test_another_worker_takes_over(streaming: Streaming) -> None:
-    """The second worker's text does not continue the first one's: the client is rewound."""
+    """If a second worker takes over a turn, a `rewind` withdraws the first worker's text."""
     client = Client()
     harness = streaming.harness
 
@@ -211,7 +211,7 @@ def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
 
 
 def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) -> None:
-    """A turn that is cancelled before it began is not announced by a worker; a later check of PostgreSQL finds it."""
+    """No worker announces a turn that was cancelled before it began. The stream ends after a check of PostgreSQL."""
     client = Client()
 
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_a_position_ahead_of_the_turn_is_rewound(streaming: Streaming) -> None:
 
 
 def test_streams_beyond_the_limit_are_refused(streaming: Streaming) -> None:
-    """`PERDURE_STREAM__MAX_OPEN` limits the open streams, which use memory. A closed one makes room."""
+    """`PERDURE_STREAM__MAX_OPEN` limits the open streams. After one is closed, another can be opened."""
     settings = streaming.harness.settings
     stream = settings.stream.model_copy(update={"max_open": 2})
     streaming.harness.settings = settings.model_copy(update={"stream": stream})

@@ -16,7 +16,7 @@ SOON_S = 0.3
 
 @pytest.fixture
 def watch(harness: Harness) -> Iterator[SettlementWatch]:
-    """A gateway's watch, with announcements."""
+    """A watch as in a gateway that receives announcements of settled turns."""
     made = SettlementWatch(harness.database)
     made.is_notified = True
     made.settled(harness.send("never").turn_id)  # the watch is then between two checks
@@ -36,7 +36,7 @@ def test_an_announcement_ends_a_wait(harness: Harness, watch: SettlementWatch) -
 
 
 def test_an_announcement_before_the_wait_counts(harness: Harness, watch: SettlementWatch) -> None:
-    """A turn that settles between a request's first check and its wait ends the wait, too."""
+    """If a turn settles between a request's first check and its wait, the wait ends at once."""
     sent = harness.send(user_id="bea")
     harness.run(sent.session_id)
     watch.notify([sent.turn_id])
@@ -46,7 +46,7 @@ def test_an_announcement_before_the_wait_counts(harness: Harness, watch: Settlem
 
 
 def test_without_an_announcement_the_next_round_finds_it(harness: Harness, watch: SettlementWatch) -> None:
-    """A turn that is not announced, such as one cancelled before it began, is found at the next check."""
+    """The next check finds a settled turn that was not announced, such as one cancelled before it began."""
     sent = harness.send(user_id="bea")
     harness.run(sent.session_id)
     watch.settled(sent.turn_id).result(timeout=10)

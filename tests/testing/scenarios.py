@@ -155,7 +155,7 @@ def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
 
 
 def in_doubt(make: Callable[..., Any], *given: Any, **more: Any) -> Agent:
-    """An agent with a new tool."""
+    """An agent with a new tool, which `make` returns for the other arguments."""
     return assistant(make(*given, **more))
 
 
@@ -163,7 +163,7 @@ TRANSFER: Script = [call("transfer", cents=5), "Done."]
 
 
 def _doubts() -> Iterator[tuple[str, Callable[[], Agent]]]:
-    """The name and the agent for each effect class and probe, with unknown outcomes and with timeouts."""
+    """The names and agents of scenarios in which a call's outcome is unknown or the call exceeds its time limit."""
     probes: dict[str, Any] = {
         "happened": lambda _: Happened("receipt 7"),
         "did not happen": lambda _: DidNotHappen(),

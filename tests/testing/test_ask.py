@@ -50,7 +50,7 @@ def test_returns_the_reply_the_calls_and_the_transcript() -> None:
 
 
 def test_arguments_that_are_no_json_are_shown_as_text() -> None:
-    """Malformed arguments stay visible as text, for tests of how an agent recovers from them."""
+    """Malformed arguments are shown as text, so that a test can check how an agent recovers from them."""
     answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", "{tea"), "Sorry."))
     assert (answer.calls[0].arguments, answer.calls[0].status) == ("{tea", "failed")
 
@@ -66,13 +66,13 @@ def test_records_what_the_model_was_sent() -> None:
 
 
 def test_a_script_that_is_too_short_fails_the_test() -> None:
-    """A script with too few replies raises and shows the last message. The engine would retry such a turn."""
+    """If a script has too few replies, `ask` raises `ScriptExhausted`, which shows the last message."""
     with pytest.raises(ScriptExhausted, match=r"request 2 has no reply in the script; .* tool: '3.5'"):
         ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea")))
 
 
 def test_a_models_bug_reaches_the_test() -> None:
-    """An exception that is no `PerdureError` is a bug in the model and is raised, not turned into a reply."""
+    """If the model raises anything but a `PerdureError`, `ask` raises it, because it is a bug in the model."""
     with pytest.raises(ZeroDivisionError):
         ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_a_models_failure_fails_the_turn() -> None:
 
 
 def test_a_model_that_breaks_off_fails_the_turn() -> None:
-    """A model that raises `Abandoned`, although the call was not ended, fails the turn as in the engine."""
+    """If a model raises `Abandoned` although its call was not aborted, the turn fails, as in the engine."""
 
     class Abandoning(Scripted):
         def respond(self, *_: Any) -> NoReturn:
@@ -179,7 +179,7 @@ def test_a_guards_refusal_precedes_the_model() -> None:
 
 
 def test_memory_tools_fail_with_a_message() -> None:
-    """Tools of memory fail with a message, because there is no PostgreSQL; an empty memory would hide mistakes."""
+    """Memory tools fail with a message, because there is no PostgreSQL. An empty memory would hide mistakes."""
     agent = Agent("assistant", "You remember.", [remember, recall])
     answer = ask(
         agent, "I am Ana.", model=Scripted(call("remember", content="Ana"), call("recall", query="name"), "Hm.")
@@ -206,7 +206,7 @@ def test_needs_no_pytest() -> None:
 
 
 def test_functions_replace_celery_tasks() -> None:
-    """Functions replace Celery tasks: results, errors and lists. A task without a function parks the turn."""
+    """`tasks` replaces Celery tasks by functions, whose results and errors are used. Another task parks the turn."""
 
     def export(year: int) -> dict[str, int]:
         if year < 2000:

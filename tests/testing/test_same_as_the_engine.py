@@ -115,7 +115,7 @@ def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:
 
 
 def _join_hanging_tools() -> None:
-    """Wait for tools that outlived their timeout: they record their results in the test's database."""
+    """Wait for tools that still run after their timeout, because they write their results to the test's database."""
     for thread in threading.enumerate():
         if thread.name.startswith("perdure-tool-"):
             thread.join(PATIENCE_S)

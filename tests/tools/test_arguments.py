@@ -23,7 +23,7 @@ OBJECTS = st.dictionaries(TEXT, VALUES, max_size=4)
 
 @given(OBJECTS, st.booleans())
 def test_every_valid_object_is_accepted_unchanged(value: dict[str, Any], ascii_only: bool) -> None:
-    """Every valid object is accepted unchanged, with either escaping."""
+    """Every valid object is accepted unchanged, whether or not non-ASCII characters are escaped."""
     assert load_object(json.dumps(value, ensure_ascii=ascii_only)) == value
 
 

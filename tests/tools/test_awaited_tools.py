@@ -56,7 +56,7 @@ def test_a_list_refers_to_its_definitions_from_the_root() -> None:
 
 
 def test_a_schema_is_checked_by_its_names() -> None:
-    """Only the names in a given schema are checked; the task checks the values."""
+    """If a schema is given, the names of the arguments are checked. The task checks their values."""
     schema = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
     tool = celery_tool("reports.export", parameters=schema, description="Exports.")
     assert tool.parse('{"a": [1]}') == {"a": [1]}
@@ -83,13 +83,13 @@ def test_a_wrong_declaration_is_refused(given: dict[str, Any]) -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    """Two tools with the same name are refused, also if both are Celery tasks."""
+    """Two tools with the same name are refused, even if both are Celery tasks."""
     with pytest.raises(SettingsError, match="two tools with the same name"):
         Agent("assistant", "You help.", [celery_tool("a.b"), celery_tool("a_b")])
 
 
 def test_awaited_tools_cannot_be_called_as_functions() -> None:
-    """Calling such a tool as a function is refused, because the engine must suspend the turn instead."""
+    """`celery_tool` and `sleep_until` cannot be called as functions, because the engine must park the turn."""
     context = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "test", None)  # type: ignore[arg-type]  # unused
     for tool in (celery_tool("a.b"), SleepUntil()):
         with pytest.raises(ToolError):
@@ -106,7 +106,7 @@ def test_awaited_tools_cannot_be_called_as_functions() -> None:
     ],
 )
 def test_a_moment_without_an_offset_is_in_the_given_zone(moment: str, seconds: float) -> None:
-    """A time without an offset is in the given zone, and one with an offset is used as it is."""
+    """A time without an offset is in the given zone. If it has an offset, the offset is used."""
     assert SleepUntil().wait_s({"moment": moment}, NOW, ZoneInfo("Europe/Paris")) == seconds
 
 

@@ -58,7 +58,7 @@ def calculate(expression: str) -> str:
     ],
 )
 def test_calculates(expression: str, value: str) -> None:
-    """Integers are exact, and other numbers as precise as a float."""
+    """Integers are exact. Other numbers have the precision of a float."""
     assert calculate(expression) == value
 
 

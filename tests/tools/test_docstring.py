@@ -67,7 +67,7 @@ ARGUMENTS = {"iban": "The receiver's account, without spaces.", "cents": "How mu
 
 @pytest.mark.parametrize("text", [GOOGLE, SPHINX, NUMPY], ids=["Google", "Sphinx", "NumPy"])
 def test_each_style_describes_the_tool_and_its_parameters(text: str) -> None:
-    """Google, Sphinx and NumPy styles give the same description and parameters, without sections for people."""
+    """Google, Sphinx and NumPy styles give the same description and parameters. Other sections are left out."""
     assert describe(text) == ("Transfer money.\n\nOnly within the euro area.", ARGUMENTS)
 
 
@@ -94,13 +94,13 @@ def test_a_docstring_without_sections_is_the_description(text: str) -> None:
 
 @pytest.mark.parametrize("notes", ["Note:\n    For people.", "Notes\n-----\nFor people."], ids=["Google", "NumPy"])
 def test_notes_are_left_out_without_parameters(notes: str) -> None:
-    """Notes are left out, even if no parameters show the docstring's style."""
+    """Notes are left out, even if the docstring has no parameters from which its style could be recognised."""
     assert describe(f"Say the time.\n\n{notes}") == ("Say the time.", {})
 
 
 @pytest.mark.parametrize("text", [None, "", " \n "])
 def test_an_empty_docstring_describes_nothing(text: str | None) -> None:
-    """An empty docstring gives an empty description, which `@tool` refuses with the function's name."""
+    """An empty docstring gives an empty description. `@tool` then refuses the function by its name."""
     assert describe(text) == ("", {})
 
 

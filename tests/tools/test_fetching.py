@@ -165,7 +165,7 @@ def test_a_text_that_is_not_a_web_address_is_refused(url: str, context: ToolCont
 def test_a_name_of_a_private_address_is_refused(
     site: str, context: ToolContext, monkeypatch: pytest.MonkeyPatch, inside: str
 ) -> None:
-    """A name of a private address is refused, directly and in a redirect: a domain's owner may point it anywhere."""
+    """A host name that resolves to a private address is refused, both in the given URL and in a redirect."""
     real = socket.getaddrinfo
 
     def look_up(host: str, *rest: Any, **named: Any) -> Any:
@@ -210,7 +210,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(
 def test_one_private_address_among_a_names_addresses_is_enough(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is refused if one of its addresses is private: the connection might use it."""
+    """A host name is refused if one of its addresses is private, because the connection might use that address."""
     answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 80)) for each in ("93.184.216.34", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     with pytest.raises(ToolError, match=r"127\.0\.0\.1 is not"):
@@ -237,7 +237,7 @@ def test_a_large_body_is_cut_with_a_notice(site: str, context: ToolContext, path
 
 
 def test_a_gzip_bomb_is_decompressed_only_as_far_as_it_is_read(site: str, context: ToolContext) -> None:
-    """A body is decompressed only as far as it is read, even if it was compressed twice."""
+    """Only the part of a body that is read is decompressed, even if the body was compressed twice."""
     fetch = http_get_tool([LOOPBACK])
     for path in ("/bomb", "/bomb?twice"):
         with peak() as found:

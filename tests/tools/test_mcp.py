@@ -38,7 +38,7 @@ WAIT_S = 60.0
 
 
 class Rig:
-    """A process's MCP connections, with a moved clock."""
+    """A process's MCP connections, on a clock that the test moves."""
 
     def __init__(self, failure_threshold: int = 50) -> None:
         self.clock = MovedClock()
@@ -65,7 +65,7 @@ class Rig:
 
     @contextmanager
     def calling(self, add: RunnableTool) -> Iterator[Future[str]]:
-        """A running call of the server's `add`, whose result is 3."""
+        """A running call of the server's tool `add`. Its result is 3."""
         with ThreadPoolExecutor(1) as pool:
             yield pool.submit(add.call, {"a": 1, "b": 2}, context())
 
@@ -109,7 +109,7 @@ def local() -> McpServer:
 
 
 def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server's tools are next to the agent's own, with its prefix, their schemas and their descriptions."""
+    """An agent has its own tools and the server's, which have the server's name as a prefix and keep their schemas."""
     monkeypatch.setenv("PERDURE_SECRET_KEY", "ours")
 
     @tool
@@ -129,7 +129,7 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
 
 
 def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> None:
-    """An untrusted server must not get perdure's environment variables."""
+    """The server's process gets none of perdure's environment variables, because it is not trusted."""
     names = rig.tool(local, "environment").call({}, context()).split()
 
     assert "GIVEN" in names
@@ -161,7 +161,7 @@ def test_arguments_must_be_a_strict_object(rig: Rig, local: McpServer, arguments
 
 
 def test_a_failure_is_the_servers_own_message(rig: Rig, local: McpServer) -> None:
-    """`isError` and refused arguments are messages for the model, and no failure of the server."""
+    """If the server returns `isError` or refuses arguments, the model gets the server's own message."""
     with pytest.raises(ToolError, match=r"^No seats are left\.$"):
         rig.tool(local, "refuse").call({}, context())
     with pytest.raises(ToolError, match="validation error"):
@@ -169,7 +169,7 @@ def test_a_failure_is_the_servers_own_message(rig: Rig, local: McpServer) -> Non
 
 
 def test_an_answer_too_long_to_read_fails_only_its_own_call(rig: Rig, local: McpServer) -> None:
-    """An oversized answer fails only its own call; the worker reads a bounded part, and the connection stays."""
+    """An oversized answer fails only its own call. The worker reads a limited part of it and keeps the connection."""
     rig.answers(local)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -203,7 +203,7 @@ def test_an_abandoned_call_is_cancelled_at_the_server(rig: Rig, local: McpServer
 
 
 def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """A call without an answer has an unknown outcome. The connection is kept if the server still answers a listing."""
+    """If a call gets no answer in time, its outcome is unknown. Later calls of the server succeed."""
     hang, mark = rig.tool(local, "hang"), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -226,7 +226,7 @@ def test_a_server_announces_a_new_tool(rig: Rig, local: McpServer) -> None:
 def test_a_server_that_dies_in_mid_call_is_started_again(
     rig: Rig, local: McpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After a server's death the running call's outcome is unknown, and the next call waits for its restart."""
+    """If a server dies, the running call's outcome is unknown. The next call waits until the server was restarted."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
     with pytest.raises(OutcomeUnknown, match="local:die was called, but there is no answer"):
@@ -240,7 +240,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(
 
 @pytest.mark.long
 def test_a_lost_server_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
-    """A call waits a limited time for a lost server; later calls fail at once, and its tools stay listed."""
+    """A call waits a limited time for a lost server. Later calls fail at once. The server's tools stay listed."""
     mark = tmp_path / "started"
     script = f"import pathlib, runpy, sys; pathlib.Path({str(mark)!r}).touch(exist_ok=False)\n"
     script += f"sys.argv = ['', 'stdio']; runpy.run_path({PROGRAM!r}, run_name='__main__')"
@@ -282,7 +282,7 @@ def test_repeated_failures_open_a_servers_breaker(local: McpServer) -> None:
 
 @pytest.mark.long
 def test_a_flooding_server_is_killed() -> None:
-    """Endless output without a line end uses no memory and fills no log, and the server is killed."""
+    """If a server writes endlessly without a line end, it is killed. Its output is neither kept nor logged."""
     script = "import os\nwhile True: os.write(1, b'y' * 65536); os.write(2, b'z' * 65536)"
     server = McpServer("flood", command=[sys.executable, "-S", "-c", script], connect_timeout_s=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -298,7 +298,7 @@ def test_a_flooding_server_is_killed() -> None:
 
 
 def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that does not start is waited for once: the log has the reason, and later turns do not wait."""
+    """The first turn waits for a server that does not start, and the reason is logged. Later turns do not wait."""
     rig = Rig()
     server = McpServer("gone", command=[sys.executable, "-S", "-c", "raise SystemExit(7)"], connect_timeout_s=WAIT_S)
     try:
@@ -314,7 +314,7 @@ def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptu
 
 @pytest.mark.long
 def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """While an HTTP server is unavailable, its tools stay listed and their calls fail with a known outcome."""
+    """If an HTTP server cannot be reached, calls fail with a known outcome. After its restart, calls succeed again."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -350,9 +350,9 @@ def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: py
 
 @pytest.mark.long
 def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
-    """Closing ends running calls, the servers and the processes that they started.
+    """Closing ends running calls, the servers and the servers' child processes.
 
-    It must be the last of the tests that share a server.
+    This test must be the last one that uses the shared server.
     """
     rig.answers(local)
     started = int(rig.tool(local, "child").call({}, context()))

@@ -17,7 +17,7 @@ from perdure.tools.registry import Effect
 
 
 def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Unusable tools are left out, because a provider would refuse every prompt with one of them."""
+    """Unusable tools are left out, because a provider would refuse every prompt that contains one."""
     server = McpServer("s", url="http://localhost/mcp", effects={"good": "pure", "typo": "pure"})
     fine: dict[str, Any] = {"type": "object"}
     listed = [
@@ -47,7 +47,7 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_servers_hints_count_only_if_the_author_trusts_them(declared: dict[str, Any], expected: Effect) -> None:
-    """A server's own hints count only if the author trusts them, because a wrong one would repeat a payment."""
+    """A server's hints count only if the author trusts them, because a wrong hint could repeat a payment."""
     server = McpServer("s", url="http://localhost/mcp", **declared)
     listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
 
@@ -57,7 +57,7 @@ def test_a_servers_hints_count_only_if_the_author_trusts_them(declared: dict[str
 
 
 def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.LogCaptureFixture) -> None:
-    """Approval is declared for all tools or by name. An unknown name is reported, because its call would not wait."""
+    """Approval is declared for all tools or by name. An unknown name is logged, because it protects no tool."""
     listed = [Listed(name=name, input_schema={"type": "object"}) for name in ("look", "pay")]
 
     def waits(declared: Any) -> list[bool]:

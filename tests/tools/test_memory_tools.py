@@ -56,7 +56,7 @@ def _contents(harness: Harness) -> list[str]:
 
 
 def test_the_tools_effects_are_declared() -> None:
-    """The tools' effect classes let a crashed call be repeated: all three are safe to repeat."""
+    """The effect class of each tool lets the engine repeat a call after a crash."""
     assert [each.effect for each in (remember, recall, forget)] == [
         Effect.IDEMPOTENT,
         Effect.PURE,
@@ -65,7 +65,7 @@ def test_the_tools_effects_are_declared() -> None:
 
 
 def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
-    """A repeated call stores one memory, whose id is the effect's."""
+    """If a call is repeated, one memory is stored. Its id is the effect's id."""
     context = _context(harness)
     first = _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9)
     assert _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9) == first
@@ -74,7 +74,7 @@ def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
 
 
 def test_repeated_statements_are_stored_once_and_contradictions_supersede(harness: Harness) -> None:
-    """A statement that is repeated is stored once, and a contradicting one supersedes it."""
+    """A repeated statement is stored once. A contradicting statement supersedes it."""
     limits = type(harness.settings.consolidation)(similarity=0.8)  # for the built-in embedder
     harness.settings = harness.settings.model_copy(update={"consolidation": limits})
     context = _context(harness)
@@ -100,7 +100,7 @@ def test_a_memorys_source_is_the_turns_message(harness: Harness) -> None:
 
 
 def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
-    """Only the user's own memories are recalled, and quoted, so that they are not learnt again."""
+    """Only the user's own memories are recalled. They are marked as quotations, so that they are not learnt again."""
     ana, bob = _context(harness), _context(harness, "bob")
     _call(remember, ana, content="The secret number of Ana is 7")
     _call(remember, bob, content="The secret number of Bob is 8")

@@ -71,7 +71,7 @@ def everything(  # noqa: D417 (parameters that are not described are part of the
 
 
 def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
-    """A tool's descriptions come from its docstring, without the sections for people, which would cost tokens."""
+    """A tool's descriptions come from its docstring. Sections such as `Returns` are left out to save tokens."""
     assert everything.name == "everything"
     assert everything.description == "Use a parameter of every kind.\n\nA second paragraph."
     properties = everything.parameters["properties"]
@@ -81,7 +81,7 @@ def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
 
 
 def test_the_schema_holds_what_a_model_may_give() -> None:
-    """The schema omits the context, which the engine passes, and keeps names that pydantic uses itself."""
+    """The schema omits the context, which the engine passes. Parameters may have names that pydantic itself uses."""
     schema = everything.schema()
     assert schema.parameters["type"] == "object"
     assert schema.parameters["required"] == ["city", "copy"]
@@ -163,7 +163,7 @@ def test_arguments_become_what_the_signature_says() -> None:
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_with_the_reason(arguments: str, reason: str) -> None:
-    """The error for invalid arguments says what is wrong and what is expected, because the model tries again."""
+    """The error for invalid arguments says what is wrong and what is expected, so that the model can correct them."""
     with pytest.raises(ToolError) as caught:
         everything.parse(arguments)
     assert reason in caught.value.message
@@ -289,7 +289,7 @@ def undocumented(a: int) -> str:  # noqa: D103 (the very mistake)
 def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     function: Callable[..., Any], reason: str
 ) -> None:
-    """An invalid function stops the start with its name, instead of failing in a user's turn."""
+    """`@tool` refuses an invalid function when it is defined. The error names the function."""
     with pytest.raises(SettingsError, match=reason) as caught:
         tool(function)
     assert function.__name__ in str(caught.value)
@@ -312,7 +312,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     ],
 )
 def test_an_invalid_declaration_is_refused(declaration: dict[str, Any], reason: str) -> None:
-    """An invalid declaration is refused: providers refuse a whole request for one bad tool name."""
+    """An invalid declaration is refused, for example a name for which a provider would refuse the whole request."""
 
     def fine(a: int) -> str:
         """Do."""

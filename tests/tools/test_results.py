@@ -102,13 +102,13 @@ def _endless_number() -> int:
 
 @pytest.mark.parametrize("make", [object, _circle, _deep, _keyed_by_tuples, _endless_number])
 def test_a_result_without_a_json_form_is_an_error_that_says_so(make: Callable[[], Any]) -> None:
-    """A result that cannot be JSON is an error that says that the tool ran, so that the model does not repeat it."""
+    """If a result has no JSON form, the error says that the tool ran, so that the model does not repeat the call."""
     with pytest.raises(ToolError, match="The tool returns ran, but its result of type"):
         returning(make()).call({}, CONTEXT)
 
 
 def test_a_result_over_the_limit_is_cut_visibly() -> None:
-    """A result over the limit is cut, with a notice that there was more."""
+    """A result over the limit is cut, and a notice says that there was more."""
     shown = returning("x" * 10_000_000).call({}, CONTEXT)
     assert len(shown) == MAX_RESULT_CHARS
     assert shown.endswith("[cut: 10,000,000 characters in all, the first 32,000 at most are shown]")
@@ -189,7 +189,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_hundred_megabytes_are_cut_before_they_are_copied(kind: str) -> None:
-    """A large result is cut before it is copied, so that a result of 100 MB takes under 5 MiB more."""
+    """A large result is cut before it is copied: a result of 100 MB takes less than 5 MiB of additional memory."""
     returns = returning(LARGE[kind]())
     with peak() as found:
         shown = returns.call({}, CONTEXT)
