@@ -22,7 +22,7 @@ from perdure.channels.activity import PRESENCE, note_activity
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
-from perdure.errors import Unavailable
+from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.events.event import Event, EventId, EventKind
 from perdure.ids import new_id
 from perdure.runtime import Runtime
@@ -234,11 +234,16 @@ class Conversation:
         Raises:
             Unavailable: the database cannot be reached.
             Conflict: the session has already ended.
+            NotFound: its user was erased.
         """
-        session_id, self._session_id, self._turn_id = self._session_id, None, None
-        if session_id is None:
+        if self._session_id is None:
             return False
-        request_end(self._runtime.database, session_id, f"ended on {CLI}").wake(self._runtime.wake)
+        try:
+            request_end(self._runtime.database, self._session_id, f"ended on {CLI}").wake(self._runtime.wake)
+        except (Conflict, NotFound):
+            self._session_id = self._turn_id = None
+            raise
+        self._session_id = self._turn_id = None
         return True
 
     def leave(self) -> bool:

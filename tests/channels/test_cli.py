@@ -152,6 +152,23 @@ def test_ending_a_conversation_begins_another(conversation: Conversation, worker
     assert conversation.session_id != first
 
 
+def test_an_end_that_failed_can_be_repeated(
+    conversation: Conversation, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the database is unavailable, `/end` does not forget the session, so a second `/end` ends it."""
+
+    def fail(*_: object) -> None:
+        raise Unavailable("The database cannot be reached.")
+
+    conversation.say("hello")
+    worker()
+    with monkeypatch.context() as patched:
+        patched.setattr("perdure.channels.cli.request_end", fail)
+        with pytest.raises(Unavailable):
+            conversation.end()
+    assert conversation.end()
+
+
 def test_a_tenants_user_continues_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
     """A user of the same name in another tenant, or in none, has other conversations."""
     conversation.say("hello")

@@ -80,6 +80,12 @@ def test_text_without_a_time_gives_no_span(question: str) -> None:
     assert find_spans(question, _NOW, ZoneInfo("UTC")) == ()
 
 
+def test_29_february_is_in_the_latest_leap_year() -> None:
+    """Most years have no such day."""
+    (span,) = find_spans("on 29 February", datetime(2026, 5, 14, tzinfo=UTC), ZoneInfo("UTC"))
+    assert span.start.date() == date(2024, 2, 29)
+
+
 def test_days_begin_at_the_zones_midnight() -> None:
     """Days begin at midnight in the user's time zone."""
     (span,) = find_spans("yesterday", datetime(2024, 5, 14, 20, tzinfo=UTC), ZoneInfo("Asia/Seoul"))

@@ -6,6 +6,7 @@ latest one that has begun. Called by `search`.
 
 from __future__ import annotations
 
+from calendar import isleap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -114,7 +115,11 @@ def _year(year: int) -> _Days:
 def _latest(today: date, month: int, day: int | None = None) -> _Days:
     """The latest occurrence of a month, or of a day in a month, that has begun by `today`."""
     year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
-    return _month(year, month) if day is None else _day(date(year, month, day))
+    if day is None:
+        return _month(year, month)
+    while (month, day) == (2, 29) and not isleap(year):
+        year -= 1
+    return _day(date(year, month, day))
 
 
 def _ago(count: int, unit: str, today: date) -> _Days:
