@@ -106,7 +106,7 @@ def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_malformed_webhook_secret_file_is_named(tmp_path: Path) -> None:
-    """A malformed secret file is named by its path, without its content."""
+    """The error about a malformed secret file has the file's path, but not its content."""
     (tmp_path / "webhook.secret").write_text("whsec_0123")
     with pytest.raises(SettingsError, match=r"webhook\.secret cannot be used: secret 1 is malformed") as caught:
         Settings(_env_file=None, data_dir=tmp_path).webhook_keys()

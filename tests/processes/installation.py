@@ -144,7 +144,7 @@ class Installation:
         return int(rows[0].lease_owner.split()[0].rpartition(":")[2])
 
     def snapshot(self) -> dict[str, list[Any]]:
-        """The rows of the tables, without the sweeper's bookkeeping and late results."""
+        """The rows of the tables, without the columns that the sweeper or a late tool result may change."""
         return {
             "sessions": self._rows("sessions", "woken_at", "wakes"),
             "turns": self._rows("turns"),

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 BOUNDARIES = [
     Place("after", "turns.step"),  # the intent is committed, the task is not sent
-    Place("before", "turns.note_sent"),  # the task is sent, and that is not recorded
+    Place("before", "turns.note_sent"),  # the task is sent, but the commit that records it is missing
     Place("after", "turns.note_sent"),
     Place("before", "turns.wait_calls"),
     Place("after", "turns.wait_calls"),
@@ -111,7 +111,7 @@ def test_a_list_of_arguments_is_one_task_each(installation: Installation, applic
 
 @pytest.mark.long
 def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Installation, application: Worker) -> None:
-    """No worker runs when the task ends, and its callback is lost: the result is found in the result backend."""
+    """If the task's callback is lost while no worker runs, a worker later reads the task's result from the backend."""
     worker = installation.worker()
     worker.ready()
     text = "slowly: outlives"
@@ -134,7 +134,7 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["cancel", "erase"])
 def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installation, end: str) -> None:
-    """The turn is cancelled, or its user erased, before the application's only process gets to the task."""
+    """If the turn is cancelled or its user erased while the task is queued, the task is revoked and never runs."""
     _application(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id
@@ -161,7 +161,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
 def test_over_rabbitmq(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path
 ) -> None:
-    """The application's callback reaches the queue `ingress` over RabbitMQ; results are in Redis."""
+    """With RabbitMQ as the broker and Redis as the result backend, the task's callback reaches the queue `ingress`."""
     with rabbit.running(tmp_path) as broker_url:
         installation = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
         try:
