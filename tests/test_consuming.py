@@ -100,7 +100,7 @@ class Held:
         self._broker = broker
 
     def requeue(self) -> None:
-        """Return the message. The queue must be cancelled first; otherwise the broker delivers the message here again."""
+        """Return the message. Its queue must be cancelled first, or the broker delivers the message here again."""
         assert "turns" not in self._broker.taking
         self._broker.returned.append("turns")
 

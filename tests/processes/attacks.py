@@ -1,7 +1,7 @@
 """Attacks on an installation over HTTP and its broker; each attack is one function of a `Target`.
 
-Each attack repeats an input that once stopped the fleet, at its original size, spread over the given time. It sends without
-waiting for replies, and continues after a refusal. `Attackers` runs all attacks concurrently. The command
+Each attack repeats an input that once stopped the fleet, at its original size, spread over the given time. It does not
+wait for replies, and continues after a refusal. `Attackers` runs all attacks concurrently. The command
 `python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS` runs them in a separate process, so that they
 do not hold the interpreter lock of the process that measures.
 """

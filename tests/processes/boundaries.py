@@ -2,7 +2,9 @@
 
 The turn is followed from `turns.submit` to its delivery. `places` enumerates the places at which its process can die.
 A test compares these places with the places that an undisturbed turn passes, so it fails if a new boundary of the
-engine is missing here. `CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
+engine is missing here.
+
+`CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
 there was no response, accepts a second message, and waits until both turns are settled and the reply is delivered.
 """
 

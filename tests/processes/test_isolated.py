@@ -57,7 +57,7 @@ def test_the_time_limit_fails_the_turn(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_a_cancellation_ends_the_process(installation: Installation) -> None:
-    """A cancellation kills the process at once, because the process itself cannot notice the cancellation."""
+    """A cancellation kills the process, because the process itself cannot notice the cancellation."""
     _, accepted, child = held(installation)
     cancel(installation.runtime, accepted.turn_id)
 

@@ -129,7 +129,7 @@ def _answers(port: int) -> bool:
 def test_a_gateway_logs_each_phase_of_its_shutdown(
     installation: Installation, perdure: Perdure, *, hastened: bool
 ) -> None:
-    """During the drain new messages get 503. A waiting request is answered when its turn settles or at a second signal."""
+    """A drain refuses new messages. A waiting request is answered when its turn settles, or at a second signal."""
     with serving(installation, perdure, **PATIENT) as (gateway, port):
         waiting = Waiting(port)
         gateway.signal(signal.SIGINT if hastened else signal.SIGTERM)

@@ -132,7 +132,7 @@ def client(installation: Installation) -> Iterator[Any]:
 def test_a_malformed_item_is_dropped_and_the_next_message_runs(
     celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
 ) -> None:
-    """A malformed item must neither stop a worker nor be copied into its log."""
+    """A malformed item stops no worker, and its text is not in the worker's log."""
     (worker,) = installation.workers
     pid = worker.pid
     for number, (name, item) in enumerate(ITEMS.items()):
@@ -151,7 +151,7 @@ def test_a_malformed_item_is_dropped_and_the_next_message_runs(
 
 
 def test_a_malformed_control_command_is_dropped(installation: Installation, client: Any) -> None:
-    """A published item reaches every worker, so it must stop none of them."""
+    """A malformed item on the control channel, which reaches every worker, stops none of them."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
