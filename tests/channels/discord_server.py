@@ -1,8 +1,8 @@
 """Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
 
 The gateway speaks `zlib-stream`. It supports HELLO, IDENTIFY, READY, HEARTBEAT with its ACK, events, and RESUME,
-which sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns the failures that a
-test requests.
+which sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns the
+failures that a test requests.
 """
 
 from __future__ import annotations

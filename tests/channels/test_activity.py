@@ -48,7 +48,7 @@ def noted(runtime: Runtime, user: str) -> list[tuple[str, str]]:
 
 
 def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock) -> None:
-    """Events of one kind and channel are rate-limited, so a client that reports every key press cannot fill the stream."""
+    """Events of one kind and channel are rate-limited, so that reports of every key press cannot fill the stream."""
     assert [note_activity(remembering, "ann", "web", TYPING) for _ in range(5)] == [True] + [False] * 4
     assert note_activity(remembering, "ann", "web", PRESENCE)
     assert note_activity(remembering, "ann", "discord", TYPING)

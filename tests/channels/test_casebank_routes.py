@@ -160,7 +160,7 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """Requests that wait hold no thread. If more requests wait than the gateway has threads, it still answers others."""
+    """Requests that wait hold no thread: if more of them wait than the gateway has threads, it still answers others."""
     with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
