@@ -58,7 +58,7 @@ def _call(**given: Any) -> TaskCall:
 
 @pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
 def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
-    """The message has the effect's id, a link for each outcome and an expiry; Celery's events hide its arguments."""
+    """The message has the effect's id, a link for each outcome and an expiry. Celery's events hide its arguments."""
     assert calls.send(_call(queue=queue)) is Sent.YES
     [text] = client.lrange(key, 0, -1)
     message = json.loads(text)

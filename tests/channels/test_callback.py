@@ -173,7 +173,7 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str
 
 
 def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name with a private address gets no request, even if it has a public one, too. Each attempt resolves it again."""
+    """A name with a private address gets no request, even if it also has a public one. Each attempt resolves it."""
     _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)

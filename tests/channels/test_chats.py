@@ -475,7 +475,7 @@ def test_a_malformed_update_is_dropped(installation: Installation, name: str, up
 def test_a_group_is_answered_only_if_it_is_addressed(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """In a group the bot answers mentions, replies to it and threads that it joined. Each message names its author."""
+    """In a group the bot answers only mentions, replies to it, and its threads. The stored text names the author."""
     handle = installation.ingress(name).take
     if name == "discord":
         handle(said("hello all", 1, guild_id="31"))
@@ -602,7 +602,7 @@ def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> N
 
 
 def test_messages_of_bots_and_system_messages_are_ignored(installation: Installation) -> None:
-    """Messages of bots, webhooks and Discord itself are ignored. Otherwise two bots could answer each other for ever."""
+    """Messages of bots, webhooks and Discord are ignored. Otherwise two bots could answer each other for ever."""
     for more in ({"author": {**ANA, "bot": True}}, {"webhook_id": "5"}, {"type": 6}):
         installation.ingress("discord").take(said("hello", **more))
     installation.ingress("discord").take({"t": "MESSAGE_UPDATE", "d": discord_message(1, "hello")})
@@ -626,7 +626,7 @@ def test_a_message_without_text_gets_an_explanation(
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_commands(installation: Installation, discord: DiscordServer, slack: SlackServer, name: str) -> None:
-    """`/cancel`, `/end`, `/new`, `/help` and unknown commands get an answer. `/link` with a code is refused in a group."""
+    """`/cancel`, `/end`, `/new`, `/help` and unknown commands get an answer. A group cannot redeem a code."""
 
     def command(command: str, argument: str = "", *, group: bool = False) -> str:
         if name == "discord":
@@ -890,7 +890,7 @@ def test_slacks_markup_is_resolved(installation: Installation) -> None:
 
 @hypothesis.given(st.text(alphabet=st.sampled_from("ab `\n*"), max_size=2_000), st.integers(100, 400))
 def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
-    """The parts of any text are within the limit. They contain the text without the blanks at the cuts."""
+    """The parts of any text are within the limit. Together they keep every character except blanks and fences."""
     parts = split(text_, most)
     assert all(0 < len(part) <= most for part in parts)
     kept = "".join("".join(parts).split()).replace("`", "")

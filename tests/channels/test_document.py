@@ -107,7 +107,7 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
 
 
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
-    """With keys, the document requires one for every route except the health checks. It has the configured text limit."""
+    """With keys, the document requires one for each route except health checks. It has the configured text limit."""
     settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         keyed = guarded.get("/openapi.json").json()

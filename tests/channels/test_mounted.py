@@ -63,7 +63,7 @@ def test_an_error_of_the_applications_dependency_is_answered(shop: TestClient) -
 
 
 def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
-    """Requests of other origins are refused, because a browser sends the application's cookie with any page's requests."""
+    """Requests from other origins are refused, because a browser sends the application's cookie with them, too."""
     shop.cookies.set("session", "ana")
     assert _send(shop, "ana", headers={"origin": "https://evil.example"}).status_code == 403
     assert _send(shop, "ana", headers={"origin": BASE_URL}).status_code == 202

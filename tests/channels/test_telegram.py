@@ -149,7 +149,7 @@ def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHa
 
 
 def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:
-    """A decision is shown in the message even if its button has expired and Telegram refuses the answer to the press."""
+    """The message shows the decision even if its button has expired and Telegram refuses the answer to the press."""
     harness.server.fail("answerCallbackQuery", 400, description="Bad Request: query is too old")
     harness.channel.mark(replace(harness.place, message="7", token="9"), "Approved: pay")
     [edited] = harness.server.given("editMessageText")

@@ -1,4 +1,4 @@
-"""A fleet under attack: ordinary users wait little longer, nothing is lost, and no process needs a restart.
+"""A fleet under attack: ordinary users wait little longer, no turn is lost, and no process needs a restart.
 
 `make chaos` spreads the attacks over a minute. `make check` packs them into ten seconds, without a bound on the delay.
 The attackers' process has a low priority, since real attackers would not use the two cores that the fleet, PostgreSQL,

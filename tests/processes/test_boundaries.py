@@ -102,7 +102,7 @@ def test_one_case_of_each_kind_is_always_played() -> None:
     ids=str,
 )
 def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
-    """Wherever a process dies, the transcript is that of an undisturbed turn, and effects obey their tools' classes."""
+    """Wherever a process dies, the transcript equals an undisturbed turn's. Each tool's effect class is obeyed."""
     outcome = played[case].result()
     tools = PLANS[case.kind]
     _check_effects(case, outcome)

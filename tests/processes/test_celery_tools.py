@@ -193,7 +193,7 @@ def _status(installation: Installation, turn_id: UUID) -> str:
 def test_after_a_kill_the_task_is_done_once(
     installation: Installation, application: Worker, kind: str, place: Place
 ) -> None:
-    """Wherever a worker dies, the result arrives once; an unsafe task that may have been sent is not sent again."""
+    """Wherever a worker dies, the result arrives once. An unsafe task that may have been sent is not sent again."""
     workers = [installation.worker(), installation.worker()]
     for each in workers:
         each.ready()

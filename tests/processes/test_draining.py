@@ -40,7 +40,7 @@ class Draining:
         return self._thread.is_alive()
 
     def report(self) -> dict[str, Any]:
-        """The report that the command prints when it exits with status 0."""
+        """Wait until the command exits with status 0; returns the report that it printed."""
         self._thread.join()
         assert self._ended[0].returncode == 0, self._ended[0].stderr
         report: dict[str, Any] = json.loads(self._ended[0].stdout)

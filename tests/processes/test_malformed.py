@@ -168,7 +168,7 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
 
 
 def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
-    """The log reports the first item at once and the number of the others later, here at shutdown."""
+    """The log reports the first dropped item at once. It reports the number of the others later, here at shutdown."""
     client.lpush("turns", *[TEXT.encode()] * 500)
     worker = installation.worker()
     worker.ready()

@@ -105,7 +105,7 @@ def test_the_slow_tasks_of_an_application_run_once(
 def test_neither_application_sees_the_workers_of_the_other(
     installation: Installation, neighbour: Neighbour, operator: Celery
 ) -> None:
-    """`celery inspect`, Flower, gossip and mingle use control and event exchanges; each application has its own."""
+    """Each application has its own exchanges for control and events, which `inspect`, Flower and gossip use."""
     installation.worker().container.ready()
     neighbour.worker()
     for app, name in ((operator, "worker-1"), (neighbour.app, "neighbour")):

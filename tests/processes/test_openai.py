@@ -200,7 +200,7 @@ def test_tool_calls_are_reasoning_at_any_gateway(
 def test_cancelled_and_failed_turns(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A cancelled turn's response has the status `cancelled`; a failed turn is an error that the SDK does not retry."""
+    """A cancelled turn's response has the status `cancelled`. For a failed turn the SDK raises, and does not retry."""
     gate = installation.model_server.gate("wait")
     made = client.responses.create(model="tester", user="ana", input="wait", background=True)
     assert gate.arrived.wait(PATIENCE_S)
