@@ -132,7 +132,7 @@ def test_the_operator_may_allow_a_network_or_a_glob(entry: str, url: str) -> Non
 
 @pytest.mark.parametrize(("entry", "url"), NOT_ALLOWED)
 def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
-    """A glob matches host, path and user name separately, so that a path or a user name cannot match as the host."""
+    """A glob matches each part of a URL separately, so that a path or a user name cannot match as the host."""
     with pytest.raises(Refused):
         check(url, Reachable.parse([entry]))
 

@@ -1,4 +1,4 @@
-"""Each invalid request is refused with a code and a message, and nothing is written."""
+"""Each invalid request is refused with a code and a message, and writes no row."""
 
 from __future__ import annotations
 

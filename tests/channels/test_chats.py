@@ -239,7 +239,7 @@ def test_discord_shows_typing_until_the_turn_is_settled(
     discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
     [row] = installation.sql("SELECT turn_id FROM turns")
     cancel(installation.runtime, row.turn_id)
-    until(lambda: not any(each.name == "typing on discord" for each in threading.enumerate()), "it stops")
+    until(lambda: not any(each.name == "typing on discord" for each in threading.enumerate()), "the indicator stops")
     assert set(discord.typing) == {"21"}
 
 
@@ -730,7 +730,10 @@ def test_messages_sent_while_no_process_listened_are_read(installation: Installa
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", {**discord_message(0, "before"), "id": ids[0]})
-        until(lambda: installation.sql("SELECT FROM chat_places WHERE last_message_id IS NOT NULL"), "it is handled")
+        until(
+            lambda: installation.sql("SELECT FROM chat_places WHERE last_message_id IS NOT NULL"),
+            "the message is handled",
+        )
     before = [discord_message(0, "before"), discord_message(0, "said by the bot", author=discord_server.BOT)]
     missed = [discord_message(0, f"missed {number}") for number in range(148)]
     discord.written = [{**each, "id": id_} for each, id_ in zip([*before, *missed], ids, strict=True)]

@@ -56,7 +56,7 @@ def test_a_waiting_http_client_gets_the_delay(waiting: Runtime, clock: MovedCloc
         assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
         assert (turn["reply"], turn["error"]) == (None, None)
         _try_again(waiting, clock, session_id)
-        assert not _has_delivery(waiting), "a reply_to gets the reply, and nothing before it"
+        assert not _has_delivery(waiting), "reply_to gets nothing before the reply"
         _try_again(waiting, clock, session_id)
         turn = client.get(f"/v1/turns/{turn_id}", params={"wait": PATIENCE_S}).json()
     assert (turn["status"], turn["delayed"], turn["reply"]["text"]) == ("done", None, "ok")

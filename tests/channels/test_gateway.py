@@ -35,7 +35,7 @@ Run = Callable[[str], None]
 
 
 def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: RecordingWaker) -> None:
-    """202 with the ids of the turn and the session."""
+    """An accepted message gets 202 with the ids of the turn and the session, and wakes a worker."""
     response = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
     answer = response.json()
 
@@ -46,7 +46,7 @@ def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: Rec
 
 
 def test_a_message_is_accepted_while_the_broker_is_unavailable(say: Say, waker: RecordingWaker) -> None:
-    """A wake-up is a hint: the message is in PostgreSQL, and a sweep finds it."""
+    """A message is accepted while the broker is unavailable, because a sweep later finds it in PostgreSQL."""
     waker.away = True
 
     assert say()["status"] == "accepted"
@@ -90,7 +90,7 @@ def test_answers_have_the_shapes_that_the_document_describes(client: TestClient,
 
 
 def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run) -> None:
-    """`after` and `limit` page through a transcript; without them the response is complete."""
+    """`after` and `limit` page through a transcript. Without them the response has all messages."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     url = f"/v1/sessions/{accepted['session_id']}/messages"
@@ -366,10 +366,10 @@ def test_every_answer_carries_the_usual_headers(
     assert headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert [name for name in headers if name.startswith("access-control-")] == [], (
-        "no page of another origin may read it"
+        "no page of another origin may read the response"
     )
     assert "strict-transport-security" not in headers, (
-        "it would bind a browser to HTTPS, which the gateway does not serve"
+        "HSTS would bind a browser to HTTPS, which the gateway does not serve"
     )
 
 

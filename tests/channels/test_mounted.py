@@ -119,4 +119,4 @@ def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url:
         assert client.portal is not None
         client.portal.call(agents.close)
     with TestClient(agents, base_url=BASE_URL, cookies={"session": "ana"}) as client:
-        assert client.get("/readyz").status_code == 200, "unmounted, it opens with the server's lifespan"
+        assert client.get("/readyz").status_code == 200, "an unmounted gateway opens with the server's lifespan"

@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installation(wheel: Path, tmp_path: Path) -> Path:
-    """A virtual environment with the wheel. perdure's dependencies come from the tests' environment."""
+    """A virtual environment with the wheel. The dependencies come from the tests' environment."""
     venv.create(tmp_path / "env", with_pip=False)
     libraries = next((tmp_path / "env" / "lib").iterdir()) / "site-packages"
     with zipfile.ZipFile(wheel) as archive:

@@ -37,7 +37,7 @@ def free_ports(count: int) -> list[int]:
 def up(
     environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
 ) -> Iterator[list[str]]:
-    """Run `perdure up` during the block. Yields its output once all processes run. Stops it with the signal `number`."""
+    """Run `perdure up` for the block. Yields the output once all processes run. Stops it with the signal `number`."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
         env={**environment, "PERDURE_DATA_DIR": "data"},  # a relative path must mean the same to every process

@@ -228,7 +228,7 @@ class CaseRunner:
         return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
     def _submit(self, text: str, task_id: str) -> dict[str, Any]:
-        """Send a message under `task_id`, and wait until it is accepted; a repetition is a duplicate."""
+        """Send a message under `task_id`, and wait until it is accepted. A repeated call is accepted as a duplicate."""
         accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
         return accepted
 

@@ -172,11 +172,13 @@ class Installation:
         begun = [row for row in inbox if row.status != "cancelled"]
         shown = [message for message in messages if message.turn_id in {row.turn_id for row in begun}]
         texts = [(message.turn_id, message.content) for message in shown if message.role == "user"]
-        assert texts == [(row.turn_id, row.text) for row in begun], "each message once, in the order accepted"
+        assert texts == [(row.turn_id, row.text) for row in begun], (
+            "each message is in the transcript once, in the order accepted"
+        )
         replies = Counter(
             message.turn_id for message in shown if message.role == "assistant" and not message.tool_calls
         )
-        assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each answered once"
+        assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each turn has one reply"
         order = [message.turn_id for message in shown]
         assert order == sorted(order, key=[row.turn_id for row in begun].index), "turns do not interleave"
 

@@ -55,13 +55,13 @@ def _aside(client: Any) -> dict[str, str]:
 
 @pytest.mark.long
 def test_a_worker_starts_over_broken_keys(installation: Installation, client: Any) -> None:
-    """A broken key once made workers crash in a loop; now each key is renamed and reported once."""
+    """A worker that starts renames each broken key and reports it once, instead of crashing in a loop."""
     _break(client, *KEYS)
     installation.worker().ready()
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
     assert _aside(client) == {key.removeprefix("perdure:"): kind for key, kind in KEYS.items()}
-    assert {client.ttl(key) for key in client.keys("*.broken-*")} == {-1}, "none of them expires"
+    assert {client.ttl(key) for key in client.keys("*.broken-*")} == {-1}, "no key expires"
     (worker,) = installation.workers
     assert worker.container.status == "running"
     for key in KEYS:
@@ -123,7 +123,7 @@ def test_a_queue_is_consumed_again_when_its_key_is_free(installation: Installati
     worker.ready()
     pid = worker.pid
     _break(client, "turns")
-    wait_until(lambda: "the key 'turns' at the broker holds a string" in worker.logs(), "it is reported", 20)
+    wait_until(lambda: "the key 'turns' at the broker holds a string" in worker.logs(), "the key is reported", 20)
     app = Celery(broker=installation.redis.url, backend=installation.redis.url, set_as_current=False)
     with app:
         sent = app.send_task("turns.submit", kwargs={"user_id": "bob", "text": "hi"}, queue="ingress")

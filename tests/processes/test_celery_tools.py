@@ -91,7 +91,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
         waiting = read_turn(installation.database, turn_id)["waiting_for"]
         return None if waiting is None else waiting["progress"]
 
-    assert wait_until(progress, "its progress is shown", PATIENCE_S) == '{"done": 1, "of": 2}'
+    assert wait_until(progress, "the task's progress is shown", PATIENCE_S) == '{"done": 1, "of": 2}'
     installation.faults.release()
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
     assert turn["reply"]["text"] == answer_to(text, done("slow report", text))
@@ -140,7 +140,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
     busy = installation.accept("slowly: busy", user="bea").turn_id
     wait_until(lambda: installation.faults.effects("slowly: busy"), "the application is busy", PATIENCE_S)
     unwanted = installation.accept("report: unwanted", user="cid").turn_id
-    wait_until(lambda: _status(installation, unwanted) == "parked", "it waits", PATIENCE_S)
+    wait_until(lambda: _status(installation, unwanted) == "parked", "the turn waits for its task", PATIENCE_S)
     if end == "cancel":
         cancel(installation.runtime, unwanted)
         assert _status(installation, unwanted) == "cancelled"
@@ -150,7 +150,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
         revoked = "SELECT FROM erasures WHERE revoked_at IS NOT NULL AND %(id)s IS NOT NULL"
     wait_until(lambda: installation.query(revoked, id=unwanted), "a sweep revokes its task", PATIENCE_S)
     wanted = installation.accept("report: wanted", user="dee").turn_id
-    wait_until(lambda: _status(installation, wanted) == "parked", "it waits", PATIENCE_S)
+    wait_until(lambda: _status(installation, wanted) == "parked", "the turn waits for its task", PATIENCE_S)
     installation.faults.release()
     installation.settled(busy, wanted, within_s=PATIENCE_S)
     assert len(installation.faults.effects("report: wanted")) == 1

@@ -1,4 +1,4 @@
-"""Sessions' ends: kill -9 of the worker at every commit boundary, a shutdown, and messages during the summary.
+"""The end of a session: kill -9 of the worker at every commit boundary, a shutdown, and messages during the summary.
 
 All tests share two workers; one at a time is killed and started again.
 """

@@ -79,7 +79,7 @@ def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installation, shop: Shop) -> None:
-    """No setting of the application affects perdure's tasks, and the application's tasks run as before."""
+    """No setting of the application affects perdure's tasks. The application's own tasks run, too."""
     shop.perdures()
     shop.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"})
     for name in ("shop.quick", "sessions.expired_carts"):

@@ -40,7 +40,9 @@ def test_a_worker_with_too_many_hanging_tools_shuts_down(installation: Installat
     gate.opened.set()
 
     assert [turn["reply"]["text"] for turn in turns] == [answer_to("hello"), answer_to("hanging: 2", UNKNOWN_OUTCOME)]
-    assert [effect.note for effect in installation.faults.effects()] == ["hanging: 1", "hanging: 2"], "each once"
+    assert [effect.note for effect in installation.faults.effects()] == ["hanging: 1", "hanging: 2"], (
+        "each tool runs once"
+    )
     installation.check()
 
 

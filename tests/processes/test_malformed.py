@@ -185,7 +185,7 @@ def test_a_message_of_another_content_type_returns_to_its_queue(installation: In
     client.lpush("memory", item)
     worker = installation.worker()
     worker.ready()
-    wait_until(lambda: "a message that cannot be decoded; they are returned" in worker.logs(), "it is held")
+    wait_until(lambda: "a message that cannot be decoded; they are returned" in worker.logs(), "the message is held")
     worker.kill("SIGTERM")
     assert worker.container.wait() == 0
     assert client.llen("memory") == 1

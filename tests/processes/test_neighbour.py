@@ -135,14 +135,14 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     neighbour.app.send_task("neighbour.quick", queue="turns")
     publish_by_topic(neighbour.app, "deliveries")
     starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
-    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # a built-in task, also in perdure
+    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # perdure has it, too
     wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
 
     first, *_, last = returns(installation.redis.url, "turns", 4)
     assert last - first > 3 * DELAY_S * 0.9
-    assert worker.logs().count("perdure has no task for") == 3, "it reports each queue once a minute"
+    assert worker.logs().count("perdure has no task for") == 3, "perdure reports each queue once a minute"
 
     neighbour.worker("-Q", "turns,deliveries,memory")
     wait_until(lambda: neighbour.runs() == {"quick": 3}, "the application runs all three")
@@ -241,7 +241,7 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
     neighbour.app.send_task("neighbour.quick", queue="deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.signal(signal.SIGTERM)
-    wait_until(lambda: "1 of 4" in worker.logs(), "perdure consumes no more")
+    wait_until(lambda: "1 of 4" in worker.logs(), "the worker has stopped consuming")
     assert (client.llen("deliveries"), client.hlen("perdure:unacked")) == (1, 0)
     assert worker.container.status == "running"
     gate.opened.set()

@@ -94,7 +94,9 @@ def test_the_sdk_talks_to_a_durable_agent(
     background = client.responses.create(model="tester", user="ana", input="tell", background=True)
     assert background.status in {"queued", "in_progress"}
     assert client.responses.create(model="tester", user="ana", input="tell", background=True).id == background.id
-    wait_until(lambda: client.responses.retrieve(background.id).status == "completed", "it is complete", PATIENCE_S)
+    wait_until(
+        lambda: client.responses.retrieve(background.id).status == "completed", "the response is complete", PATIENCE_S
+    )
     assert client.responses.retrieve(background.id).output_text == STORY
     installation.check()
 
@@ -134,7 +136,7 @@ def test_a_repeated_text_is_a_new_message_and_a_retry_is_not(
     assert _ask(client, "later") == answer_to("later")
     assert _turns(installation) == 4
     assert _ask(client, "later") == answer_to("later")
-    assert _turns(installation) == 5, "its answer was sent, so this is a new message"
+    assert _turns(installation) == 5, "the answer was sent, so this is a new message"
 
 
 def test_a_response_resumes_after_the_gateway_was_killed(
@@ -206,7 +208,9 @@ def test_cancelled_and_failed_turns(
     assert gate.arrived.wait(PATIENCE_S)
     cancelled = client.responses.cancel(made.id)
     gate.opened.set()
-    wait_until(lambda: client.responses.retrieve(made.id).status == "cancelled", "it is cancelled", PATIENCE_S)
+    wait_until(
+        lambda: client.responses.retrieve(made.id).status == "cancelled", "the response is cancelled", PATIENCE_S
+    )
     assert cancelled.id == made.id
     installation.model_server.answers["nothing"] = Answer("")
     with pytest.raises(openai.APIStatusError) as failed:

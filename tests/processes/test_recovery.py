@@ -142,7 +142,7 @@ def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Inst
 def test_a_worker_stopped_between_update_and_commit(
     stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """PostgreSQL must end the stopped worker's transaction, with its locks and its uncommitted rows."""
+    """PostgreSQL ends the stopped worker's transaction, which releases its locks and discards its rows."""
     gate = installation.model_server.gate("first")
     first = installation.accept("first")
     gate.wait()

@@ -96,7 +96,9 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
     wait_until(lambda: len(receiver.of(str(finished.turn_id))) == 2, "the reply is delivered")
     ended = "SELECT 1 FROM sessions WHERE session_id = %(id)s AND ended_at IS NOT NULL"
     wait_until(lambda: installation.query(ended, id=finished.session_id), "the session has ended")
-    wait_until(lambda: installation.query("SELECT 1 FROM inbox WHERE user_id = 'service'"), "it is accepted")
+    wait_until(
+        lambda: installation.query("SELECT 1 FROM inbox WHERE user_id = 'service'"), "the submission is accepted"
+    )
     assert all(not gate.opened.is_set() for gate in gates)
 
 
@@ -116,7 +118,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
         gate.opened.set()
     more = [installation.accept("more", user=f"quick {number}") for number in range(30)]
     installation.settled(*(each.turn_id for each in more), within_s=10)
-    wait_until(lambda: not _unsettled(installation), "the busy worker continues, too")
+    wait_until(lambda: not _unsettled(installation), "the busy worker runs its turns")
     installation.check()
 
 
