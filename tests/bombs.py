@@ -1,4 +1,4 @@
-"""Bodies that are small on the wire and large when decompressed, and a measure of the memory that reading one takes."""
+"""Bodies that are small on the wire and large when decompressed, and `peak`, which measures allocated memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1024**3
 
 
 def gzip_bomb(unpacked: int = GIB, *, before: bytes = b"") -> bytes:
-    """A gzip stream of `before` and then `unpacked` bytes of spaces, without the stream's end.
+    """A truncated gzip stream: `before`, then `unpacked` bytes of spaces, without the trailer.
 
     One megabyte is compressed and repeated: after a full flush, each block can be decompressed by itself.
     """

@@ -47,7 +47,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--unprepared`, which runs the tests as behind a pooler in transaction mode."""
+    """Add `--unprepared`, which runs the tests without prepared statements, as behind a pooler in transaction mode."""
     parser.addoption("--unprepared", action="store_true", help="run with PERDURE_DATABASE_PREPARE=false")
 
 
@@ -80,7 +80,7 @@ def shared_directory(config: pytest.Config) -> Path:
 
 
 class RecordingWaker:
-    """A waker that records each wake-up, and refuses it while `away`."""
+    """A waker that records each wake-up. While `away` is set, it refuses them and records nothing."""
 
     def __init__(self) -> None:
         self.sessions: list[UUID] = []
@@ -121,7 +121,7 @@ class RecordingWaker:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that wait for processes first: at the end, the other test processes would be idle."""
+    """Run the tests that wait for processes first. If one of them ran last, the other test processes would be idle."""
     items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 
@@ -205,7 +205,7 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
 
 @pytest.fixture
 def prepared(pytestconfig: pytest.Config) -> None:
-    """Skips a test that recognises statements by their prepared names, if statements are not prepared."""
+    """Skips the test if statements are not prepared: it recognises statements by their prepared names."""
     if pytestconfig.getoption("unprepared"):
         pytest.skip("statements have no names")
 
@@ -232,5 +232,5 @@ def agents() -> Agents:
 def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
-    """The parts of one process, with the offline model unless a test's agent names another."""
+    """The parts of one process. An agent that names no model uses the offline one."""
     return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))

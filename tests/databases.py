@@ -1,8 +1,8 @@
 """A database for each test: a copy of the migrated template, emptied between tests.
 
-Creating and dropping a copy takes longer than most tests, so copies are reused. Nothing of an earlier
-test remains in a copy: its connections are ended, its rows deleted and its name changed, so that a
-thread that outlived its test finds no database. A copy is dropped if a test wrote many rows or changed
+Creating and dropping a copy takes longer than most tests, so copies are reused. After a test,
+the connections to its copy are terminated, the rows deleted and the copy renamed, so that a thread
+that outlives the test finds no database. A copy is dropped if a test wrote many rows or changed
 the tables.
 
 A new connection also takes longer than most tests: the server reads its catalogues and plans every
@@ -72,7 +72,7 @@ _OTHERS = """
 
 @dataclass
 class Copy:
-    """A copy of the template. `kept`: its reusable connections, if any; `pids`: their backends."""
+    """A copy of the template. `kept`: its reusable `Database`, if any; `pids`: the backends of that `Database`."""
 
     name: str
     catalogue: Any

@@ -58,7 +58,7 @@ class Program:
 
 
 def start(program: Program) -> BaseProcess:
-    """Start the program. Its output is appended to its files; `exitcode` is negative if a signal ended it."""
+    """Start the program. Its output is appended to `stdout` and `stderr`. `exitcode` is negative after a signal."""
     process = _forks.Process(target=_become, args=(program,), daemon=True)
     process.start()
     return process

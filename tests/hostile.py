@@ -143,9 +143,9 @@ ESCAPES = {
 
 
 def assert_linear(run: Callable[[str], object], text: Callable[[int], str], what: str) -> None:
-    """Fail if the time of `run` grows faster than its text.
+    """Fail if the time of `run` grows faster than the length of its text.
 
-    The time is this thread's CPU time, the best of `_RUNS` runs, which other processes hardly affect.
+    The time is the shortest of `_RUNS` runs in CPU time of this thread. Other processes hardly affect it.
     """
     long = short = float("inf")
     for _ in range(_RUNS):

@@ -19,7 +19,7 @@ def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def plans(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The nodes of the custom plan for these parameters, and of the generic one that a prepared statement gets."""
+    """The nodes of two plans: the custom one for these parameters, and the generic one of a prepared statement."""
     found = []
     for mode in ("force_custom_plan", "force_generic_plan"):
         with database.engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""An invented next release of perdure: the migrations of this one and one more, for tests of rolling upgrades."""
+"""An invented next release of perdure for tests of rolling upgrades. It adds one migration to the current ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = revisions()[-1]
 
 
 def next_release(url: str | URL, directory: Path, *, readable_from: str, revision: str = "next") -> Config:
-    """The migrations of an invented next release, with one more than this one has."""
+    """The migrations of the current release and one more."""
     scripts = directory / revision
     shutil.copytree(ROOT / "alembic", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     (scripts / "versions" / f"{revision}.py").write_text(

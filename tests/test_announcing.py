@@ -45,7 +45,7 @@ def broker(redis_url: str) -> Iterator[Any]:
 
 @contextmanager
 def published_by(kind: type[CeleryWaker], settings: Settings, redis_url: str) -> Iterator[Any]:
-    """A waker of this kind. Closing it after the block publishes its pending wake-ups."""
+    """A waker of this kind. It is closed after the block, and publishes its pending wake-ups before it closes."""
     made = kind(settings, Addresses("postgresql://", redis_url, redis_url))
     yield made
     made.close()
@@ -65,7 +65,7 @@ def _comparable(message: dict[str, Any]) -> Any:
 
 
 def test_background_messages_equal_celerys(settings: Settings, redis_url: str, broker: Any) -> None:
-    """A message has the queue, level, arguments and headers that Celery writes, so workers of any release accept it."""
+    """The queue, level, arguments and headers equal those of Celery's own message, so any worker accepts it."""
     found = []
     for kind in (CeleryWaker, BackgroundWaker):
         with published_by(kind, settings, redis_url) as waker:
@@ -117,7 +117,7 @@ def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url:
 
 
 def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """The caller continues at once, one log line counts the dropped wake-ups, and new ones are refused for a second."""
+    """Without a broker `session()` returns at once. Later wake-ups are refused, and the dropped ones are logged."""
     nowhere = "redis://127.0.0.1:1/0"
     with caplog.at_level(logging.WARNING), published_by(BackgroundWaker, settings, nowhere) as waker:
         began = time.monotonic()
@@ -130,7 +130,7 @@ def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pyte
 
 
 def test_an_unencodable_wake_up_does_not_stop_the_others(settings: Settings, redis_url: str, broker: Any) -> None:
-    """An unencodable wake-up fails its batch, whose wake-ups are then published one by one."""
+    """If one wake-up of a batch cannot be encoded, the others are published one by one."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         with waker._changed:
             waker._waiting["bad"] = ("turns.run", {"session_id": object()}, {"queue": "turns", "priority": 5})

@@ -19,7 +19,7 @@ NOWHERE = "postgresql://127.0.0.1:1/none"
 
 
 def _settings(monkeypatch: pytest.MonkeyPatch, directory: Path, commands: str) -> Settings:
-    """An installation whose one agent has the test server."""
+    """Settings with one agent, which uses the test's MCP server."""
     module = ModuleType("agents_with_a_server")
     server = McpServer("local", command=[sys.executable, str(PROGRAM), "stdio"], connect_timeout_s=60)
     module.assistant = Agent("assistant", "You help.", [server])  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def test_a_process_that_runs_turns_has_the_servers_tools(
 
 
 def test_workers_quote_with_the_installations_key(tmp_path: Path, waker: RecordingWaker) -> None:
-    """Quotations have the same key in all workers, so a session's prompt prefix is stable."""
+    """All workers derive quotation codes from the same key, so a session's prompt prefix is stable."""
     settings = Settings.model_validate({"data_dir": tmp_path})
     keys = [assemble(settings, NOWHERE, waker, turns=True).quoting_key for _ in range(2)]
     assert keys == [settings.signing_key()] * 2

@@ -21,8 +21,8 @@ from tests.plans import outline, plans, rows_read
 _MANY = 20_000
 _OTHERS = 4_000
 
-# One user with 20,000 sessions, of which the newest is live with 3,000 queued turns. For a third of the ended sessions
-# consolidation was abandoned; the others wait for their next attempt. All rows are old, and most must be kept.
+# One user with 20,000 sessions, all about 200 days old. The newest is live and has 3,000 queued turns. Consolidation
+# was abandoned for a third of the ended sessions. The other ended sessions wait for their next attempt.
 _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO conversations SELECT 'user ' || n, 'a', 'A title', false, NULL, now()

@@ -1,4 +1,4 @@
-"""`CeleryCalls`: its task messages equal Celery's, and it handles unavailable servers."""
+"""`CeleryCalls`: its task messages equal Celery's, and its methods raise nothing if a server is unavailable."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _call(**given: Any) -> TaskCall:
 
 @pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
 def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
-    """The message has the effect's id, a link for each outcome and an expiry; Celery's events hide its arguments."""
+    """The message has the effect's id, a link for each outcome and an expiry. Celery's events hide its arguments."""
     assert calls.send(_call(queue=queue)) is Sent.YES
     [text] = client.lrange(key, 0, -1)
     message = json.loads(text)
@@ -100,13 +100,13 @@ def test_states_of_the_result_backend(calls: CeleryCalls, application: Celery) -
 
 
 def test_an_unreadable_result_is_unknown(calls: CeleryCalls, client: Any) -> None:
-    """A result that another serializer or another program wrote counts as unknown."""
+    """If another serializer or program wrote the result, `ask` returns `None`."""
     client.set(f"celery-task-meta-{TASK}", b"\x80\x04pickle")
     assert calls.ask(TASK) is None
 
 
 def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) -> None:
-    """An unavailable broker is reported as "not sent", and the second call fails without waiting again."""
+    """Without a broker `send` returns `Sent.NO` and `ask` returns `None`. A second attempt does not wait again."""
     made = CeleryCalls.at(settings, Addresses("postgresql://", UNREACHABLE, UNREACHABLE))
     assert made.send(_call()) is Sent.NO
     assert made.ask(TASK) is None
@@ -123,7 +123,7 @@ def _routed(name: str, *_: Any, **__: Any) -> None:
 
 
 def test_a_routing_error_sends_nothing(application: Celery, client: Any) -> None:
-    """A routing error is reported as "not sent", and does not mark the broker as unavailable."""
+    """After a routing error `send` returns `Sent.NO`. The broker counts as available, so the next task is sent."""
     application.conf.task_routes = (_routed,)
     made = CeleryCalls(application, owned=False)
     assert made.send(_call()) is Sent.NO
@@ -132,7 +132,7 @@ def test_a_routing_error_sends_nothing(application: Celery, client: Any) -> None
 
 
 def test_without_a_result_backend_the_state_is_unknown(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a result backend the state is unknown, without a warning: the links return the outcome."""
+    """Without a result backend `ask` returns `None` and logs nothing, because the task's links report the outcome."""
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
     assert caplog.text == ""
@@ -166,7 +166,7 @@ def test_a_dead_broker_does_not_delay_a_revocation(application: Celery, monkeypa
 
 @pytest.mark.long
 def test_an_applications_backend_answers_within_a_limit(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Concurrent requests to the application's result backend are answered, and a hanging one ends after a limit."""
+    """Concurrent requests to the application's result backend are answered. A request that hangs times out."""
     calls = CeleryCalls(application, owned=False)
     backend = type(application.backend)  # each thread has a backend of its own
     monkeypatch.setattr(backend, "get_task_meta", lambda *_, **__: {"status": "SUCCESS", "result": 7})

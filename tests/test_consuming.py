@@ -38,7 +38,7 @@ def test_a_waiting_channel_is_closed_completely_after_its_server_died(tmp_path: 
         while not taken:
             connection.drain_events(timeout=5)
         with contextlib.suppress(TimeoutError):
-            connection.drain_events(timeout=0.2)  # it may time out: the channel then waits for the next message
+            connection.drain_events(timeout=0.2)  # a timeout leaves the channel waiting for the next message
         consumer = Consumer.__new__(Consumer)
         consumer.__dict__.update(app=app, connection=connection, task_consumer=listener)
         os.kill(server.pid, signal.SIGKILL)
@@ -47,7 +47,7 @@ def test_a_waiting_channel_is_closed_completely_after_its_server_died(tmp_path: 
         assert consumer.connection is None
         assert channel.closed
     with redis.start(tmp_path / "redis"):
-        taken[0].ack()  # as a task that ends after the restart does
+        taken[0].ack()  # a task that ends after the restart acknowledges its message, too
 
 
 class Broker:
@@ -100,13 +100,13 @@ class Held:
         self._broker = broker
 
     def requeue(self) -> None:
-        """Return to the queue, which must be cancelled first, or the broker delivers the message here again."""
+        """Return the message. Its queue must be cancelled first, or the broker delivers the message here again."""
         assert "turns" not in self._broker.taking
         self._broker.returned.append("turns")
 
 
 def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
-    """A worker stops consuming only from a full queue; messages already delivered return after the cancellation."""
+    """A worker cancels a full queue and keeps the others. Messages already delivered return after the cancellation."""
     broker = Broker()
     rooms = Rooms(2, broker)
     rooms.enter("turns")
@@ -120,7 +120,7 @@ def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
 
 
 def test_tasks_whose_countdown_passes_wait_for_room() -> None:
-    """Tasks whose countdown has passed begin in order as slots become free, without occupying threads before."""
+    """Tasks whose countdown has passed wait without a thread, and begin in order as slots become free."""
     broker, slots = Broker(), SharedSlots()
     consumer = Consumer.__new__(Consumer)
     consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)

@@ -132,7 +132,7 @@ def test_the_operator_may_allow_a_network_or_a_glob(entry: str, url: str) -> Non
 
 @pytest.mark.parametrize(("entry", "url"), NOT_ALLOWED)
 def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
-    """A sender who knows the globs cannot make a path or a user name match as the host."""
+    """A glob matches each part of a URL separately, so that a path or a user name cannot match as the host."""
     with pytest.raises(Refused):
         check(url, Reachable.parse([entry]))
 
@@ -157,7 +157,7 @@ def _resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     [["127.0.0.1"], ["::1"], ["169.254.169.254"], ["::ffff:10.0.0.1"], ["93.184.216.34", "10.0.0.1"], []],
 )
 def test_a_name_with_a_special_address_is_refused(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
-    """A name is refused if any of its addresses is special: a domain's owner may point it anywhere."""
+    """A name is refused if any of its addresses is special, because a domain's owner chooses its addresses."""
     _resolves_to(monkeypatch, *addresses)
     url = check("http://public.example/", PUBLIC_ONLY)
     with pytest.raises(Refused):

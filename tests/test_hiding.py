@@ -59,12 +59,12 @@ def _formatted(formatter: logging.Formatter, error: BaseException) -> str:
     ],
 )
 def test_a_log_shows_a_message_only_if_it_is_a_servers(error: Exception, shown: str) -> None:
-    """Only messages of servers are logged; messages of tools and guards, which may quote a user, are not."""
+    """If an error's message may quote a user, as a tool's or guard's may, only its type or code is logged."""
     assert loggable(error) == shown
 
 
 def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Formatter) -> None:
-    """A traceback shows frames and types, also of causes, contexts and group members, but no message of a user."""
+    """A traceback shows the frames and types of an error, its causes, contexts and group members, but no message."""
 
     def fail() -> None:
         try:
@@ -96,7 +96,7 @@ def test_what_ends_a_thread_is_logged_without_its_message(
     written = io.StringIO()
     (handler,) = [each for each in logging.getLogger().handlers if each.formatter is formatter]
     assert isinstance(handler, logging.StreamHandler)
-    handler.stream = written  # the former stream is closed
+    handler.stream = written  # the handler's own stream is closed
 
     def fail() -> None:
         raise ValueError(SECRET)
@@ -167,7 +167,7 @@ def test_arguments_are_shown_as_ids(positional: Any, named: Any, args: str, kwar
 
 
 def test_a_workers_request_hides_what_any_publisher_sent() -> None:
-    """A worker hides arguments even if the publisher did not: `task-received`, `inspect active` and logs show them."""
+    """A worker hides arguments that the publisher did not hide, because logs, events and `inspect` would show them."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)
     task = app.tasks["turns.submit"]

@@ -23,7 +23,7 @@ class Stepping(SystemClock):
 
 
 def test_ids_of_one_millisecond_sort_as_they_were_made() -> None:
-    """Ids made within one millisecond keep their order, so rows of one transaction are listed as written."""
+    """Ids made within one millisecond sort by creation, so rows of one transaction are listed as written."""
     clock = Stepping(timedelta(microseconds=1))
     made = [new_id(clock) for _ in range(3000)]
     assert made == sorted(made)

@@ -45,7 +45,7 @@ def app() -> Iterator[Celery]:
 
 
 def test_the_listed_tasks_are_those_that_are_registered() -> None:
-    """`TASKS` equals the registered tasks; a process that loads no task routes by `TASKS`."""
+    """`TASKS` equals the registered tasks, because a process without the task modules uses `TASKS` for routing."""
     assert {name for name in registered() if not name.startswith(("celery.", "pytest_celery."))} == TASKS
 
 
@@ -61,7 +61,7 @@ def test_install_does_nothing_yet(app: Celery) -> None:
 
 
 def test_a_late_configuration_applies(app: Celery) -> None:
-    """A configuration set after `install` applies: the application keeps its queues and routes, next to perdure's."""
+    """A configuration set after `install` applies: the application's queues and routes are added to perdure's."""
     assert set(app.amqp.queues) == {"shop", *QUEUES}
     assert set(app.amqp.queues.consume_from) == {"shop"}
     assert app.conf.broker_transport_options == CONFIGURATION["broker_transport_options"]
@@ -91,7 +91,7 @@ def test_the_applications_defaults_are_for_its_own_tasks(app: Celery) -> None:
 
 
 def test_a_task_of_the_same_name_is_refused(app: Celery) -> None:
-    """A task with a name of perdure's is refused, because Celery would run one of the two for the messages of both."""
+    """A task with a name of perdure's is refused, because Celery would run one task for the messages of both."""
 
     def run() -> None:
         """An application's task with a name of perdure's."""
@@ -120,7 +120,7 @@ def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) 
 
 
 def test_the_applications_maximum_priority_is_not_perdures(app: Celery) -> None:
-    """Queues of perdure keep their own arguments, because RabbitMQ refuses a declaration with different ones."""
+    """Queues of perdure keep their `x-max-priority`: RabbitMQ refuses to redeclare a queue with another value."""
     app.conf.update(broker_url="amqp://127.0.0.1:1//", task_queue_max_priority=10)
     for amqp in (app.amqp, publisher(app).amqp):
         found = {name: amqp.queues[name].queue_arguments for name in QUEUES}

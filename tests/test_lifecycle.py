@@ -21,7 +21,7 @@ SIGNALS = (
 
 
 def test_the_log_is_configured_before_anything_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is configured at `worker_init`, because Celery sends `setup_logging` only after the check has logged."""
+    """The log is configured at `worker_init`, because Celery sends `setup_logging` after the start-up check."""
     steps: list[str] = []
     signals = {name: Signal() for name in SIGNALS}
     for name, signal in signals.items():

@@ -52,7 +52,7 @@ def app() -> Celery:
 
 
 def test_a_failing_broker_loses_no_queue(app: Celery) -> None:
-    """After `resume` all queues are selected although the broker fails: Celery restarts its consumer with them."""
+    """After `resume` all queues are selected even if the broker fails, so Celery's restarted consumer uses them."""
     consumer = FailingConsumer(app)
     consumption = Consumption()
     consumption.attach(SimpleNamespace(app=app, consumer=consumer))

@@ -83,7 +83,7 @@ def test_a_worker_reads_all_ten_levels(redis_url: str) -> None:
 
 
 def test_on_rabbitmq_nine_is_first_and_the_queue_keeps_its_arguments(settings: Settings) -> None:
-    """The queue keeps its `x-max-priority` on RabbitMQ, because a different value would be refused at declaration."""
+    """The queue keeps its `x-max-priority`, because RabbitMQ refuses to redeclare a queue with another value."""
     broker_url = "amqp://127.0.0.1:1//"
     assert [broker_priority(broker_url, each) for each in range(10)] == list(range(10))
     waker = CeleryWaker(settings, Addresses("postgresql://", "redis://127.0.0.1:1/0", broker_url))

@@ -78,7 +78,7 @@ QUEUE_OF: list[tuple[str, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("task", "requested", "queue"), QUEUE_OF)
 def test_the_queue_of_a_reply_is_its_entrys(task: str, requested: str | None, queue: str | None) -> None:
-    """Without a requested queue, the first matching entry's is used; a requested queue must be a matching entry's."""
+    """The first entry that matches a task gives its default queue. Only queues of matching entries can be requested."""
     assert reply_queue(ENTRIES, task, requested) == queue
 
 

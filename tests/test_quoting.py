@@ -71,7 +71,7 @@ def test_quoted_text_is_removed(given_: str, before: str, after: str) -> None:
     ],
 )
 def test_truncated_and_upper_case_quotations_are_removed(text: str) -> None:
-    """Unterminated, upper-case and old quotations without codes are removed, too: truncation drops the closing mark."""
+    """Truncated quotations without a closing mark, upper-case ones, and old ones without codes are removed, too."""
     assert without_quotations(text) == "a"
 
 

@@ -61,7 +61,7 @@ def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, cloc
 
 
 def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: MovedClock) -> None:
-    """Snapshots set aside are deleted after three months; the one in use stays."""
+    """Snapshots that are set aside are deleted after three months. The session's current snapshot stays."""
     database = runtime.database
     session_id = _answered(runtime)
     for tick, set_aside in ((7, True), (8, True), (9, False)):
@@ -82,7 +82,7 @@ def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: 
 def test_the_newest_hundred_uses_of_a_case_stay(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old uses beyond a case's newest hundred are deleted, even if they exceed a batch. Uncounted uses stay."""
+    """Old uses beyond a case's newest hundred are deleted, in several batches if needed. Uncounted uses stay."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     put(database, "often")

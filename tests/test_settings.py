@@ -58,7 +58,7 @@ WRONG = [
 def test_a_wrong_value_is_named_with_what_is_accepted(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, accepted: str
 ) -> None:
-    """The message names the variable and the accepted values."""
+    """The error message names the variable and the accepted values."""
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
@@ -68,7 +68,7 @@ def test_a_wrong_value_is_named_with_what_is_accepted(
 
 
 def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message goes to a log, so it must not contain a URL, which may have a password."""
+    """An error message does not contain a URL, because the URL may have a password and the message is logged."""
     monkeypatch.setenv("PERDURE_DATABASE_URL", "mysql://someone:secret@somewhere/db")
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
@@ -76,7 +76,7 @@ def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A misspelt variable is logged, but does not stop the start: it may be a later release's setting."""
+    """An unknown variable is logged, but does not stop the start, because it may be a later release's setting."""
     monkeypatch.setenv("PERDURE_TURN__MAXSTEPS", "3")
     monkeypatch.setenv("PERDURE_CASEBANK__OF_LATER", "auto")
     with caplog.at_level(logging.WARNING):
@@ -86,7 +86,7 @@ def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 def test_the_signing_key_is_made_once(tmp_path: Path) -> None:
-    """Gateway and workers sign with the same key, which only its owner may read."""
+    """The signing key is created once. Only the owner of its file may read the file."""
     settings = Settings(_env_file=None, data_dir=tmp_path)
     key = settings.signing_key()
     assert len(key) == 64
@@ -95,7 +95,7 @@ def test_the_signing_key_is_made_once(tmp_path: Path) -> None:
 
 
 def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
-    """All processes of an installation sign with the same secret, whose file has the text that receivers need."""
+    """The webhook secret is created once. Its file contains the text that receivers configure (`whsec_...`)."""
     settings = Settings(_env_file=None, data_dir=tmp_path)
     (key,) = settings.webhook_keys()
     assert len(key) == 32
@@ -106,7 +106,7 @@ def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_malformed_webhook_secret_file_is_named(tmp_path: Path) -> None:
-    """A malformed secret file is named by its path, without its content."""
+    """The error about a malformed secret file has the file's path, but not its content."""
     (tmp_path / "webhook.secret").write_text("whsec_0123")
     with pytest.raises(SettingsError, match=r"webhook\.secret cannot be used: secret 1 is malformed") as caught:
         Settings(_env_file=None, data_dir=tmp_path).webhook_keys()
@@ -114,7 +114,7 @@ def test_a_malformed_webhook_secret_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message goes to a log, so it must not contain the secret."""
+    """An error message about a secret does not contain the secret, because the message is logged."""
     monkeypatch.setenv("PERDURE_WEBHOOK_SECRET", "whsec_too+short")
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)

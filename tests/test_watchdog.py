@@ -72,7 +72,7 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="this system allows no process namespaces")
 def test_the_first_process_of_a_container_is_ended_too() -> None:
-    """A worker that is process 1 of a container, on which SIGKILL from inside has no effect, is ended as well."""
+    """A worker that is process 1 of a container is ended, although SIGKILL from inside the container cannot end it."""
     ended = subprocess.run(
         first_of_a_container(HOLDING), cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
@@ -105,7 +105,7 @@ def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) 
 
 
 def test_a_report_that_fails_does_not_prevent_the_kill(tmp_path: Path) -> None:
-    """The worker is killed even if the report fails, for example because Redis is down. The log has both."""
+    """The worker is killed even if the report fails, for example because Redis is down."""
     program = HOLDING.replace("print('reported', sys.argv[1], file=sys.stderr)", "sys.exit(7)")
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False

@@ -1,7 +1,7 @@
 """Headless Chromium, and the web chat of an installation of real processes.
 
 Chromium and its driver come from the system (Debian: `chromium`, `chromium-driver`). Without them these tests are
-skipped, in CI they fail.
+skipped; in CI they fail.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ HOSTILE = "<img src=x onerror=\"document.title='bad'\"><script>document.title='b
 def test_an_answer_continues_after_the_gateway_is_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """After the gateway is killed, the page continues the answer on its own and shows each word once."""
+    """After the gateway is killed and restarted, the page resumes the answer without input and shows each word once."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
     page.say("tell")
     page.until(lambda: "word9 " in page.texts()[-1], "the first words")
@@ -180,7 +180,7 @@ def test_an_archived_conversation_is_restored_by_keyboard(
 def test_a_turn_of_another_device_is_followed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """A turn sent from another device is shown while it streams or once it settles; the list keeps its focus."""
+    """A message from another device and its answer are shown. Updates of the list do not move the keyboard focus."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     key = page.driver.current_url.partition("#")[2]
@@ -223,7 +223,7 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
 def test_with_keys_the_page_asks_for_a_token(
     celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
 ) -> None:
-    """If API keys are set, the page asks for a token. It shows why a token is invalid, and no URL contains a token."""
+    """If API keys are set, the page asks for a token and reports an invalid one. No URL contains a token."""
     keys = {
         "PERDURE_API_KEYS": "a-service-key-of-these-tests",
         "PERDURE_SECRET_KEY": "the-secret-of-these-tests-tokens",

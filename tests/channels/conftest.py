@@ -1,4 +1,4 @@
-"""Fixtures: a gateway over the test's runtime, and row counts to compare before and after a request."""
+"""Fixtures: a gateway over the test's runtime, and a function that counts rows before and after a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICE_KEY, ADMIN_KEY = "key-of-a-service", "key-of-the-admin"
 
 @pytest.fixture
 def client(runtime: Runtime) -> Iterator[TestClient]:
-    """A client of the gateway, on loopback and without keys."""
+    """A client of the gateway, which listens on loopback and has no keys."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as made:
         yield made
 

@@ -1,8 +1,8 @@
 """Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
 
-The gateway speaks `zlib-stream`: HELLO, IDENTIFY and READY, HEARTBEAT and its ACK, dispatched events, RESUME with the
-missed events. The REST API records the bot's messages, edits and typing indicators, and returns the failures that a
-test requests.
+The gateway speaks `zlib-stream`. It supports HELLO, IDENTIFY, READY, HEARTBEAT with its ACK, events, and RESUME,
+which sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns the
+failures that a test requests.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class DiscordServer:
         return str(next(self._ids))
 
     def dispatch(self, name: str, data: dict[str, Any]) -> None:
-        """Send an event to the bot now, or when it resumes."""
+        """Send an event to the bot. If the bot is not connected, send it when the bot resumes."""
         asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
 
     def drop(self, code: int = 4000) -> None:
-        """Close the gateway's connections. After code 4000 a bot resumes its session."""
+        """Close the gateway's connections with `code`. After 4000, a bot resumes its session."""
 
         async def close_all() -> None:
             sockets, self._sockets = self._sockets, []

@@ -1,4 +1,4 @@
-"""Typing and presence: from the channels into the stream of memory layer 0, and into a prompt."""
+"""Typing and presence: channels record them in the stream of memory layer 0, and prompts show them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def noted(runtime: Runtime, user: str) -> list[tuple[str, str]]:
 
 
 def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock) -> None:
-    """A client that reports every key press cannot fill the stream: events of one kind and channel are rate-limited."""
+    """Events of one kind and channel are rate-limited, so that reports of every key press cannot fill the stream."""
     assert [note_activity(remembering, "ann", "web", TYPING) for _ in range(5)] == [True] + [False] * 4
     assert note_activity(remembering, "ann", "web", PRESENCE)
     assert note_activity(remembering, "ann", "discord", TYPING)

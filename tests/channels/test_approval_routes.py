@@ -52,7 +52,7 @@ def turn(client: TestClient, say: Say, run: Run) -> dict[str, Any]:
 def test_a_call_is_approved_with_other_arguments_and_another_denied(
     client: TestClient, run: Run, turn: dict[str, Any]
 ) -> None:
-    """202 with the turn; the approved call runs with the arguments of the request."""
+    """An approval gets 202 with the turn. The approved call runs with the arguments of the request."""
     path = f"/v1/turns/{turn['turn_id']}"
     Turn.model_validate(turn)
     assert turn["status"] == "waiting_approval"
@@ -74,7 +74,7 @@ def test_a_call_is_approved_with_other_arguments_and_another_denied(
 
 
 def test_invalid_approvals_are_refused(client: TestClient, turn: dict[str, Any]) -> None:
-    """400 for a malformed decision or invalid arguments, 404 for an unknown call, 409 for a decided one."""
+    """A malformed decision or invalid arguments get 400, an unknown call gets 404, and a decided call gets 409."""
     path = f"/v1/turns/{turn['turn_id']}/approval"
     call_id = turn["pending_approvals"][0]["call_id"]
     approve = {"call_id": call_id, "decision": "approve"}

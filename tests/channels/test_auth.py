@@ -27,7 +27,7 @@ from tests.channels.conftest import BASE_URL
 
 
 def fingerprint(key: str) -> str:
-    """The HEX of `sha256:HEX` for a key."""
+    """The SHA-256 hash of `key` in hexadecimal, as in `sha256:HEX`."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -46,7 +46,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @contextmanager
 def gateway(runtime: Runtime, **given: str) -> Iterator[TestClient]:
-    """A client of a gateway with the given settings."""
+    """Yields a client of a gateway with the given settings."""
     settings = Settings(_env_file=None, **given)  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
         yield client
@@ -113,7 +113,7 @@ INVALID_HEADERS = [
 
 
 def test_unknown_keys_are_refused(guarded: TestClient) -> None:
-    """Any other key gets 401 and `WWW-Authenticate`. The hash or file name in a setting is not a key."""
+    """An unknown key gets 401 and `WWW-Authenticate`. A hash or file name from the settings is not a key."""
     for headers in ({}, *({"Authorization": header} for header in INVALID_HEADERS)):
         response = guarded.get(PATH, headers=headers)
 
@@ -217,14 +217,14 @@ def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file:
 
 
 def test_an_empty_key_file_refuses_every_request(runtime: Runtime, tmp_path: Path) -> None:
-    """An empty key file does not make the gateway public: keys are configured, so each request needs one."""
+    """An empty key file does not make the gateway public: every request is refused."""
     (tmp_path / "keys").touch()
     with gateway(runtime, api_keys=f"file:{tmp_path / 'keys'}") as client:
         assert client.get(PATH).status_code == 401
 
 
 def test_a_key_file_that_cannot_be_read_stops_the_start(runtime: Runtime) -> None:
-    """An unreadable key file fails the start, with the variable's name, instead of the first request."""
+    """An unreadable key file stops the start. The error names the variable."""
     with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys="file:/nowhere/keys"):
         pass
 
@@ -237,7 +237,7 @@ def test_without_keys_this_machine_is_served(client: TestClient) -> None:
 
 
 def test_without_keys_other_host_names_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """A page can make its own name resolve to this machine (DNS rebinding), so other host names get 403."""
+    """Without keys, only loopback host names are served, because any name can resolve to loopback (DNS rebinding)."""
     before = rows()
     message = {"user_id": "ann", "text": "hi"}
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1", "10.0.0.1"):
@@ -260,7 +260,7 @@ def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) ->
 
 
 def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
-    """With keys any host name is served, because behind a proxy the gateway has another one."""
+    """With keys any host name is served, because a proxy may have a public name."""
     headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
 
     assert guarded.get(PATH, headers=headers).status_code == 200
@@ -271,9 +271,9 @@ def _as(key: str) -> dict[str, str]:
 
 
 def test_a_caller_has_the_tenant_of_its_key(runtime: Runtime, tmp_path: Path) -> None:
-    """A key belongs to its entry's tenant, in each form.
+    """Each form of an entry can give its key a tenant (`TENANT=KEY`).
 
-    Text before `=` that is not a tenant's id is part of the key.
+    If the text before `=` is not a valid tenant, it is part of the key.
     """
     (tmp_path / "keys").write_text(f"bolt={FILED}\nbolt=sha256:{fingerprint(FRESH)}\n")
     keys = f"acme={SERVICE},acme=sha256:{fingerprint(HASHED)},file:{tmp_path / 'keys'},Not-A-Tenant={OTHER}"
@@ -293,7 +293,7 @@ def test_a_caller_has_the_tenant_of_its_key(runtime: Runtime, tmp_path: Path) ->
 
 
 def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) -> None:
-    """A key of two tenants is refused: its tenant would depend on the list's order. The message hides the key."""
+    """A key that is listed for two tenants stops the start. The message does not show the key."""
     (tmp_path / "keys").write_text(f"bolt={SERVICE}\n")
     for keys in (f"acme={SERVICE},{SERVICE}", f"acme={SERVICE},file:{tmp_path / 'keys'}"):
         with pytest.raises(SettingsError, match="one key for two tenants") as caught, gateway(runtime, api_keys=keys):
@@ -316,7 +316,7 @@ def test_a_short_key_that_is_added_later_is_refused(
 
 
 def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:
-    """429 with `Retry-After`; a valid key from that address, and a request without a key, are not throttled."""
+    """Too many wrong keys get 429 with `Retry-After`. Valid keys, and requests without a key, are not throttled."""
     answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MAX_WRONG_KEYS + 2)]
 
     assert [each.status_code for each in answers] == [401] * MAX_WRONG_KEYS + [429] * 2
@@ -331,7 +331,7 @@ def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> Non
 
 
 def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
-    """Wrong keys count per address, so one client cannot block another. An IPv6 client counts as its network."""
+    """Wrong keys are counted per address, or per IPv6 network, so that one client cannot block another."""
     wrong = WrongKeys(clock)
     for number in range(MAX_WRONG_KEYS):
         wrong.count("192.0.2.1")
@@ -344,7 +344,7 @@ def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
 
 
 def test_wrong_keys_take_bounded_memory(clock: MovedClock) -> None:
-    """The number of counted addresses is bounded; the most recent ones are kept."""
+    """The number of counted addresses is bounded. The most recently used ones are kept."""
     wrong = WrongKeys(clock)
     for number in range(MAX_ADDRESSES + 100):
         wrong.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")

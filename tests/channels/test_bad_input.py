@@ -1,4 +1,4 @@
-"""Each invalid request is refused with a code and a message, and nothing is written."""
+"""Each invalid request is refused with a code and a message, and writes no row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD = {"user_id": "ann", "text": "hello"}
 
 
 def body(**changes: Any) -> bytes:
-    """A valid message with changed members; a value of `...` removes the member."""
+    """A valid message with `changes` of its members. The value `...` removes a member."""
     return json.dumps({name: value for name, value in {**GOOD, **changes}.items() if value is not ...}).encode()
 
 
@@ -107,7 +107,7 @@ OTHERS: dict[str, tuple[str, str, int, str]] = {
 
 
 def refused(response: httpx2.Response, status: int, code: str) -> None:
-    """The answer is a problem with that status and code; its detail reveals no internals."""
+    """Assert that the response is a problem with that status and code, and that its detail reveals no internals."""
     problem = response.json()
     assert response.headers["content-type"] == "application/problem+json"
     assert problem.keys() == {"type", "title", "status", "detail", "code"}
@@ -136,7 +136,7 @@ def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, row
 
 
 def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """An unknown id and a malformed one get the same response, so that the response reveals nothing."""
+    """A bad request to another route is refused and writes no row. Unknown and malformed ids get the same response."""
     before = rows()
     for name, (method, path, status, code) in OTHERS.items():
         response = client.request(method, path)

@@ -43,7 +43,7 @@ def breakers(runtime: Runtime, redis_url: str) -> Breakers:
 
 
 def test_breakers_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: Breakers) -> None:
-    """A breaker that another process opened is listed, and a reset closes it for both processes."""
+    """The gateway lists a breaker that another process opened. A reset closes the breaker for all processes."""
     own = Breakers(BreakerSettings(), runtime.clock, redis_url)
     with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
         found = client.get("/v1/breakers")

@@ -95,7 +95,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> None:
-    """The body arrives byte for byte as signed, because the receiver verifies the raw bytes."""
+    """The body arrives byte for byte as it was signed, because the receiver verifies the raw bytes."""
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
 
     ((path, headers, body),) = receiver.received
@@ -105,7 +105,7 @@ def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> Non
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:
-    """Each attempt has the delivery's id and its own timestamp, and a changed byte fails the verification."""
+    """Each attempt has the delivery's id and a new timestamp. A changed byte fails the verification."""
     now = int(time.time())
     times = iter([now - 100.9, now + 0.5])
     to_url = carrier(clock=lambda: next(times))
@@ -158,7 +158,7 @@ def test_a_stored_url_that_is_not_allowed_gets_no_request(receiver: Receiver, ur
 
 
 def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Resolve names to `answers`, one list for each look-up; returns the names that were looked up."""
+    """Make the n-th look-up of a name return the n-th of `answers`; returns the list of looked-up names."""
     real = socket.getaddrinfo
     looked_up: list[str] = []
 
@@ -173,7 +173,7 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str
 
 
 def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A private address is not contacted, even next to a public one. The name is resolved at each attempt."""
+    """A name with a private address gets no request, even if it also has a public one. Each attempt resolves it."""
     _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)
@@ -187,7 +187,7 @@ def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeyp
 def test_the_connection_goes_to_the_address_that_was_checked(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is resolved once, so a changed DNS answer has no effect. The `Host` header keeps the name."""
+    """An attempt resolves the name once and connects to the checked address. The `Host` header has the name."""
     looked_up = _resolving(monkeypatch, ["127.0.0.1"], ["10.9.9.9"])
     carrier().carry({"url": f"http://user:pass@a.example:{receiver.server_port}/x"}, BODY, MESSAGE_ID)
     assert looked_up == ["a.example"]
@@ -197,7 +197,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(
 
 
 def test_the_next_address_is_tried_if_one_refuses(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one address of a receiver refuses the connection, the next one is tried."""
+    """If one address of a receiver refuses the connection, the carrier tries the next address."""
     _resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"])
     carrier().carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
@@ -295,7 +295,7 @@ def nonsense(connection: socket.socket, _over: threading.Event) -> None:
 
 @pytest.mark.parametrize("behaviour", [silence, drip])
 def test_an_attempt_ends_in_time_however_slow_the_receiver(behaviour: Any) -> None:
-    """An attempt has one time limit: with a limit per read, a slow receiver would hold a worker's thread for ever."""
+    """The time limit covers a whole attempt. A limit per read would let a slow receiver hold a thread for ever."""
     with answering(behaviour) as url:
         began = time.monotonic()
         with pytest.raises(DeliveryFailed, match=r"0\.3 s"):
@@ -325,7 +325,7 @@ def test_an_answer_that_is_not_http_is_a_failure() -> None:
     ["http://127.0.0.1:1/", "http://127.0.0.1:99999/", "http://[::1/", "http://exa mple/", "https://\u2603.invalid/"],
 )
 def test_an_unreachable_or_malformed_url_is_a_failure(url: str) -> None:
-    """Any URL in a stored row leads to a failed attempt, never to another error."""
+    """An unreachable or malformed URL in a stored row gives a failed attempt, never another exception."""
     with pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
@@ -348,7 +348,7 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 
 
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
-    """An open breaker stops attempts to one receiver; another port is another receiver."""
+    """An open breaker stops attempts to one host and port. Receivers on other ports have their own breakers."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503
@@ -366,7 +366,7 @@ def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
 
 
 def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
-    """A client error such as 404 says nothing about the host, so other deliveries continue."""
+    """A client error such as 404 does not count for the host's breaker, so its other deliveries continue."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 404

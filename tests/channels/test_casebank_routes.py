@@ -35,7 +35,7 @@ _WAITING = 40
 
 
 class Working(RecordingWaker):
-    """A waker that advances the CaseBank's run at once, in a thread, in place of a worker."""
+    """A waker that advances the CaseBank's run itself, in a new thread. It replaces a worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Working(RecordingWaker):
 
 @contextmanager
 def _gateway(runtime: Runtime, *, without_workers: bool = False, **limits: Any) -> Iterator[TestClient]:
-    """A gateway, with a worker for its runs unless `without_workers`."""
+    """Yields a client of a gateway. Unless `without_workers`, a thread advances its runs."""
     changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
     waker = RecordingWaker() if without_workers else Working()
     parts = replace(runtime, settings=changed, wake=waker)
@@ -76,7 +76,7 @@ def bank(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
-    """A dry run and a run have the same shape and details. A case whose id has slashes is restored by its id."""
+    """A dry run's response has the shape and details of a run's. A case whose id has slashes can be restored."""
     with _gateway(runtime) as client:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
@@ -107,7 +107,7 @@ def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
-    """A run whose plan needs approval returns 202, blocks other runs, and can be decided once."""
+    """A run whose plan needs approval returns 202 and blocks other runs. It can be decided once."""
     with _gateway(runtime, approval=PruneApproval.MANUAL) as client:
         first = client.post("/v1/consolidation/run")
         assert (first.status_code, first.json()["phase"]) == (202, "waiting_approval")
@@ -128,7 +128,7 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
 def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
     """A run or dry run that is not done within `wait` returns 202 with its id.
 
-    It is listed, and a worker finishes it later.
+    The run is listed, and a worker finishes it later.
     """
     with _gateway(runtime, without_workers=True) as client:
         begun = [client.post(f"/v1/consolidation/{kind}?wait=0") for kind in ("run", "dry-run")]
@@ -160,7 +160,7 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """Waiting requests hold no thread: with more of them than threads, the gateway still answers others."""
+    """Requests that wait hold no thread: if more of them wait than the gateway has threads, it still answers others."""
     with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
@@ -196,7 +196,7 @@ def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[st
 
 
 def test_runs_need_an_admin_key(runtime: Runtime) -> None:
-    """Runs refuse a service key with 403 and a missing key with 401. A service key may search for a user."""
+    """Routes of runs refuse a service key with 403 and a missing key with 401. A service key may search for a user."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     run = f"/v1/consolidation/runs/{uuid4()}"
@@ -224,7 +224,7 @@ def test_runs_need_an_admin_key(runtime: Runtime) -> None:
 
 
 def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
-    """A search returns the `k` nearest cases, archived ones on request, and refuses a blank question."""
+    """A search returns the `k` nearest cases, with archived ones on request. A blank question is refused."""
     for name, query, status in (("a", "reset the router", "active"), ("b", "reset the router now", "archived")):
         vector = runtime.embedder.embed([query])[0]
         new = NewCase(name, query, "so", query_vector=vector, embedder=runtime.embedder.name, status=status)
@@ -253,7 +253,7 @@ def _found(client: TestClient, **parameters: str) -> set[str]:
 
 
 def test_a_search_for_a_user_finds_the_cases_that_their_prompts_may_quote(client: TestClient, runtime: Runtime) -> None:
-    """A user's search finds own and unowned cases in the agents' banks; without a user it finds all cases."""
+    """With `user_id` a search finds the user's and unowned cases of the agents' banks, without it all cases."""
     _add(runtime, "anas", user_id="ana")
     _add(runtime, "bobs", user_id="bob")
     _add(runtime, "imported")
@@ -270,7 +270,7 @@ def test_a_search_for_a_user_finds_the_cases_that_their_prompts_may_quote(client
 
 
 def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) -> None:
-    """All users find a shared case until it is unshared. Its history records who shared it, and when."""
+    """All users find a shared case until it is unshared. The case's history records each change and who made it."""
     _add(runtime, "a/case", user_id="ana")
     _add(runtime, "imported")
     path = "/v1/casebank/cases/a%2Fcase/share"

@@ -25,7 +25,7 @@ ANA = {"id": "11", "username": "ana"}
 
 
 class DiscordHarness:
-    """Discord's channel, with a server for it."""
+    """Discord's channel and its loopback server."""
 
     place = Place("21")
 
@@ -64,7 +64,7 @@ class DiscordHarness:
 
 
 class SlackHarness:
-    """Slack's channel, with a server for it."""
+    """Slack's channel and its loopback server."""
 
     place = Place("D1")
 

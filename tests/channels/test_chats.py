@@ -106,7 +106,7 @@ class Installation:
         return made
 
     def use(self, model: Model, *tools: Tool) -> None:
-        """Use `model`, and an agent with these tools."""
+        """Replace the model, and replace the agent by one with these tools."""
         self._runner.close()
         agents = Agents([Agent("assistant", "You help.", tools)])
         self.runtime = replace(self.runtime, agents=agents, models=lambda _: model)
@@ -120,7 +120,7 @@ class Installation:
             deliver(self.runtime.database, self._carriers, row.delivery_id)
 
     def sql(self, statement: str, **given: Any) -> list[Any]:
-        """The rows of a query."""
+        """Run a query; returns its rows."""
         with self.runtime.database.engine.connect() as connection:
             return list(connection.execute(text(statement), given))
 
@@ -239,7 +239,7 @@ def test_discord_shows_typing_until_the_turn_is_settled(
     discord.until(lambda: len(discord.typing) >= 4, "the indicator is repeated")
     [row] = installation.sql("SELECT turn_id FROM turns")
     cancel(installation.runtime, row.turn_id)
-    until(lambda: not any(each.name == "typing on discord" for each in threading.enumerate()), "it stops")
+    until(lambda: not any(each.name == "typing on discord" for each in threading.enumerate()), "the indicator stops")
     assert set(discord.typing) == {"21"}
 
 
@@ -271,7 +271,7 @@ def test_a_person_continues_in_another_chat(
     installation.ingress("slack").take(slack_event("what is my favourite colour?"))
     installation.work()
 
-    assert installation.users() == ["ana"]  # one session
+    assert installation.users() == ["ana"]  # both chats, one user
     assert "teal" in slack.sent[-1]["text"]
     assert [row.channels for row in installation.sql("SELECT channels FROM sessions")] == [["discord", "slack"]]
 
@@ -293,7 +293,7 @@ def test_a_gateway_that_drops_the_connection_loses_no_message(
 
 
 def test_a_wrong_token_is_retried_later(installation: Installation, discord: DiscordServer) -> None:
-    """A refused token does not end the listener, which connects again."""
+    """After Discord refuses the token, the listener tries to connect again."""
     discord.fail("/gateway/bot", 401, {"message": "401: Unauthorized", "code": 0})
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the next attempt succeeds")
@@ -302,7 +302,7 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
 def test_an_update_waits_for_the_database(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord sends an event once, so the listener retries it until the database accepts it, before later events."""
+    """Discord sends an event once. If the database is unavailable, the listener retries the event before later ones."""
     refused = threading.Event()
 
     def fail_once(*given: Any, **named: Any) -> Any:
@@ -333,7 +333,7 @@ def _sign(body: bytes, at: float | None = None) -> dict[str, str]:
 
 
 def test_discords_interactions(installation: Installation, gateway: TestClient, discord: DiscordServer) -> None:
-    """A PING is answered by a PONG and a slash command by a deferred answer, which the reply then replaces."""
+    """A PING is answered by a PONG. A slash command is answered by a deferred response, which the reply replaces."""
     ping = json.dumps(_interaction(1)).encode()
     assert gateway.post("/v1/channels/discord", content=ping, headers=_sign(ping)).json() == {"type": 1}
     made_ms = int((installation.runtime.clock.now().timestamp()) * 1000) - 1_420_070_400_000
@@ -366,7 +366,7 @@ def test_an_expired_interaction_is_answered_in_the_channel(installation: Install
 
 
 def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """The challenge is answered, and an event is accepted once, however often Slack repeats it."""
+    """The webhook answers the challenge, and accepts an event that Slack repeats only once."""
 
     def post(payload: Any, **headers: str) -> Any:
         body = json.dumps(payload).encode()
@@ -412,7 +412,7 @@ FORGERIES: dict[str, Forge] = {
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_forged_request_is_refused(installation: Installation, gateway: TestClient, name: str, forge: Forge) -> None:
-    """A forged request is refused with 401 and changes nothing, even for a channel that is not configured."""
+    """A forged request gets 401 and changes nothing. A request to a channel that is not configured gets 401, too."""
     update = _interaction(2, channel_id="21", user=ANA, data={"name": "ask", "options": [{"value": "hi"}]})
     body = json.dumps(update if name == "discord" else slack_event("hi")).encode()
     signed = _sign(body) if name == "discord" else slack_server.signed(body, time.time())
@@ -463,7 +463,7 @@ def test_a_gigantic_request_is_refused(gateway: TestClient) -> None:
     ],
 )
 def test_a_malformed_update_is_dropped(installation: Installation, name: str, update: dict[str, Any]) -> None:
-    """A malformed update is dropped, so that later ones are handled."""
+    """A malformed update is dropped without an exception, so that the listener handles later ones."""
     installation.ingress(name).take(update)
     assert installation.users() == []
 
@@ -475,7 +475,7 @@ def test_a_malformed_update_is_dropped(installation: Installation, name: str, up
 def test_a_group_is_answered_only_if_it_is_addressed(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """In a group the bot answers mentions and messages in their threads. The group is one user; lines name authors."""
+    """In a group the bot answers only mentions, replies to it, and its threads. The stored text names the author."""
     handle = installation.ingress(name).take
     if name == "discord":
         handle(said("hello all", 1, guild_id="31"))
@@ -510,7 +510,7 @@ def test_a_group_is_answered_only_if_it_is_addressed(
 
 
 def test_nothing_of_a_person_is_recalled_in_a_group(installation: Installation, discord: DiscordServer) -> None:
-    """A person's private memories are not recalled in a group, which is a different user."""
+    """Memories of a private chat are not recalled in a group, because a group is a user of its own."""
     installation.ingress("discord").take(said("my favourite colour is teal"))
     installation.work()
     question = said("what is my favourite colour?", 2, guild_id="31", channel_id="22", **MENTION)
@@ -550,7 +550,7 @@ def first(name: str, content: str) -> dict[str, Any]:
 def test_an_edit_changes_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """An edit changes a message only before its turn begins. The repeated original remains a duplicate."""
+    """An edit changes a message only before its turn begins. The original text, if repeated, is a duplicate."""
     handle = installation.ingress(name).take
     handle(first(name, "what is 1+1?"))
     handle(changed(name, "what is 12*7+5?"))
@@ -579,7 +579,7 @@ def test_a_deletion_cancels_a_message_that_has_not_begun(
 def test_discord_names_the_author_of_a_deleted_private_message(
     installation: Installation, discord: DiscordServer
 ) -> None:
-    """Discord's deletion event names only the channel, so the author is taken from the private chat."""
+    """A private message can be deleted although Discord's deletion event names only the channel, not the author."""
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", discord_message(1, "hello"))
@@ -591,7 +591,7 @@ def test_discord_names_the_author_of_a_deleted_private_message(
 
 
 def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> None:
-    """A message's id is not enough to edit or delete it: the user must be its author."""
+    """Only a message's author can edit or delete it."""
     handle = installation.ingress("discord").take
     handle(said("what is 12*7+5?"))
     edited = {"edited_timestamp": "2026-11-23T09:00:00+00:00"}
@@ -602,7 +602,7 @@ def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> N
 
 
 def test_messages_of_bots_and_system_messages_are_ignored(installation: Installation) -> None:
-    """Messages of bots and webhooks, and system messages, are ignored: two bots would answer each other for ever."""
+    """Messages of bots, webhooks and Discord are ignored. Otherwise two bots could answer each other for ever."""
     for more in ({"author": {**ANA, "bot": True}}, {"webhook_id": "5"}, {"type": 6}):
         installation.ingress("discord").take(said("hello", **more))
     installation.ingress("discord").take({"t": "MESSAGE_UPDATE", "d": discord_message(1, "hello")})
@@ -626,7 +626,7 @@ def test_a_message_without_text_gets_an_explanation(
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_commands(installation: Installation, discord: DiscordServer, slack: SlackServer, name: str) -> None:
-    """`/cancel`, `/end`, `/new`, `/help` and unknown commands are answered. A code sent in a group is refused."""
+    """`/cancel`, `/end`, `/new`, `/help` and unknown commands get an answer. A group cannot redeem a code."""
 
     def command(command: str, argument: str = "", *, group: bool = False) -> str:
         if name == "discord":
@@ -659,9 +659,9 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
 def test_new_begins_a_conversation_that_stays(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """Messages after `/new` join that conversation in every process.
+    """Messages after `/new` go to the new conversation until the user opens another one.
 
-    `/list` and `/open` switch between conversations, `/end` ends one.
+    `/list` and `/open` switch between conversations. `/end` ends the open one.
     """
 
     def command(command: str, argument: str = "") -> str:
@@ -707,7 +707,7 @@ def test_new_begins_a_conversation_that_stays(
 
 
 def test_another_persons_chat_is_not_changed_by_new(installation: Installation, discord: DiscordServer) -> None:
-    """The open conversation belongs to the user, and linking the chat to another user does not move it."""
+    """`/new` changes the conversation of its user only. After `/link`, the chat has the linked user's conversation."""
     take = installation.ingress("discord").take
     take(said("hello", 1))
     take(said("/new", 2))
@@ -725,12 +725,15 @@ def _now_id(installation: Installation, number: int) -> str:
 
 
 def test_messages_sent_while_no_process_listened_are_read(installation: Installation, discord: DiscordServer) -> None:
-    """Missed messages after the last handled one are accepted in order, each once, without the bot's own."""
+    """On connecting, the bot reads the messages after the last handled one. Each is accepted once and in order."""
     ids = [_now_id(installation, number) for number in range(150)]
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         discord.dispatch("MESSAGE_CREATE", {**discord_message(0, "before"), "id": ids[0]})
-        until(lambda: installation.sql("SELECT FROM chat_places WHERE last_message_id IS NOT NULL"), "it is handled")
+        until(
+            lambda: installation.sql("SELECT FROM chat_places WHERE last_message_id IS NOT NULL"),
+            "the message is handled",
+        )
     before = [discord_message(0, "before"), discord_message(0, "said by the bot", author=discord_server.BOT)]
     missed = [discord_message(0, f"missed {number}") for number in range(148)]
     discord.written = [{**each, "id": id_} for each, id_ in zip([*before, *missed], ids, strict=True)]
@@ -743,7 +746,7 @@ def test_messages_sent_while_no_process_listened_are_read(installation: Installa
 
 
 def test_a_history_that_fails_is_read_again(installation: Installation, discord: DiscordServer) -> None:
-    """If reading the history fails, later messages wait until it succeeds. A deleted chat is skipped."""
+    """If reading the history fails, the `READY` event fails and its retry reads it again. A deleted chat is skipped."""
     take = installation.ingress("discord").take
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "before"), "id": _now_id(installation, 1)}})
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "gone", channel_id="29"), "id": _now_id(installation, 2)}})
@@ -792,7 +795,7 @@ def test_a_long_reply_is_sent_in_parts_once(
 
 
 def test_discord_deduplicates_for_another_worker(installation: Installation, discord: DiscordServer) -> None:
-    """A second worker repeats the message with the same nonce, so Discord drops the duplicate."""
+    """If a second worker repeats a delivery, it uses the same nonce, and Discord drops the duplicate."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for _ in range(2):
         carrier = ChatCarrier(installation.channels, Buttons(b""))
@@ -819,7 +822,7 @@ FAILURES = [
 def test_refusals_have_distinct_errors(
     installation: Installation, servers: Servers, case: tuple[str, int, dict[str, Any], type[Exception]]
 ) -> None:
-    """A rate limit postpones the attempt, a permanent refusal ends the attempts, and every other failure is retried."""
+    """A rate limit raises `NotAsked`, a permanent refusal `Undeliverable`, and any other failure `DeliveryFailed`."""
     name, status, body, error = case
     if name == "discord":
         servers.discord.fail("/messages", status, body, times=9)
@@ -843,7 +846,7 @@ def test_a_short_rate_limit_is_waited_out(installation: Installation, slack: Sla
 def test_an_unreachable_service_is_a_failed_attempt(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """A failed connection is retried like a failed delivery."""
+    """A failed connection is a failed attempt, which is retried."""
     dead = "http://127.0.0.1:9/api"
     given = {name: {**installation.runtime.settings.model_dump()[name], "api_url": dead}}
     settings = installation.runtime.settings.model_copy(
@@ -859,7 +862,7 @@ HOSTILE = "<@1> <@&2> <#3> </x:4> <t:5> <:e:6> @everyone **bold** `<@1>` <!chann
 
 
 def test_discord_shows_mentions_as_text() -> None:
-    """Mentions are escaped except in code, where Discord shows text; `allowed_mentions` stops notifications."""
+    """Mentions are escaped, except in code, where Discord shows plain text. `allowed_mentions` stops notifications."""
     shown = discord_module.render(HOSTILE)
     assert shown.startswith("\\<@1> \\<@&2> \\<#3> \\</x:4> \\<t:5> \\<:e:6> @everyone **bold** `<@1>`")
     assert shown.endswith("a<b")
@@ -890,7 +893,7 @@ def test_slacks_markup_is_resolved(installation: Installation) -> None:
 
 @hypothesis.given(st.text(alphabet=st.sampled_from("ab `\n*"), max_size=2_000), st.integers(100, 400))
 def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
-    """The parts of any text are short and keep all of it, except for blanks at the cuts and repeated fences."""
+    """The parts of any text are within the limit. Together they keep every character except blanks and fences."""
     parts = split(text_, most)
     assert all(0 < len(part) <= most for part in parts)
     kept = "".join("".join(parts).split()).replace("`", "")
@@ -911,7 +914,7 @@ def test_a_code_block_is_closed_and_opened_again() -> None:
 
 
 def test_a_button_is_for_one_call_chat_and_person() -> None:
-    """A button is valid for one call, chat and person; any other combination or a changed token is refused."""
+    """A button is valid for one call, chat and person. A changed token is refused."""
     buttons, turn_id = Buttons(b"secret"), uuid4()
     chat = Chat("discord", "21", "11")
     token = buttons.token("approve", turn_id, "call-1", chat)
@@ -936,7 +939,7 @@ def pay(amount: int) -> str:
 @pytest.mark.parametrize("name", ["discord", "slack"])
 @pytest.mark.parametrize("decision", ["Approve", "Deny"])
 def test_a_call_is_approved_by_a_button(installation: Installation, servers: Servers, name: str, decision: str) -> None:
-    """Only the author of the request can press the button, in the same chat. The message then loses its buttons."""
+    """Only the user whose message led to the call can press the button, and only in its chat."""
     installation.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
     handle = installation.ingress(name).take
     handle(first(name, "pay 5"))
@@ -964,7 +967,7 @@ def test_a_call_is_approved_by_a_button(installation: Installation, servers: Ser
 
 
 def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
-    """An update with a press of a button. Discord's ids of people and chats are mapped to Slack's."""
+    """An update with a press of a button. `person` and `chat` are Discord's ids; for Slack they are mapped."""
     if name == "discord":
         message = {"id": "5"}
         given = _interaction(3, channel_id=chat, user={**ANA, "id": person}, message=message, data={"custom_id": token})
@@ -1003,7 +1006,7 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_failing_service_opens_its_breaker(installation: Installation, servers: Servers, name: str) -> None:
-    """Repeated failures of the service open its breaker, which stops attempts; a refusal by a chat does not."""
+    """Repeated failures of the service open its breaker, which stops attempts. Refusals by a chat do not count."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
     carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)

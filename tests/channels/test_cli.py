@@ -25,7 +25,7 @@ def troubles() -> list[str]:
 
 @pytest.fixture
 def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversation]:
-    """A conversation of the user `local`, without a pause between attempts."""
+    """A conversation of the user `local`, which retries without a pause."""
     monkeypatch.setattr("perdure.channels.cli._AGAIN_S", 0)
     made = Conversation(runtime, Speaker("local"), None, troubles.append)
     yield made
@@ -89,7 +89,7 @@ def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation:
 def test_a_message_is_accepted_once_if_the_response_is_lost(
     conversation: Conversation, troubles: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch, worker: Any
 ) -> None:
-    """If the commit succeeds and the connection then breaks, the next attempt does not send the line twice."""
+    """If the connection breaks after the commit, the retry does not create a second message."""
     accept, tries = inbox.accept, 0
 
     def breaking(*given: Any) -> Any:
@@ -127,7 +127,7 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
 def test_leaving_ends_the_conversation(
     runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
 ) -> None:
-    """Leaving ends the session, so the next start begins another. Before the first line there is nothing to leave."""
+    """Leaving ends the session, so the next start begins another. Before the first line, `leave` does nothing."""
     assert not conversation.leave()
     conversation.say("hello")
     worker()
@@ -170,7 +170,7 @@ def test_an_end_that_failed_can_be_repeated(
 
 
 def test_a_tenants_user_continues_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
-    """A user of the same name in another tenant, or in none, has other conversations."""
+    """Users of the same name in two tenants, or without a tenant, have separate conversations."""
     conversation.say("hello")
     acmes, bolts = (
         Conversation(runtime, Speaker("local", tenant), None, lambda _note: None) for tenant in ("acme", "bolt")

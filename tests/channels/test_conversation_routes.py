@@ -1,4 +1,4 @@
-"""Conversations over HTTP: a key is one segment of the path, whatever characters it has."""
+"""Conversations over HTTP. A key with any characters is one segment of the path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_any_key_is_found_by_its_path(client: TestClient, say: Callable[..., dic
 def test_turns_that_are_not_settled_are_named(
     client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None]
 ) -> None:
-    """A list of conversations names each one's unsettled turns, oldest first, so that a page can follow them."""
+    """A list of conversations has the ids of each conversation's unsettled turns, oldest first."""
     sent = [say(text, conversation="trip") for text in ("Plan the trip.", "And back.")]
     [listed] = client.get("/v1/conversations?user_id=ann").json()
     assert listed["unsettled_turns"] == [each["turn_id"] for each in sent]

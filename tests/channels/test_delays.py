@@ -1,4 +1,4 @@
-"""A turn is parked until a model is available, and each channel reports the delay to a waiting client."""
+"""While a turn is parked because no model is available, each channel reports the delay to a waiting client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def waiting(runtime: Runtime, model: Scripted) -> Runtime:
 
 
 def test_a_waiting_http_client_gets_the_delay(waiting: Runtime, clock: MovedClock) -> None:
-    """A wait that times out returns the parked status with the reason for the delay. `reply_to` gets only the reply."""
+    """A wait that times out returns the status `parked` and the reason. `reply_to` gets only the reply."""
     turn_id = accept(
         waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "https://a.example/r"}})
     ).turn_id
@@ -56,7 +56,7 @@ def test_a_waiting_http_client_gets_the_delay(waiting: Runtime, clock: MovedCloc
         assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
         assert (turn["reply"], turn["error"]) == (None, None)
         _try_again(waiting, clock, session_id)
-        assert not _has_delivery(waiting), "a reply_to gets the reply, and nothing before it"
+        assert not _has_delivery(waiting), "reply_to gets nothing before the reply"
         _try_again(waiting, clock, session_id)
         turn = client.get(f"/v1/turns/{turn_id}", params={"wait": PATIENCE_S}).json()
     assert (turn["status"], turn["delayed"], turn["reply"]["text"]) == ("done", None, "ok")

@@ -94,7 +94,7 @@ def test_the_examples_of_responses_are_complete(document: dict[str, Any], model:
 
 
 def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
-    """No query parameter is nullable: a client omits it instead."""
+    """No query parameter is nullable, because a query string cannot express `null`."""
     schemas = {
         (name, parameter["name"]): parameter["schema"]
         for name, operation in _operations(document)
@@ -107,7 +107,7 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
 
 
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
-    """With keys, the document requires one for every route except the health checks. It shows the set text limit."""
+    """With keys, the document requires one for each route except health checks. It has the configured text limit."""
     settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         keyed = guarded.get("/openapi.json").json()

@@ -1,4 +1,4 @@
-"""A gateway that shuts down or belongs to a drained fleet accepts no messages, and completes open requests."""
+"""During its shutdown and a drain of the fleet, a gateway refuses messages and completes open requests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WaitingRequest:
 def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
     """A function that starts the gateway's drain, as a signal does.
 
-    It returns the drain's future and a function that hastens it.
+    It returns the drain's future and a function that hastens the drain.
     """
     hastened = asyncio.Event()
     app: Any = client.app
@@ -113,7 +113,7 @@ def test_a_hastened_gateway_answers_with_the_current_status(client: TestClient, 
 def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
     client: TestClient, runtime: Runtime, say: Say
 ) -> None:
-    """A row in PostgreSQL closes all gateways, including those that start later. Accepted messages stay queued."""
+    """`intake.close` closes all gateways, including those that start later. Accepted messages stay queued."""
     accepted = say()
     intake.close(runtime.database)
     _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway accepts messages")
@@ -138,7 +138,7 @@ class TestShortDrain:
         return Settings(_env_file=None, turn=TurnSettings(sweep_s=0.05), shutdown=shutdown)
 
     def test_a_wait_ends_with_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
-        """A wait ends with the drain: the turn cannot run before the intake reopens."""
+        """A request's wait ends after the drain time, because its turn cannot run before the intake reopens."""
         waiting = WaitingRequest(client, say())
 
         intake.close(runtime.database)

@@ -35,7 +35,7 @@ Run = Callable[[str], None]
 
 
 def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: RecordingWaker) -> None:
-    """202 with the ids of the turn and the session."""
+    """An accepted message gets 202 with the ids of the turn and the session, and wakes a worker."""
     response = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
     answer = response.json()
 
@@ -46,7 +46,7 @@ def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: Rec
 
 
 def test_a_message_is_accepted_while_the_broker_is_unavailable(say: Say, waker: RecordingWaker) -> None:
-    """A wake-up is a hint: the message is in PostgreSQL, and a sweep finds it."""
+    """A message is accepted while the broker is unavailable, because a sweep later finds it in PostgreSQL."""
     waker.away = True
 
     assert say()["status"] == "accepted"
@@ -62,7 +62,7 @@ def test_a_repeated_message_gets_the_same_response(client: TestClient) -> None:
 
 
 def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> None:
-    """An accepted message ends as `done`, with the reply."""
+    """After a worker has run it, a turn is `done` and has the reply."""
     accepted = say("what is 12*7+5?")
     before = client.get(f"/v1/turns/{accepted['turn_id']}").json()
     run(accepted["session_id"])
@@ -74,7 +74,7 @@ def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> 
 
 
 def test_answers_have_the_shapes_that_the_document_describes(client: TestClient, say: Say, run: Run) -> None:
-    """Responses match the document's models, also where a route encodes them without its model."""
+    """All responses match the document's models, even if a route encodes its response without the model."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     session = f"/v1/sessions/{accepted['session_id']}"
@@ -90,7 +90,7 @@ def test_answers_have_the_shapes_that_the_document_describes(client: TestClient,
 
 
 def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run) -> None:
-    """`after` and `limit` page through a transcript; without them the response is complete."""
+    """`after` and `limit` page through a transcript. Without them the response has all messages."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     url = f"/v1/sessions/{accepted['session_id']}/messages"
@@ -114,7 +114,7 @@ def test_sessions_are_listed_by_user(client: TestClient, say: Say) -> None:
 
 
 def test_a_turn_that_has_not_begun_is_cancelled_at_once(client: TestClient, say: Say) -> None:
-    """A turn that has not begun is cancelled with 202, and the turn shows it. A repetition changes nothing."""
+    """Cancelling a turn that has not begun gets 202, and the turn is `cancelled`. A second request changes nothing."""
     turn = f"/v1/turns/{say()['turn_id']}"
 
     assert client.post(f"{turn}/cancel").status_code == 202
@@ -148,7 +148,7 @@ def test_a_wait_that_times_out_returns_the_current_status(client: TestClient, sa
 
 @pytest.mark.long
 def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClient, say: Say) -> None:
-    """A request that waits holds no thread: a hundred of them would otherwise block all others."""
+    """Requests that wait hold no thread, so a hundred of them do not block other requests."""
     accepted = say()
     url = f"/v1/turns/{accepted['turn_id']}?wait=60"
     answers: list[str] = []
@@ -206,7 +206,7 @@ def test_an_unexpected_error_reveals_nothing(
 
 
 def test_the_gateway_is_ready_when_both_services_are(client: TestClient) -> None:
-    """`/healthz` and `/readyz` are separate: a load balancer asks `/readyz`."""
+    """If both services are available, `/healthz` and `/readyz` succeed."""
     assert client.get("/healthz").json() == {"status": "alive"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
@@ -222,7 +222,7 @@ def test_the_gateway_is_not_ready_without_a_broker(runtime: Runtime) -> None:
 
 @pytest.mark.long
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
-    """While a service hangs, one thread waits for it, and each `/readyz` is answered in time."""
+    """If the check of a service hangs, `/readyz` answers 503 in time. Only one thread waits for the check."""
     requested, release = [], threading.Event()
 
     def hangs() -> bool:
@@ -238,7 +238,7 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
 
 
 def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
-    """If Redis does not answer about killed workers, `/readyz` succeeds: the list is only informative."""
+    """If the list of killed workers cannot be read, `/readyz` succeeds, because the list is only informative."""
     release = threading.Event()
 
     def hangs() -> tuple[Kill, ...]:
@@ -354,7 +354,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """Browsers must not treat an answer as a page, frame it, store it or share it with other origins."""
+    """Each response has headers that forbid browsers to sniff, frame or store it, or to share it with other origins."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers
@@ -366,10 +366,10 @@ def test_every_answer_carries_the_usual_headers(
     assert headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert [name for name in headers if name.startswith("access-control-")] == [], (
-        "no page of another origin may read it"
+        "no page of another origin may read the response"
     )
     assert "strict-transport-security" not in headers, (
-        "it would bind a browser to HTTPS, which the gateway does not serve"
+        "HSTS would bind a browser to HTTPS, which the gateway does not serve"
     )
 
 

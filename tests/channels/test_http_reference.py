@@ -35,7 +35,7 @@ EXAMPLES = list(examples(DOCUMENT))
 
 
 def test_the_page_is_up_to_date() -> None:
-    """`make docs` writes the page. This test fails if a route has changed since."""
+    """The page equals the output of `make docs` for the current routes."""
     assert PAGE.read_text(encoding="utf-8") == page(DOCUMENT)
 
 
@@ -82,7 +82,7 @@ def agents() -> Agents:
 
 
 class ExampleGateway:
-    """A gateway with the rows that the examples name, and the ids that replace the printed ones."""
+    """A gateway with rows for the examples, and the ids of these rows, which replace the printed ids."""
 
     def __init__(self, runtime: Runtime, example: Example) -> None:
         decided = example.path.endswith(("/approve", "/reject"))

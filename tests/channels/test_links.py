@@ -12,7 +12,7 @@ from perdure.users.identities import redeem, user_of_identity
 
 
 def test_a_code_links_a_channel(client: TestClient, runtime: Runtime) -> None:
-    """A code links a channel. The link is listed and can be removed; removing it again is no error."""
+    """A code links a channel. The link is listed and can be removed. A second removal is not an error."""
     minted = client.post("/v1/links", json={"user_id": "ana"})
     assert minted.status_code == 201
     assert minted.json().keys() == {"code", "expires_at"}
@@ -21,7 +21,7 @@ def test_a_code_links_a_channel(client: TestClient, runtime: Runtime) -> None:
     [link] = client.get("/v1/links?user_id=ana").json()
     assert (link["channel"], link["external_id"]) == ("slack", "T1/U:1")
     named = {"user_id": "ana", "channel": "slack", "external_id": "T1/U:1"}
-    for _ in range(2):  # removing a missing link is no error
+    for _ in range(2):  # removing a missing link is not an error
         assert client.delete("/v1/links", params=named).status_code == 204
     assert client.get("/v1/links?user_id=ana").json() == []
     assert user_of_identity(runtime.database, None, "slack", "T1/U:1") is None

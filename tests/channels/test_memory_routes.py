@@ -33,7 +33,7 @@ def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> di
 
 @pytest.mark.usefixtures("talked")
 def test_a_search_finds_one_users_messages_only(client: TestClient) -> None:
-    """A search finds the user's message, with its sender's id and a score, and nothing of another user."""
+    """A search finds the user's messages, with the user's id and a score. It finds nothing of another user."""
     answer = client.post(SEARCH, json={"user_id": "ann", "query": "what is the dog called?"})
     assert answer.status_code == 200
     found = SearchResults.model_validate(answer.json()).results
@@ -47,7 +47,7 @@ def test_a_search_finds_one_users_messages_only(client: TestClient) -> None:
 
 @pytest.mark.usefixtures("talked")
 def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
-    """`k` limits the results and `layers` selects them; the user has messages and no memories yet."""
+    """`k` limits the number of results, and `layers` selects messages or memories. The user has no memories yet."""
 
     def found(**more: Any) -> int:
         return len(client.post(SEARCH, json={"user_id": "ann", "query": "dog called Waffle", **more}).json()["results"])
@@ -106,7 +106,7 @@ def test_consolidation_is_requested(client: TestClient, waker: RecordingWaker, t
 def test_an_abandoned_consolidation_is_retried_on_request(
     client: TestClient, runtime: Runtime, talked: dict[str, Any]
 ) -> None:
-    """A request for a session whose consolidation was abandoned makes it due again, with all its attempts."""
+    """A request makes an abandoned consolidation due again, with a new count of attempts."""
     session_id = talked["session_id"]
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(

@@ -40,7 +40,7 @@ def _send(shop: TestClient, user: str, **options: Any) -> Any:
 
 
 def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
-    """An authenticated user has the rights of a user token: their own data, and a 404 for another user's."""
+    """An authenticated user has the rights of a user token. Another user's data is a 404."""
     assert _send(shop, "ana").status_code == 401
     assert _send(shop, "ana", headers={"authorization": "Bearer any"}).status_code == 401
     shop.cookies.set("session", "ana")
@@ -63,7 +63,7 @@ def test_an_error_of_the_applications_dependency_is_answered(shop: TestClient) -
 
 
 def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
-    """A browser sends the application's cookie with requests of any page, so other origins are refused."""
+    """Requests from other origins are refused, because a browser sends the application's cookie with them, too."""
     shop.cookies.set("session", "ana")
     assert _send(shop, "ana", headers={"origin": "https://evil.example"}).status_code == 403
     assert _send(shop, "ana", headers={"origin": BASE_URL}).status_code == 202
@@ -101,7 +101,7 @@ def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
 
 
 def test_a_mount_without_authentication_is_refused(database_url: str, redis_url: str) -> None:
-    """A mounted gateway needs authentication whatever its address, because the application may be public."""
+    """A mounted gateway needs keys or the application's authentication, because the application may be public."""
     with pytest.raises(SettingsError, match="pass `authenticate`, or set PERDURE_API_KEYS"):
         perdure.gateway(database_url=database_url, redis_url=redis_url, _env_file=None)
 
@@ -119,4 +119,4 @@ def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url:
         assert client.portal is not None
         client.portal.call(agents.close)
     with TestClient(agents, base_url=BASE_URL, cookies={"session": "ana"}) as client:
-        assert client.get("/readyz").status_code == 200, "unmounted, it opens with the server's lifespan"
+        assert client.get("/readyz").status_code == 200, "an unmounted gateway opens with the server's lifespan"

@@ -68,7 +68,7 @@ def test_a_fork_is_used_like_any_session(client: TestClient, say: Say, run: Run,
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"{}", b'{"tick": null}'])
 def test_without_a_tick_all_settled_turns_are_copied(client: TestClient, talked: str, content: bytes) -> None:
-    """The body and its member are optional: without them all settled turns are copied."""
+    """The body and its member `tick` are optional. Without `tick`, a fork copies all settled turns."""
     made = client.post(f"{talked}/fork", content=content)
     assert made.status_code == 201
     assert _texts(_messages(client, f"/v1/sessions/{made.json()['session_id']}")) == _texts(_messages(client, talked))

@@ -41,7 +41,7 @@ def _token(runtime: Runtime, user: str) -> str:
 
 
 def _ask(socket: WebSocketTestSession, kind: str, **members: Any) -> dict[str, Any]:
-    """The answer to one frame. Events that arrive before it are dropped."""
+    """Send one frame; returns its answer. Events that arrive before the answer are dropped."""
     ref = str(uuid4())
     socket.send_json({"type": kind, "ref": ref, **members})
     while True:
@@ -93,7 +93,7 @@ def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.Monk
 
 
 def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) -> None:
-    """With a token, another user's turn looks like a missing one, and a message as another user is refused."""
+    """A token gives no access to another user's turn, which looks unknown. It cannot send as another user."""
     headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
     bea = guarded.post("/v1/messages", json={"user_id": "bea", "text": "secret"}, headers=headers).json()
     with guarded.websocket_connect(SOCKET) as socket:

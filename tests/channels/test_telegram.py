@@ -22,7 +22,7 @@ ANA = {"id": 11, "is_bot": False, "first_name": "Ana"}
 
 
 class TelegramHarness:
-    """Telegram's channel, with a server for it."""
+    """Telegram's channel and its loopback server."""
 
     place = Place("21")
 
@@ -60,7 +60,7 @@ def harness() -> Iterator[TelegramHarness]:
 
 class TestTelegram(ChannelSuite):
     def test_a_signed_request_is_its_services(self, harness: TelegramHarness) -> None:  # type: ignore[override]
-        """Telegram sends a secret token instead of a signature, so only the token is verified."""
+        """A request is verified by its secret token alone, because Telegram sends no signature."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates
@@ -149,7 +149,7 @@ def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHa
 
 
 def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:
-    """An expired button's message still shows the decision, although its progress sign cannot be cleared."""
+    """The message shows the decision even if its button has expired and Telegram refuses the answer to the press."""
     harness.server.fail("answerCallbackQuery", 400, description="Bad Request: query is too old")
     harness.channel.mark(replace(harness.place, message="7", token="9"), "Approved: pay")
     [edited] = harness.server.given("editMessageText")

@@ -60,7 +60,7 @@ class Tenants:
         return answer  # type: ignore[no-any-return]
 
     def others(self, ana: Ana) -> list[str]:
-        """The keys without access to that user: services and administrators of the other tenants."""
+        """The keys that have no access to this user: service and admin keys of the other tenants."""
         others = [tenant for tenant in TENANTS if tenant != ana.tenant]
         return [SERVICES[tenant] for tenant in others] + [ADMINS[tenant] for tenant in others if tenant]
 
@@ -70,7 +70,7 @@ class Tenants:
         return {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
 
     def kept(self, ana: Ana) -> Any:
-        """The operator's export of that user."""
+        """This user's export, requested by the operator."""
         query = {"tenant": ana.tenant} if ana.tenant else {}
         answer = self.ask(ADMINS[None], "GET", "/v1/users/ana/export", params=query)
         assert answer.status_code == 200, answer.text
@@ -226,7 +226,7 @@ def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, path: str, route: ById) -> None:
-    """Another tenant's id is a 404 with the same body as an unknown id, and nothing changes."""
+    """An id of another tenant gets the same 404 as an unknown id. Nothing changes."""
     for ana in tenants.anas.values():
         before = tenants.kept(ana)
         for key in tenants.others(ana):
@@ -245,7 +245,7 @@ def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, p
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_a_user_of_another_tenant_is_another_user(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
-    """The same `user_id` with another tenant's key is another user: nothing of the first is shown or changed."""
+    """With another tenant's key, the same `user_id` is another user. No data of the first user is shown or changed."""
     ana = tenants.anas["acme"]
     before = tenants.kept(ana)
     if route.shows:
@@ -288,7 +288,7 @@ def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: s
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
 def test_routes_about_all_tenants_need_a_key_without_a_tenant(tenants: Tenants, method: str, path: str) -> None:
-    """Runs of the CaseBank and breakers concern all tenants: an administrator of one tenant gets 403."""
+    """Routes about runs and breakers refuse a tenant's keys with 403, because they concern all tenants."""
     where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
     for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
         answer = tenants.ask(key, method, where)
@@ -298,7 +298,7 @@ def test_routes_about_all_tenants_need_a_key_without_a_tenant(tenants: Tenants, 
 
 
 def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> None:
-    """Each tenant's `ana` sends "the same" once; a repeated request finds the message of its own tenant."""
+    """A `message_id` counts per tenant: a repeated request finds its own tenant's message."""
     assert len({ana.turn_id for ana in tenants.anas.values()}) == 3
     for ana in tenants.anas.values():
         message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}
@@ -307,7 +307,7 @@ def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> Non
 
 
 def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> None:
-    """No message can enter another tenant's session, not even the operator's under another user's name."""
+    """No key of another tenant, or without a tenant, can send a message to a tenant's session."""
     ana = tenants.anas["acme"]
     message = {"user_id": "ana", "text": "hello", "session_id": ana.session_id}
     for key in tenants.others(ana):
@@ -340,7 +340,7 @@ def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenan
 
 
 def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
-    """A case without an author belongs to all users of its tenant, or to the users without a tenant."""
+    """Only users of its tenant find a case without an author. Without a tenant, only users without a tenant find it."""
     runtime = tenants.runtime
     for tenant in TENANTS:
         case = NewCase(
@@ -356,7 +356,7 @@ def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
     for more in ("", "&include_archived=true", "&user_id=ana"):
         for tenant in TENANTS:
             if tenant is None and "user_id" not in more:
-                continue  # that administrator is the operator
+                continue  # an admin key without a tenant is the operator's
             key = SERVICES[tenant] if "user_id" in more else ADMINS[tenant]
             answer = tenants.ask(key, "GET", f"{search_url}{more}")
             found = {each["case_id"]: each for each in answer.json()["results"]}

@@ -64,7 +64,7 @@ def test_the_loop_continues_while_a_call_blocks() -> None:
 
 
 def test_extra_threads_start_while_calls_queue_and_end_afterwards() -> None:
-    """If all usual threads are busy, up to `MOST` are started, so that slow statements do not delay other calls."""
+    """If all usual threads are busy, the pool starts up to `MOST`, so that slow statements delay no other call."""
     release = threading.Event()
 
     def extra() -> list[threading.Thread]:
@@ -114,7 +114,7 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
 
 
 def test_no_error_of_the_work_stops_the_delivery() -> None:
-    """A future refuses `StopIteration`, so its caller gets a `RuntimeError`. Later calls still get their results."""
+    """A call that raises `StopIteration` raises `RuntimeError` in its caller. Later calls still get their results."""
 
     def work() -> None:
         raise StopIteration

@@ -75,7 +75,7 @@ def installation(runtime: Runtime, clock: MovedClock) -> Iterator[Installation]:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ById) -> None:
-    """Another user's id is a 404 with the same body as an unknown id, and nothing changes."""
+    """An id of another user gets the same 404 as an unknown id. Nothing changes."""
     token, before = installation.token("ana"), installation.kept("bo")
     bo, ana = installation.bo, installation.ana
     theirs, nothings, own = (
@@ -90,7 +90,7 @@ def test_an_id_of_another_user_does_not_exist(installation: Installation, method
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ByUser) -> None:
-    """Another user is a 404 with the same body as an unknown user, and nothing changes."""
+    """Another user gets the same 404 as an unknown user. Nothing changes."""
     if (method, path) in {("POST", "/v1/tokens"), ("POST", "/v1/links")}:
         return  # a token is refused with 403; tested below
     token, before = installation.token("bo"), installation.kept("ana")
@@ -134,13 +134,13 @@ def test_a_token_cannot_exceed_its_users_rights(installation: Installation) -> N
 
 
 def test_without_a_user_id_the_sessions_are_the_tokens_own(installation: Installation) -> None:
-    """A token without a `user_id` lists its own user's sessions."""
+    """With a token and without `user_id`, the list has the sessions of the token's user."""
     sessions = installation.ask(installation.token("bo"), "GET", "/v1/sessions").json()
     assert [each["session_id"] for each in sessions] == [installation.bo.session_id]
 
 
 def test_a_token_expires(installation: Installation) -> None:
-    """A token expires to the second, by the installation's clock. An expired token does not count as a wrong key."""
+    """A token expires after `ttl_s` seconds of the installation's clock. Expired tokens do not count as wrong keys."""
     token = installation.token(ttl_s=60)
     installation.clock.advance(timedelta(seconds=58))
     assert installation.ask(token, "GET", "/v1/sessions").status_code == 200
@@ -167,7 +167,7 @@ def _forged(token: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["another user", "no signature", "another key", "no expiry", "cut", "endless"])
 def test_a_forged_token_is_refused(installation: Installation, kind: str) -> None:
-    """A forged token gets 401, like an unknown key. After many of them the address is throttled."""
+    """A forged token gets 401, like an unknown key. After many forged tokens, their address gets 429."""
     forged = _forged(installation.token())[kind]
     codes = {installation.ask(forged, "GET", "/v1/sessions").json()["code"] for _ in range(50)}
     assert codes == {"UNAUTHORIZED", "RATE_LIMITED"}
@@ -187,7 +187,7 @@ def test_a_lifetime_is_a_number_of_seconds(installation: Installation, ttl_s: ob
 
 
 def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
-    """A short secret stops the start: a caller who guesses it can make tokens. The message hides it."""
+    """A short secret stops the start, because it can be guessed. The message does not show the secret."""
     settings = Settings(_env_file=None, secret_key="guessable")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="PERDURE_SECRET_KEY is too short") as raised:
         create_app(replace(runtime, settings=settings), lambda: True)

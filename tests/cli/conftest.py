@@ -1,7 +1,7 @@
 """`perdure` as a user runs it: in a separate process and directory.
 
-The processes are forked from one that has imported the libraries (see `forked`). `whole=True` starts a new interpreter
-instead, as the installed command does.
+The processes are forked from a process that has imported the libraries (see `forked`). `whole=True` starts a new
+interpreter instead, as the installed command does.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _known: dict[str, str] = {}
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
-    """Put existing ids and names into a valid request, so that it gets more than a 404. Set all waits to 0."""
+    """Put existing ids and names into a valid request, which would get a 404 otherwise. Set all waits to 0."""
     if case.query.get("wait", 1) and "wait" in {parameter.name for parameter in case.operation.query}:
         _wait_no_time(case)
     if case.meta is None or not case.meta.generation.mode.is_positive:
@@ -57,7 +57,7 @@ def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
     if case.operation.path == "/v1/messages":
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
         if body.get("session_id") is not None:
-            body.pop("conversation", None)  # a message may not name both
+            body.pop("conversation", None)  # a message may have only one of them
         body |= {name: allowed[name] for name in allowed if body.get(name) is not None}
     if case.operation.path == "/v1/schedules":
         _set_moment(body)

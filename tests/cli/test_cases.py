@@ -53,7 +53,7 @@ def _json(command: Command, *arguments: str) -> Any:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, tmp_path: Path) -> None:
-    """Bad lines are reported, good ones are searchable, and an import can be repeated or made from an export."""
+    """Bad lines are reported and good ones imported. An import can be repeated, and an export can be imported."""
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     result = command("cases", "import", str(file), "--json")
@@ -82,7 +82,7 @@ def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
 
 
 def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None:
-    """A shared case is found by other users and exported as shared. The history says who shared and unshared it."""
+    """Other users find a shared case, and an export has its state. The history has who shared and unshared it."""
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(LINES[1] | {"user_id": "ana", "bank": "common"}) + "\n")
     assert command("cases", "import", str(file)).exit_code == 0
@@ -107,7 +107,7 @@ def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None
 
 
 def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: Runtime) -> None:
-    """Nothing changes without `--apply`. A report shows the reasons, the texts of each pair and the outcome."""
+    """Without `--apply` nothing changes. A run's report shows the reasons, the texts of each pair and the outcome."""
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", query="how to do it", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "two", query="how do I do it", vector=[1.0, 0.0], usage=3)

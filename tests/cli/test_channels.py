@@ -49,7 +49,7 @@ def test_a_message_is_answered_by_the_processes(
 
 @pytest.mark.long
 def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: Environment) -> None:
-    """A message over long polling, with the real library, gets a typing indicator and one reply."""
+    """`perdure channels` receives a message by long polling. The user gets a typing indicator and one reply."""
     telegram = TelegramServer()
     given = {"PERDURE_TELEGRAM__TOKEN": telegram_server.TOKEN, "PERDURE_TELEGRAM__API_URL": telegram.url}
     commands = (("channels",), ("worker", "--concurrency", "4"))
@@ -74,7 +74,7 @@ def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: En
 
 
 def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:
-    """Without a channel the command names the settings and exits with 2, so that a supervisor does not restart it."""
+    """Without a channel the command lists the settings to set and exits with 2, which supervisors do not restart."""
     done = perdure("channels")
     assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
 

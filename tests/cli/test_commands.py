@@ -65,7 +65,7 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
 
 
 def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
-    """If the reply is late, `send` fails and prints the turn's id, so that the reply can be read later."""
+    """If the reply does not arrive in time, `send` fails and prints the turn's id, by which it can be read later."""
     sent = perdure("send", "hello", "--wait", "0.2", "--json")
     turn = json.loads(sent.stdout)
 
@@ -99,7 +99,7 @@ def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: C
 
 
 def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
-    """A cancelled turn is reported, with status 1, to a `send` that waits for it."""
+    """If its turn is cancelled, a waiting `send` reports that and exits with 1."""
     accepted = accept.accept(runtime, Incoming(user_id="local", text="hello", channel="cli", message_id="m1"))
 
     assert perdure("turns", "cancel", str(accepted.turn_id)).returncode == 0
@@ -197,7 +197,7 @@ def test_a_message_is_accepted_without_a_broker(
 def test_a_database_without_tables_is_migrated_by_the_command_that_it_names(
     perdure: Perdure, database_url: str
 ) -> None:
-    """Without the migration a command names `perdure migrate`, which then creates the tables."""
+    """Without the migration a command's message names `perdure migrate`. That command then creates the tables."""
     command.downgrade(config(database_url), "base")
 
     before = perdure("sessions", "list")
@@ -213,7 +213,7 @@ def _free() -> str:
 
 
 def test_a_taken_port_is_reported_before_anything_starts(perdure: Perdure) -> None:
-    """A taken port is reported before anything starts, with the option that chooses another."""
+    """A port in use is reported before anything starts. The message names the option for another port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, option in (
@@ -227,7 +227,7 @@ def test_a_taken_port_is_reported_before_anything_starts(perdure: Perdure) -> No
 
 @given(st.text())
 def test_nothing_that_is_printed_moves_a_terminals_cursor(text: str) -> None:
-    """Printed text contains no control characters, which could rewrite what the user reads on a terminal."""
+    """Printed text contains no control characters, because they could change text that a terminal already shows."""
     shown = printable(text)
 
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in shown if letter not in "\n\t")

@@ -37,7 +37,7 @@ def script() -> str:
     ],
 )
 def test_bash_completes_commands_and_options(script: str, words: str, expected: list[str]) -> None:
-    """A command, a subcommand and an option are completed, also after another option's value."""
+    """Bash completes commands, subcommands and options, even after another option's value."""
     invocation = ["bash", "--norc", "-c", _ASK.format(words=words)]
     found = subprocess.run(invocation, input=script, capture_output=True, text=True, check=True).stdout
     assert found.split() == expected
@@ -45,7 +45,7 @@ def test_bash_completes_commands_and_options(script: str, words: str, expected: 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_get_the_same_names(perdure: Perdure, shell: str) -> None:
-    """The other shells' scripts have the same names, and an installed shell parses its script."""
+    """The scripts for other shells have the same names. If a shell is installed, it parses its script."""
     printed = perdure("completion", shell).stdout
     assert all(name in printed for name in (*COMMANDS, "wait", "prune"))
     if program := shutil.which(shell):

@@ -77,7 +77,7 @@ def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
 
 @pytest.mark.usefixtures("working")
 def test_a_dead_letter_is_sent_again(perdure: Perdure, receiver: Receiver, letters: list[str]) -> None:
-    """A worker delivers a resent dead letter under the same id."""
+    """`perdure deliveries` resends a dead letter, and a worker delivers it under the same id."""
     dead, _ = letters
     assert perdure("deliveries", "resend", dead).returncode == 0
     until(lambda: any(each.body["delivery_id"] == dead for each in list(receiver.came)), "the delivery")

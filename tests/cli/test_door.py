@@ -57,7 +57,7 @@ def port(environment: Environment, tmp_path: Path, log: Path) -> Iterator[int]:
 
 @pytest.mark.long
 def test_unfinished_requests_do_not_block_others(port: int, log: Path) -> None:
-    """1,100 unfinished requests neither exhaust the descriptors nor fill the log: others are answered within 2 s."""
+    """While 1,100 requests are unfinished, the gateway answers others within 2 s and does not fill its log."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192) if hard > 0 else 8_192, hard))
     slowest_s = 0.0

@@ -15,7 +15,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The test's current directory. No vendor's variable is set at the start of the test or after it."""
+    """The current directory of the test. Vendors' variables are unset before the test, and restored after it."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "FLOWER_BASIC_AUTH", "OTHER_KEY"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
@@ -35,7 +35,7 @@ def test_vendors_variables_reach_the_environment(directory: Path) -> None:
 
 
 def test_the_environment_takes_precedence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment takes precedence over `.env`. An empty variable counts as unset in both."""
+    """The environment takes precedence over `.env`. An empty variable counts as unset."""
     (directory / ".env").write_text("OPENAI_API_KEY=from-file\nOPENAI_BASE_URL=http://127.0.0.1:9/v1\n")
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
     monkeypatch.setenv("OPENAI_BASE_URL", "")
@@ -48,7 +48,7 @@ def test_the_environment_takes_precedence(directory: Path, monkeypatch: pytest.M
 
 
 def test_a_misspelt_name_is_reported(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Misspelt names in `.env` are reported like those in the environment."""
+    """Misspelt names in `.env` are logged, like misspelt names in the environment."""
     (directory / ".env").write_text("PERDURE_MODLE=openai:gpt\nPERDURE_MODEL=offline\nPERDURE_TURN__LEASE=9\n")
     with caplog.at_level(logging.WARNING):
         Settings.load()

@@ -25,7 +25,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
-    """Messages accepted during a drain wait for `--resume`; until then, their sessions cannot end."""
+    """Messages that are accepted during a drain wait for `--resume`. Until it is called, their sessions cannot end."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
     drained = perdure("drain", "--json")
@@ -51,7 +51,7 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
 
 @pytest.mark.long
 def test_a_drain_that_is_late_is_reported(perdure: Perdure) -> None:
-    """A drain that is not complete in time exits with status 1 for scripts, and the intake stays closed."""
+    """If the drain is not complete in time, the command exits with 1, and the intake stays closed."""
     drained = perdure("drain", "--within", "0", "--json")
 
     assert (drained.returncode, _report(drained)["quiet"]) == (1, False)

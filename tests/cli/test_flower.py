@@ -1,4 +1,4 @@
-"""Flower requires credentials however it is started, and listens on loopback unless the operator sets them."""
+"""Flower requires credentials however it is started. Unless the operator sets them, it listens on loopback only."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _listens_on(process: BaseProcess) -> set[str]:
 
 
 def refused(process: BaseProcess, output: Path) -> str:
-    """The output of a process that ends with status 2."""
+    """Wait until the process has ended with status 2; returns its output."""
     process.join(_PATIENCE_S)
     status = process.exitcode
     process.kill()
@@ -162,7 +162,10 @@ def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
     ],
 )
 def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
-    """Loopback, the address and configured names are accepted; beyond loopback any name, if none is configured."""
+    """The address, loopback names and configured names are accepted.
+
+    An address beyond loopback without configured names accepts any name.
+    """
     assert serves(host, address, hosts) is expected
 
 
@@ -180,7 +183,7 @@ def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: st
     ],
 )
 def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: str | None) -> None:
-    """Arguments in events of other publishers and older workers are hidden, except ids."""
+    """In events about perdure's tasks, arguments other than ids are hidden, whichever process sent the event."""
     event = {"type": "task-sent", "name": "turns.submit", "args": sent, "kwargs": sent}
     assert without_arguments(event) == {**event, "args": kept or sent, "kwargs": kept or sent}
     other = {**event, "name": "shop.sell"}
@@ -202,7 +205,7 @@ def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: 
 def test_beyond_loopback_without_authentication_it_is_refused(
     flower: Start, output: Path, command: str, variables: dict[str, str]
 ) -> None:
-    """Beyond loopback Flower needs authentication, and a user without a password does not count."""
+    """Beyond loopback Flower refuses to start without a user that has a password."""
     process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
 
     assert "FLOWER_BASIC_AUTH" in refused(process, output)
@@ -252,7 +255,7 @@ def test_a_wrong_value_is_reported(  # noqa: PLR0917 (one parameter for each axi
 
 @pytest.mark.parametrize("command", ["perdure flower --port {}", "celery -A perdure flower --port={}"])
 def test_flower_needs_the_broker_alone(flower: Start, output: Path, command: str) -> None:
-    """Flower starts without the database and a model's key, so a container for it needs no such secret."""
+    """Flower starts without a database URL or a model's key, so its container needs neither secret."""
     nothing = dict.fromkeys(("PERDURE_DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"), "")
     process = flower(
         command.format(free_port()), PERDURE_MODEL="openai:gpt", PERDURE_EMBEDDER="openai:small", **nothing

@@ -1,4 +1,4 @@
-"""`perdure --help` prints a table of its own, and a command imports only what it needs."""
+"""`perdure --help` prints a table of the commands. A command imports only the modules that it needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cpu_s() -> float:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_has_the_commands_own_help(name: str) -> None:
-    """The table shows each command's own help text, so that the two cannot differ."""
+    """The table's text for a command equals the first line of the command's own help."""
     command = COMMANDS[name]
     found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
     own = found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found)
@@ -101,7 +101,7 @@ def test_values_repeated_to_avoid_an_import_are_complete() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].attribute == "commands"])
 def test_the_list_of_subcommands_shows_their_first_sentences_in_full(name: str) -> None:
-    """The first sentence of each subcommand fits 80 columns, beyond which it would be cut."""
+    """The first sentence of each subcommand's help fits into 80 columns, so that the list does not truncate it."""
     assert [
         line for line in run(name, "--help").stdout.splitlines() if line.startswith("  ") and line.endswith("...")
     ] == []

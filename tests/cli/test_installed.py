@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installation(wheel: Path, tmp_path: Path) -> Path:
-    """A virtual environment with the wheel. perdure's dependencies come from the tests' environment."""
+    """A virtual environment with the wheel. The dependencies come from the tests' environment."""
     venv.create(tmp_path / "env", with_pip=False)
     libraries = next((tmp_path / "env" / "lib").iterdir()) / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
@@ -85,7 +85,7 @@ def application(tmp_path: Path) -> Path:
 
 
 def test_the_wheel_installs_one_name(wheel: Path) -> None:
-    """A second top-level name could hide an application's module, or be hidden by it."""
+    """The wheel has one top-level name, because a second one could hide an application's module."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name.split("/")[0] for name in archive.namelist()}
         modules = set(archive.namelist())
@@ -139,7 +139,7 @@ def test_an_installed_perdure_runs_next_to_an_applications_modules(
 
 @pytest.mark.parametrize("application_name", ["perdure", "workers"])
 def test_celery_finds_the_application_in_a_checkout(application_name: str, environment: Environment) -> None:
-    """In a checkout, Celery finds `-A workers`, as earlier releases were started, and `-A perdure`."""
+    """In a checkout, Celery finds `-A perdure`, and `-A workers`, which earlier releases used."""
     command = [sys.executable, "-m", "celery", "-A", application_name, "report"]
     ended = subprocess.run(
         command, cwd=ROOT, env={**environment, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,
@@ -153,7 +153,7 @@ def test_celery_finds_the_application_in_a_checkout(application_name: str, envir
 def test_the_applications_modules_precede_a_checkout(
     application: Path, nowhere: Environment, tmp_path: Path, *, linked: bool
 ) -> None:
-    """An application's modules take precedence over a checkout's root, which has a `tasks` of its own."""
+    """An application's module `tasks` takes precedence over the module `tasks` in a checkout's root."""
     root = ROOT
     if linked:
         root = tmp_path / "checkout"

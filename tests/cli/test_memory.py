@@ -72,7 +72,7 @@ def _found(command: Command, query: str, user: str = "ann") -> list[str]:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, file: Path, runtime: Runtime, tmp_path: Path) -> None:
-    """Imported sessions are ended and searchable; an import can be repeated, and an export imported."""
+    """Imported sessions are ended and searchable. An import can be repeated, and an export can be imported."""
     done = json.loads(command("messages", "import", str(file), "--json").stdout)
     assert done == {"added": 6, "known": 0, "refused": 0, "sessions": 2, "bad": []}
     assert {each["state"] for each in list_sessions(runtime.database)} == {"ended"}
@@ -120,7 +120,7 @@ def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path
 
 
 def test_memories_are_consolidated_decayed_and_forgotten(command: Command, runtime: Runtime) -> None:
-    """A batch is consolidated and decayed with its counts; then each memory is forgotten by its id."""
+    """`memory consolidate` and `memory decay` print their counts. `memory forget` deletes a memory by its id."""
     said = [
         {**LINES[0], "session": "long", "message_id": str(n), "role": role, "content": content}
         for n, (role, content) in enumerate(
@@ -148,7 +148,7 @@ def test_memories_are_consolidated_decayed_and_forgotten(command: Command, runti
 
 
 def _abandon(runtime: Runtime, session: str, user: str = "ann") -> None:
-    """Mark the session's consolidation as abandoned."""
+    """Mark the consolidation of the session as abandoned."""
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(
             "UPDATE sessions SET consolidation_attempts = 5, consolidation_given_up_at = perdure_now(),"

@@ -34,7 +34,7 @@ def environment(environment: Environment) -> Environment:
 
 @contextmanager
 def working(perdure: Perdure) -> Iterator[None]:
-    """A running worker, because streams and completions end with their turns."""
+    """A running worker. Streams and completions need one, because they end with their turns."""
     process = perdure.start("worker", "--concurrency", "8")
     try:
         yield

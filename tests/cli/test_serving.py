@@ -81,7 +81,7 @@ def served(runtime: Runtime) -> Iterator[Served]:
 
 @pytest.fixture
 def path(runtime: Runtime) -> str:
-    """The path that waits for a turn which no worker runs."""
+    """The path of a request that waits for a turn. No worker runs the turn."""
     return f"/v1/turns/{accept.accept(runtime, Incoming(user_id='ann', text='hello')).turn_id}?wait=60"
 
 
@@ -101,7 +101,7 @@ def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:
 
 
 def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
-    """A client's disconnect ends its wait, and with it the look-ups of the turn."""
+    """If the client disconnects, the gateway stops waiting and no longer reads the turn."""
     with socket.create_connection(served.address) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         served.until(waiting=1)
@@ -110,7 +110,7 @@ def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
 
 
 def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
-    """A client that sends its whole body first gets the 413, not a reset connection."""
+    """A client that sends its whole oversized body before it reads gets a 413 instead of a reset connection."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     client.request("POST", "/v1/messages", b" " * (20 * 2**20))
     answer = client.getresponse()
@@ -243,7 +243,7 @@ def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
 
 
 def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
-    """At an address's limit of unfinished headers the oldest is closed, and complete requests are answered."""
+    """At an address's limit of unfinished headers, a new connection closes the oldest of them and is answered."""
     half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
     waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 " in waiting.recv(65_536)
@@ -254,7 +254,7 @@ def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
 
 
 def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Served, path: str) -> None:
-    """At the limit of connections the oldest unfinished one is closed; those waiting for a response stay."""
+    """At the limit of connections the oldest unfinished request is closed. A request that waits for a turn stays."""
     host, port = served.address
     waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     served.until(waiting=1)
@@ -270,7 +270,7 @@ def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Se
 
 
 def test_a_kept_connection_answers_at_once(served: Served) -> None:
-    """A kept connection answers at once; without `TCP_NODELAY` each response would be delayed by 40 ms."""
+    """Responses on a kept-alive connection arrive at once. Without `TCP_NODELAY` each one would take 40 ms more."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     taken = []
     for _ in range(30):

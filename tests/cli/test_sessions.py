@@ -36,7 +36,7 @@ def test_leaving_a_chat_ends_its_session(perdure: Perdure, database: Database) -
 @pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> None:
-    """`sessions end` exits with 0, then with 1 once the session has ended, and with 1 for an unknown session."""
+    """`sessions end` exits with 0. For an ended or unknown session it exits with 1."""
     assert perdure("send", "hello", "--wait", "30").returncode == 0
     session_id = list_sessions(database)[0]["session_id"]
     assert perdure("sessions", "end", session_id).returncode == 0
@@ -87,7 +87,7 @@ def talked(runtime: Runtime) -> str:
 
 @pytest.mark.long
 def test_messages_are_sent_to_a_fork(perdure: Perdure, database: Database, talked: str) -> None:
-    """`send --session` reaches a fork by its printed id. A wrong tick or id is reported, with a status."""
+    """`send --session` accepts the id that `fork` printed. A wrong tick or id is an error."""
     forked = json.loads(perdure("sessions", "fork", talked, "--tick", "1", "--json").stdout)
     plain = perdure("sessions", "fork", talked)
     assert [each["content"] for each in read_messages(database, UUID(forked["session_id"]))][:1] == ["hello"]
@@ -110,7 +110,7 @@ def test_messages_are_sent_to_a_fork(perdure: Perdure, database: Database, talke
 def test_a_snapshot_is_exported_edited_and_imported(
     perdure: Perdure, database: Database, talked: str, tmp_path: Path
 ) -> None:
-    """A snapshot is exported and imported with an operator's changes, which `show` displays."""
+    """An exported snapshot can be edited and imported. `show` displays the changes."""
     file = tmp_path / "kept" / "snapshot.json"
     file.parent.mkdir()
     file.write_text("what was there")
@@ -150,7 +150,7 @@ def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, data
 
 
 def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure, talked: str, tmp_path: Path) -> None:
-    """An export that fails, for a directory or an unknown session, leaves no file."""
+    """If an export fails, because its target is a directory or the session is unknown, it leaves no file."""
     kept = tmp_path / "kept"
     kept.mkdir()
     refused = perdure("sessions", "snapshot", "export", talked, str(kept))
@@ -164,7 +164,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure
 def test_queued_messages_move_to_another_installation(
     perdure: Perdure, environment: Environment, databases: Databases, database: Database, tmp_path: Path
 ) -> None:
-    """Queued messages that are exported and imported twice are each answered once."""
+    """Queued messages are exported to another installation. They are answered once, even if they are imported twice."""
     file = tmp_path / "snapshot.json"
     with databases.one(warm=False) as (elsewhere, _):
         source = {**environment, "PERDURE_DATABASE_URL": elsewhere.render_as_string(hide_password=False)}

@@ -94,7 +94,7 @@ def test_memory_commands_are_limited_to_a_tenants_user(command: Command) -> None
 
 @pytest.mark.usefixtures("anas")
 def test_messages_are_exported_and_imported_by_tenant(command: Command, tmp_path: Path) -> None:
-    """Exported lines name their tenant; lines without one get the import's tenant. Importing again changes nothing."""
+    """Exported lines have their user's tenant. An import gives its `--tenant` to lines that have none."""
 
     def exported(*options: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in command("messages", "export", *options).stdout.splitlines()]
@@ -120,7 +120,7 @@ def test_messages_are_exported_and_imported_by_tenant(command: Command, tmp_path
 
 
 def test_cases_are_exported_and_imported_by_tenant(command: Command, tmp_path: Path) -> None:
-    """Cases keep their tenant in exports and imports; an id that another tenant has is refused."""
+    """Cases keep their tenant in exports and imports. An id of another tenant's case is refused."""
     file = tmp_path / "cases.jsonl"
     lines = [
         {"case_id": "shared", "query": "reset the router", "response_text": "hold it"},

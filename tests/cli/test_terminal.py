@@ -24,7 +24,7 @@ from tests.turns.harness import until
 
 _PATIENCE_S = 60.0
 _PROMPT = ">"
-_TERM = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}  # this terminal does not report its cursor's position
+_TERM = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}  # this pseudo-terminal does not report its cursor's position
 _PRESSES = 4
 _LOOKS = 10
 
@@ -84,8 +84,8 @@ class Terminal:
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown.
 
-        Python's line editing loses a signal that arrives just before it reads keys. It reads again once it has echoed a
-        key and the process sleeps.
+        Python's line editing loses a signal that arrives just before it reads keys. So the method presses a key first,
+        and waits until the key is echoed and the process sleeps.
         """
         for _ in range(_PRESSES):
             self.type("x")
@@ -169,7 +169,7 @@ def test_ctrl_c_cancels_the_current_turn(terminal: Terminal, database: Database)
 
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
-    """Ctrl-C must be pressed twice to leave, in case the first was a slip."""
+    """At the prompt the first Ctrl-C does not leave the chat, and the second one does."""
     terminal.see(_PROMPT)
     terminal.interrupt_until("again leaves")
     terminal.interrupt_until("Goodbye")
@@ -202,14 +202,14 @@ _LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 @pytest.fixture
 def window(environment: Environment, tmp_path: Path) -> Iterator[Window]:
-    """A chat on its controlling terminal, which a test can close like a window."""
+    """A chat on a terminal that a test can close like a window."""
     made = Window({**environment, **_TERM}, tmp_path)
     yield made
     made.close()
 
 
 class Window:
-    """A chat that leads its session on its controlling terminal: closing the terminal sends SIGHUP."""
+    """A chat that is the session leader of its terminal, so that closing the terminal sends SIGHUP."""
 
     def __init__(self, environment: Environment, directory: Path) -> None:
         self._master, slave = pty.openpty()

@@ -51,7 +51,7 @@ def turns(runtime: Runtime) -> dict[str, Any]:
 def test_turns_are_listed_newest_first(
     perdure: Perdure, turns: dict[str, Any], options: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    """Each option narrows the list; several options all apply."""
+    """Each option narrows the list. Several options are combined with AND."""
     given = [str(turns[each].session_id) if before == "--session" else each for before, each in _pairs(options)]
     listed = perdure("turns", "list", *given, "--json")
     assert listed.returncode == 0, listed.stderr

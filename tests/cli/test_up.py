@@ -25,7 +25,7 @@ from tests.cli.conftest import COMMAND, Environment, Perdure
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
+    """`count` free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -37,10 +37,10 @@ def free_ports(count: int) -> list[int]:
 def up(
     environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
 ) -> Iterator[list[str]]:
-    """Run `perdure up` for the block. Yields its output once all processes run, then stops it with a signal."""
+    """Run `perdure up` for the block. Yields the output once all processes run. Stops it with the signal `number`."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
-        env={**environment, "PERDURE_DATA_DIR": "data"},  # a relative path, which must mean the same to every process
+        env={**environment, "PERDURE_DATA_DIR": "data"},  # a relative path must mean the same to every process
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -78,7 +78,7 @@ def _until_up(output: Any) -> list[str]:
 
 
 def test_the_commands_to_try_are_typed_as_they_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The welcome shows the path of the command, because `make up` puts no `perdure` on the PATH."""
+    """The welcome shows the command's path if `perdure` is not on the PATH, as under `make up`."""
     program = tmp_path / ".venv" / "bin" / "perdure"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
@@ -102,7 +102,7 @@ QUERY = {
 
 
 def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> set[str]:
-    """The names of the tasks that Flower shows. Flower listens for events late, so tasks are sent until one appears."""
+    """The names of the tasks that Flower shows. Flower misses early events, so messages are sent until one appears."""
     deadline, pause = time.monotonic() + 60, threading.Event()
     while time.monotonic() < deadline:
         httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()
@@ -114,7 +114,7 @@ def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> 
 
 
 def submitted(printed: list[str]) -> dict[str, Any]:
-    """The result of `turns.submit` for a Celery client that uses the broker's URL printed by `perdure up`."""
+    """Submit a message as a Celery client of the broker URL that `perdure up` printed; returns the result."""
     (url,) = {found[1] for line in printed if (found := re.match(r"  broker +(\S+)$", line))}
     client = Celery(broker=url, backend=url, set_as_current=False)
     message = {"user_id": "ann", "text": "hello from a service"}
@@ -137,7 +137,7 @@ def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.Captur
 
 @pytest.mark.long
 def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
-    """`make up`, `perdure send` and Flower work together, and again, with the same data, after a restart."""
+    """`perdure up`, `perdure send` and Flower work together. After a restart, the data is still there."""
     port, flower = free_ports(2)
     options = ("--port", str(port), "--flower-port", str(flower))
     gateway = f"http://127.0.0.1:{port}"

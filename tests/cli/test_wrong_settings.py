@@ -90,7 +90,7 @@ def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value:
 
 @pytest.mark.parametrize("program", OTHERS)
 def test_every_other_program_refuses_a_wrong_setting(run: Run, program: str) -> None:
-    """Each of the other programs refuses a wrong setting, too."""
+    """The remaining programs refuse a wrong setting, too."""
     ended = run(program, PERDURE_EMBEDDER="nope:1")
 
     assert ended.returncode == 2, ended.stdout
@@ -111,7 +111,7 @@ def test_every_other_program_refuses_a_wrong_setting(run: Run, program: str) -> 
     ],
 )
 def test_a_wrong_agent_stops_the_start(run: Run, tmp_path: Path, limits: str, message: str) -> None:
-    """An agent's own limits are checked at the start, not when its first turn runs."""
+    """An agent's model, limits, hooks and tools are checked when a program starts."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits=limits))
     ended = run("perdure up --port 1 --no-flower", PERDURE_AGENTS="shop", OPENAI_API_KEY="")
 
@@ -141,7 +141,7 @@ def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variabl
     ],
 )
 def test_programs_without_a_model_need_no_key(run: Run, tmp_path: Path, program: str, variable: str) -> None:
-    """Programs that call no model start without its key. Here they end with status 3, because no database exists."""
+    """Programs that call no model need no vendor's key. In this test they end with 3, because no database exists."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits="model='anthropic:claude'"))
     keyless = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "PERDURE_DATABASE_URL"), "")
     ended = run(program, PERDURE_AGENTS="shop", **{**keyless, variable: "openai:small"})
@@ -172,7 +172,7 @@ def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
 def test_an_unusable_key_file_stops_its_readers(
     run: Run, tmp_path: Path, program: str, content: bytes | None, message: str
 ) -> None:
-    """An unreadable key file stops the gateway, and `perdure up`, which would restart the gateway for ever."""
+    """An unusable key file stops the gateway and `perdure up`. Otherwise `up` would restart the gateway for ever."""
     path = tmp_path / "keys"
     if content is not None:
         path.write_bytes(content)

@@ -1,8 +1,8 @@
 """The PERDURE_AGENTS module of the workers in these tests: tools of every effect class, with injected faults.
 
-Importing it makes the process record each commit boundary in the test's fault directory, and execute an armed fault
-there. It also shortens waits that have no setting: two of the outbox, one of awaited calls, and, if `SILENCE_S` is in
-the environment, the watchdog's limit.
+On import, the process begins to record each commit boundary in the test's fault directory, and to execute an
+armed fault there. The import also shortens waits that have no setting: two of the outbox and one of awaited
+calls. The variable `SILENCE_S` shortens the watchdog's limit.
 """
 
 from __future__ import annotations

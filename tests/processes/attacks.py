@@ -1,9 +1,9 @@
 """Attacks on an installation over HTTP and its broker; each attack is one function of a `Target`.
 
 Each attack repeats an input that once stopped the fleet, at its original size, spread over the given time. It does not
-wait for the fleet, and continues after a refusal. `Attackers` runs all attacks concurrently. In a separate process,
-`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, they do not hold the interpreter lock of the
-measuring process.
+wait for replies, and continues after a refusal. `Attackers` runs all attacks concurrently. The command
+`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS` runs them in a separate process, so that they
+do not hold the interpreter lock of the process that measures.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def calculate(target: Target) -> None:
 
 
 def write_hostile_texts(target: Target) -> None:
-    """Send texts that slow down regular expressions and loops, and praise the replies, so that they become cases."""
+    """Send texts that slow down regular expressions and loops. Praise the replies, so that the turns become cases."""
     texts = list(hostile.STORABLE.values())
     with target.client() as client:
         for number in target.rounds():

@@ -1,8 +1,10 @@
 """Every place at which a turn's worker can be killed, and how the turn then ends.
 
 The turn is followed from `turns.submit` to its delivery. `places` enumerates the places at which its process can die.
-A test compares them with the places that an undisturbed turn passes, so it fails if a new boundary of the engine is
-missing here. `CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
+A test compares these places with the places that an undisturbed turn passes, so it fails if a new boundary of the
+engine is missing here.
+
+`CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
 there was no response, accepts a second message, and waits until both turns are settled and the reply is delivered.
 """
 
@@ -85,7 +87,7 @@ def passed(kind: str) -> list[tuple[str, str]]:
 
 
 def places(kind: str) -> list[Place]:
-    """The places at which a turn's process can be killed: those of `passed`, and within each model call."""
+    """The places at which a turn's process can be killed: the places of `passed`, and one within each model call."""
     if kind == KINDS[0]:
         return [*_ways(kind), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
     return _ways(kind)
@@ -190,7 +192,7 @@ class CaseRunner:
 
     @contextmanager
     def _killing(self, case: Case, text: str) -> Iterator[Callable[[], Fired]]:
-        """Prepare the kill; yields a function that waits for it and returns its time and process."""
+        """Prepare the kill; yields a function that waits for the kill, restarts the worker and returns the `Fired`."""
         faults = self.installation.faults
         if case.place.name == "model":
             model_gate = self.model_server.gate(text, case.place.nth)
@@ -215,7 +217,7 @@ class CaseRunner:
         return self._restart_killed(struck)
 
     def _restart_killed(self, struck: Fired) -> Fired:
-        """Wait until the struck worker has ended, and start it again."""
+        """Wait until the killed worker has ended, then start it again; returns `struck`."""
         worker = next(each for each in self.installation.workers if each.pid == struck.pid)
         worker.container.wait()
         worker.container.start()
@@ -226,12 +228,12 @@ class CaseRunner:
         return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
     def _submit(self, text: str, task_id: str) -> dict[str, Any]:
-        """Send a message under `task_id`, and wait until it is accepted; a repetition is a duplicate."""
+        """Send a message under `task_id`, and wait until it is accepted. A repeated call is accepted as a duplicate."""
         accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
         return accepted
 
     def _delivered(self, turn_id: str, since: int) -> None:
-        """Wait until the reply is delivered, and each delivering process has passed that commit or was killed."""
+        """Wait until the reply is delivered, and each delivering process has committed the delivery or was killed."""
 
         def done() -> bool:
             rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)

@@ -130,7 +130,7 @@ def celery_worker_cluster(
 
 @pytest.fixture
 def celery_setup_cls() -> type[CeleryTestSetup]:
-    """The class of the setup, which closes its application after the test."""
+    """The class of the setup. Its `teardown` closes the application after the test."""
     return Setup
 
 

@@ -67,7 +67,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A fault struck process `pid`."""
+    """A fault sent its signal to process `pid`."""
 
     at: float
     pid: int
@@ -129,7 +129,7 @@ class Faults:
         _append(self._effects, json.dumps(asdict(effect)))
 
     def pass_by(self, moment: str, name: str) -> None:
-        """Record the place, and trigger the fault that is armed here, if any."""
+        """Record the place. If a fault is armed for it, send the signal."""
         _append(self._journal, f"{time.monotonic()} {os.getpid()} {moment} {name}")
         try:
             fault = json.loads(self._armed.read_text())
@@ -147,7 +147,7 @@ class Faults:
         try:
             self._armed.rename(self._armed.with_suffix(".taken"))
         except FileNotFoundError:
-            return  # another process claimed it
+            return  # another process claimed the fault
         _write(self._fired, asdict(Fired(time.monotonic(), os.getpid())))
         # To this thread: a signal to the process may stop this thread one commit too late.
         signal.pthread_kill(threading.get_ident(), fault["signal"])

@@ -144,7 +144,7 @@ class Installation:
         return int(rows[0].lease_owner.split()[0].rpartition(":")[2])
 
     def snapshot(self) -> dict[str, list[Any]]:
-        """The rows of the tables, without the sweeper's bookkeeping and late results."""
+        """The rows of the tables, without the columns that the sweeper or a late tool result may change."""
         return {
             "sessions": self._rows("sessions", "woken_at", "wakes"),
             "turns": self._rows("turns"),
@@ -172,11 +172,13 @@ class Installation:
         begun = [row for row in inbox if row.status != "cancelled"]
         shown = [message for message in messages if message.turn_id in {row.turn_id for row in begun}]
         texts = [(message.turn_id, message.content) for message in shown if message.role == "user"]
-        assert texts == [(row.turn_id, row.text) for row in begun], "each message once, in the order accepted"
+        assert texts == [(row.turn_id, row.text) for row in begun], (
+            "each message is in the transcript once, in the order accepted"
+        )
         replies = Counter(
             message.turn_id for message in shown if message.role == "assistant" and not message.tool_calls
         )
-        assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each answered once"
+        assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each turn has one reply"
         order = [message.turn_id for message in shown]
         assert order == sorted(order, key=[row.turn_id for row in begun].index), "turns do not interleave"
 

@@ -1,11 +1,11 @@
 """The model of these tests: a server for the real SDK, whose answers depend on the transcript only.
 
-For the message `pure: 3` the model calls the tool `pure` with the whole text as its note, for `all: 3`
-three tools concurrently; it answers other messages at once. A call that is repeated after a crash
+For the message `pure: 3` the model calls the tool `pure` with the whole text as its note. For `all: 3` it
+calls three tools in one reply. It answers other messages without a tool call. A call that is repeated after a crash
 gets the same answer. A gate holds back the answer to one text, so that a test can act while a
 worker is inside the call.
 
-A request for a conversation's memories gets one memory, of the conversation's first line.
+If the request is to extract a conversation's memories, the answer is one memory, of its first line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Gate:
         self.opened = threading.Event()
 
     def wait(self) -> None:
-        """Return when a worker is inside the call."""
+        """Wait until the call has arrived."""
         if not self.arrived.wait(_LONGEST_S):
             raise AssertionError("no model call arrived")
 
@@ -82,7 +82,7 @@ class ModelServer:
         return _answer(body["messages"], text, self.latencies.get(text, self.latency_s))
 
     def pass_gate(self, body: Wire) -> None:
-        """Record the call, and wait for its gate, if any."""
+        """Record the call. If it has a gate, wait until the gate opens."""
         text = _newest(body)
         with self._lock:
             self.called_at[text].append(time.monotonic())
@@ -110,7 +110,7 @@ def answer_to(text: str, *results: str) -> str:
 
 
 def memory_of(text: str) -> str:
-    """The memory that the model draws from a conversation that begins with `text`."""
+    """The memory that the model extracts from a conversation whose first line is `text`."""
     return f"The user spoke of {text}."
 
 

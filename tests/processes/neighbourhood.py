@@ -46,7 +46,7 @@ class Neighbour:
         (self.directory / "gate").touch()
 
     def send_timed(self, count: int, long_s: float, countdown_s: float) -> list[str]:
-        """Send `count` late-acknowledged tasks that take `long_s` and `count` postponed ones; returns their names."""
+        """Send `count` late-acknowledged tasks of `long_s` and `count` tasks with a countdown; returns their names."""
         names = [f"{kind}-{number}" for kind in ("long", "postponed") for number in range(count)]
         for name in names:
             if name.startswith("long"):

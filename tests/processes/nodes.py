@@ -51,7 +51,7 @@ class ProcessContainer:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start the process, also after it has ended."""
+        """Start the process, for the first time or again."""
         raise NotImplementedError
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
@@ -113,7 +113,7 @@ class WorkerContainer(ProcessContainer):
         return "running" if self._process is not None and self._process.is_alive() else "exited"
 
     def start(self) -> None:
-        """Start the worker; it may take a second until it consumes."""
+        """Start the worker. It may take a second until the worker consumes."""
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._process = forked.start(self._program)
         groups.add(self.pid)
@@ -140,7 +140,7 @@ class WorkerContainer(ProcessContainer):
         """Kill the worker and all processes that it started."""
         if self._process is None:
             return
-        self._process.kill()  # it may not be its group's leader yet
+        self._process.kill()  # the worker may not lead its process group yet
         self.wait()
         _end_group(self.pid)
         self._process.close()
@@ -200,7 +200,7 @@ class RedisContainer(ProcessContainer):
         return True
 
     def teardown(self) -> None:
-        """Stop the server, also if a test has paused it."""
+        """Stop the server, even if a test has paused it."""
         if self.status == "running":
             os.kill(self.pid, signals.SIGCONT)
         while self._runs:
@@ -221,7 +221,7 @@ class PostgresServer:
         return self._runs[-1].url
 
     def restart(self, number: signals.Signals) -> None:
-        """End the server by a signal, and start it again on its committed data."""
+        """End the server with a signal. Start it again on its committed data."""
         self.end(number)
         self.start()
 
@@ -263,7 +263,7 @@ class Worker(CeleryTestWorker):  # type: ignore[misc]
 
 
 class Setup(CeleryTestSetup):  # type: ignore[misc]
-    """A setup whose application knows only the URLs of the broker and the backend."""
+    """A setup whose application has only two settings, the URLs of the broker and the backend."""
 
     def teardown(self) -> None:
         """Close the application's connections."""

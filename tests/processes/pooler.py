@@ -62,7 +62,7 @@ def running(database_url: str, access: Path) -> Iterator[str]:
     file.write_text(_CONFIGURATION.format(host=host, user=direct.username, port=port, directory=directory))
     as_account = []
     if os.geteuid() == 0:
-        account = pwd.getpwuid(Path(host).stat().st_uid)  # the server's: only this account may enter its directory
+        account = pwd.getpwuid(Path(host).stat().st_uid)  # the server's account: no other may enter its directory
         os.chown(directory, account.pw_uid, -1)
         file.chmod(0o644)
         access.parents[1].chmod(0o711)

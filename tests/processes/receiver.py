@@ -27,7 +27,7 @@ class Delivery:
 
 
 class Receiver:
-    """Answers with the next of `statuses`, then with 204; appends each request to `came`."""
+    """Answers each request with the next of `statuses`, or with 204 after the last. Appends each request to `came`."""
 
     def __init__(self) -> None:
         self.statuses: deque[int] = deque()

@@ -38,14 +38,16 @@ def database_url(server: PostgresServer) -> str:
 def test_an_approval_waits_across_a_restart_of_everything(
     installation: Installation, perdure: Perdure, server: PostgresServer
 ) -> None:
-    """Worker, gateway, Redis and PostgreSQL restart; then the call runs once, with the edited arguments."""
+    """After all processes and servers have restarted, an approved call runs once, with the edited arguments."""
     text, edited = "guarded: much", "guarded: less"
     worker = installation.worker("--concurrency", "1")
     worker.ready()
     with serving(perdure) as gateway:
         sent = httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ana", "text": text}).json()
         turn_url = f"/v1/turns/{sent['turn_id']}"
-        wait_until(lambda: _turn(gateway + turn_url)["status"] == "waiting_approval", "it waits", PATIENCE_S)
+        wait_until(
+            lambda: _turn(gateway + turn_url)["status"] == "waiting_approval", "the turn waits for approval", PATIENCE_S
+        )
         before = _turn(gateway + turn_url)
         other = installation.accept("pure: meanwhile", user="bea")
         installation.settled(other.turn_id, within_s=PATIENCE_S)  # by the one thread that the worker has

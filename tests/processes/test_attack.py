@@ -1,4 +1,4 @@
-"""A fleet under attack: ordinary users wait little longer, nothing is lost, and no process needs a restart.
+"""A fleet under attack: ordinary users wait little longer, no turn is lost, and no process needs a restart.
 
 `make chaos` spreads the attacks over a minute. `make check` packs them into ten seconds, without a bound on the delay.
 The attackers' process has a low priority, since real attackers would not use the two cores that the fleet, PostgreSQL,
@@ -61,7 +61,7 @@ def silence() -> Iterator[SilentReceiver]:
 
 @dataclass
 class Ordinary:
-    """Users who ask, wait for the answer, and ask again, within the block."""
+    """Users who send messages within the block. Each waits for the reply before the next message."""
 
     url: str
     name: str
@@ -111,7 +111,7 @@ class Ordinary:
 
 @contextmanager
 def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Attack within the block, from another process; after the block the yielded dictionary has the report."""
+    """Attack from another process during the block. After the block, the yielded dictionary has the report."""
     arguments = [url, KEY, broker_url, silent_url, str(seconds)]
     command = ["nice", "-n", NICENESS, sys.executable, "-m", "tests.processes.attacks", *arguments]
     report: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iter
 def test_ordinary_users_hardly_notice_an_attack(
     installation: Installation, silence: SilentReceiver, seconds: int, most: float | None
 ) -> None:
-    """Under all attacks at once, ordinary users are answered, within `most` times the usual delay."""
+    """During all attacks, ordinary users are answered within `most` times the usual delay."""
     environment = {**installation.environment, **ORDINARY, "PERDURE_REPLY_URLS": f"{silence.url}*"}
     workers = [installation.worker(**environment) for _ in range(2)]
     for worker in workers:

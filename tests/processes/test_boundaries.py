@@ -1,8 +1,8 @@
 """kill -9 of the worker at every commit boundary of a turn, one after another.
 
-The cases are enumerated, not sampled (`make test` plays one of each kind). They take seconds of
-waiting each (for leases to expire), so they are played concurrently on a few installations, each of
-which plays one case at a time, before the first test checks its own.
+The cases are enumerated, not sampled (`make test` plays one of each kind). Each case waits
+seconds for a lease to expire, so a few installations play the cases concurrently, one case at a time
+each. The first test starts after all cases have been played.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_one_case_of_each_kind_is_always_played() -> None:
     ids=str,
 )
 def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
-    """Wherever a process dies, the transcript is that of an undisturbed turn, and effects obey their tools' classes."""
+    """Wherever a process dies, the transcript equals an undisturbed turn's. Each tool's effect class is obeyed."""
     outcome = played[case].result()
     tools = PLANS[case.kind]
     _check_effects(case, outcome)
@@ -154,7 +154,7 @@ def _in_doubt(case: Case) -> bool:
 def test_the_invariants_hold_for_all_sessions(
     case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]
 ) -> None:
-    """This checks all sessions, while each case checks only its own."""
+    """The test checks all sessions of the installations. A case checks only its own session."""
     for future in played.values():
         future.exception()
     for case_runner in case_runners:

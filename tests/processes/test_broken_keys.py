@@ -1,4 +1,4 @@
-"""A broker key whose value kombu cannot use stops no worker; another program's key is not changed."""
+"""A broker key whose value kombu cannot use stops no worker. Keys of other programs stay unchanged."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def _break(client: Any, *keys: str) -> None:
 
 
 def _aside(client: Any) -> dict[str, str]:
-    """The types of the keys that were set aside, by the keys' former names without the prefix."""
+    """The keys that were set aside: their types, by their former names without the prefix."""
     found = client.keys("*.broken-*")
     return {key.removeprefix("perdure:").rpartition(".broken-")[0]: client.type(key) for key in found}
 
 
 @pytest.mark.long
 def test_a_worker_starts_over_broken_keys(installation: Installation, client: Any) -> None:
-    """A broken key once made workers crash in a loop; now each key is renamed and reported once."""
+    """A worker that starts renames each broken key and reports it once, instead of crashing in a loop."""
     _break(client, *KEYS)
     installation.worker().ready()
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
     assert _aside(client) == {key.removeprefix("perdure:"): kind for key, kind in KEYS.items()}
-    assert {client.ttl(key) for key in client.keys("*.broken-*")} == {-1}, "none of them expires"
+    assert {client.ttl(key) for key in client.keys("*.broken-*")} == {-1}, "no key expires"
     (worker,) = installation.workers
     assert worker.container.status == "running"
     for key in KEYS:
@@ -72,7 +72,7 @@ def test_a_worker_starts_over_broken_keys(installation: Installation, client: An
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["perdure:unacked", "perdure:unacked_index"])
 def test_a_worker_continues_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
-    """A submission is accepted even if kombu has just removed it from its queue."""
+    """A submission is accepted even if its key breaks right after kombu removed the message from the queue."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -90,7 +90,7 @@ def test_a_worker_continues_when_a_key_is_broken(installation: Installation, cli
 
 @pytest.mark.long
 def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, client: Any) -> None:
-    """A binding that breaks at runtime stops publishers, although no worker reads it."""
+    """Workers repair a broken binding, although only publishers read it."""
     installation.worker().ready()
     _break(client, "_kombu.binding.turns", "perdure:unacked_mutex")
     wait_until(lambda: len(_aside(client)) == 2, "the keys are set aside", 20)
@@ -100,7 +100,7 @@ def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, cli
 
 @pytest.mark.long
 def test_keys_of_another_program_stay_as_they_are(installation: Installation, client: Any) -> None:
-    """If another program uses a queue's name as a key, the other queues work, and the log tells the operator."""
+    """If another program uses a queue's name as a key, the worker logs how to fix it and consumes the other queues."""
     _break(client, *FOREIGN)
     client.expire("memory", 1_000)
     worker = installation.worker()
@@ -123,7 +123,7 @@ def test_a_queue_is_consumed_again_when_its_key_is_free(installation: Installati
     worker.ready()
     pid = worker.pid
     _break(client, "turns")
-    wait_until(lambda: "the key 'turns' at the broker holds a string" in worker.logs(), "it is reported", 20)
+    wait_until(lambda: "the key 'turns' at the broker holds a string" in worker.logs(), "the key is reported", 20)
     app = Celery(broker=installation.redis.url, backend=installation.redis.url, set_as_current=False)
     with app:
         sent = app.send_task("turns.submit", kwargs={"user_id": "bob", "text": "hi"}, queue="ingress")

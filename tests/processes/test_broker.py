@@ -42,7 +42,7 @@ def _lose_all(installation: Installation) -> None:
 def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]
 ) -> None:
-    """The queue holds only wake-ups; each message is a row, and is answered exactly once without them."""
+    """The queue holds only wake-ups. Each message is a row in PostgreSQL, and is answered once if they are lost."""
     installation.model_server.latency_s = 0.05
     with ThreadPoolExecutor(SENDERS) as senders:
         sending = [
@@ -62,7 +62,7 @@ def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
 def test_messages_are_accepted_while_redis_is_unavailable(
     celery_setup: CeleryTestSetup, installation: Installation, silence: str
 ) -> None:
-    """A sender must wait neither for a broker that refuses connections nor for an unresponsive one."""
+    """Messages are accepted without delay while the broker refuses connections or is unresponsive."""
     pids = [worker.pid for worker in installation.workers]
     before = installation.accept("before")
     installation.redis.kill(silence)
@@ -82,7 +82,7 @@ def test_messages_are_accepted_while_redis_is_unavailable(
 
 @pytest.mark.long
 def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A worker must detect an unresponsive connection that was not closed."""
+    """A worker detects an unresponsive connection that was not closed, and recovers when Redis responds again."""
     installation.settled(installation.accept("before").turn_id)
     installation.redis.kill("SIGSTOP")
     accepted = installation.accept("meanwhile")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 BOUNDARIES = [
     Place("after", "turns.step"),  # the intent is committed, the task is not sent
-    Place("before", "turns.note_sent"),  # the task is sent, and that is not recorded
+    Place("before", "turns.note_sent"),  # the task is sent, but the commit that records it is missing
     Place("after", "turns.note_sent"),
     Place("before", "turns.wait_calls"),
     Place("after", "turns.wait_calls"),
@@ -91,7 +91,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
         waiting = read_turn(installation.database, turn_id)["waiting_for"]
         return None if waiting is None else waiting["progress"]
 
-    assert wait_until(progress, "its progress is shown", PATIENCE_S) == '{"done": 1, "of": 2}'
+    assert wait_until(progress, "the task's progress is shown", PATIENCE_S) == '{"done": 1, "of": 2}'
     installation.faults.release()
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
     assert turn["reply"]["text"] == answer_to(text, done("slow report", text))
@@ -112,7 +112,7 @@ def test_a_list_of_arguments_is_one_task_each(installation: Installation, applic
 
 @pytest.mark.long
 def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Installation, application: Worker) -> None:
-    """No worker runs when the task ends, and its callback is lost: the result is found in the result backend."""
+    """If the task's callback is lost while no worker runs, a worker later reads the task's result from the backend."""
     worker = installation.worker()
     worker.ready()
     text = "slowly: outlives"
@@ -135,13 +135,13 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["cancel", "erase"])
 def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installation, end: str) -> None:
-    """The turn is cancelled, or its user erased, before the application's only process gets to the task."""
+    """If the turn is cancelled or its user erased while the task is queued, the task is revoked and never runs."""
     _application(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id
     wait_until(lambda: installation.faults.effects("slowly: busy"), "the application is busy", PATIENCE_S)
     unwanted = installation.accept("report: unwanted", user="cid").turn_id
-    wait_until(lambda: _status(installation, unwanted) == "parked", "it waits", PATIENCE_S)
+    wait_until(lambda: _status(installation, unwanted) == "parked", "the turn waits for its task", PATIENCE_S)
     if end == "cancel":
         cancel(installation.runtime, unwanted)
         assert _status(installation, unwanted) == "cancelled"
@@ -151,7 +151,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
         revoked = "SELECT FROM erasures WHERE revoked_at IS NOT NULL AND %(id)s IS NOT NULL"
     wait_until(lambda: installation.query(revoked, id=unwanted), "a sweep revokes its task", PATIENCE_S)
     wanted = installation.accept("report: wanted", user="dee").turn_id
-    wait_until(lambda: _status(installation, wanted) == "parked", "it waits", PATIENCE_S)
+    wait_until(lambda: _status(installation, wanted) == "parked", "the turn waits for its task", PATIENCE_S)
     installation.faults.release()
     installation.settled(busy, wanted, within_s=PATIENCE_S)
     assert len(installation.faults.effects("report: wanted")) == 1
@@ -162,7 +162,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
 def test_over_rabbitmq(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path
 ) -> None:
-    """The application's callback reaches the queue `ingress` over RabbitMQ; results are in Redis."""
+    """With RabbitMQ as the broker and Redis as the result backend, the task's callback reaches the queue `ingress`."""
     with rabbit.running(tmp_path) as broker_url:
         installation = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
         try:
@@ -194,7 +194,7 @@ def _status(installation: Installation, turn_id: UUID) -> str:
 def test_after_a_kill_the_task_is_done_once(
     installation: Installation, application: Worker, kind: str, place: Place
 ) -> None:
-    """Wherever a worker dies, the result arrives once; an unsafe task that may have been sent is not sent again."""
+    """Wherever a worker dies, the result arrives once. An unsafe task that may have been sent is not sent again."""
     workers = [installation.worker(), installation.worker()]
     for each in workers:
         each.ready()

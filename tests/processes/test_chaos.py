@@ -2,10 +2,10 @@
 
 Next to the fleet there are receivers of replies that accept a connection and never answer, turns with a row that
 no release can read, and, after the first third of the time, another Celery application on the same Redis database.
-Once it runs, Redis is neither flushed nor restarted, since the application would lose its tasks in any case; perdure's
-own keys are removed instead.
+After it has started, the faults remove only perdure's keys and neither flush nor restart Redis, because those two
+faults would lose the application's tasks.
 
-Run by `make chaos`. `PERDURE_CHAOS_MINUTES` is the duration (default 3), `PERDURE_CHAOS_SEED`
+Run by `make chaos`. `PERDURE_CHAOS_MINUTES` is the duration (default 3). `PERDURE_CHAOS_SEED`
 repeats a run's random choices.
 """
 
@@ -233,7 +233,7 @@ class Sender:
 
 
 def _spoil(installation: Installation) -> list[Accepted]:
-    """Let a few turns wait for approval, make a row of each unreadable, and approve them."""
+    """Let a few turns wait for approval. Make one row of each turn unreadable, then approve the calls."""
     doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
     for each in doomed:
         wait_until(partial(_waits, installation, each.turn_id), "the turn waits for approval", 60)
@@ -253,7 +253,7 @@ def _waits(installation: Installation, turn_id: UUID) -> bool:
 
 
 def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[dict[str, Any]]:
-    """Wait until the turns with an unreadable row have failed; the next message of each session is answered."""
+    """Assert that the turns with an unreadable row fail, and that each session's next message is answered."""
     turns = installation.settled(*(each.turn_id for each in doomed), within_s=120)
     assert {(turn["status"], turn["error"]["code"]) for turn in turns} == {("failed", "BUDGET_EXHAUSTED")}
     behind = [

@@ -48,7 +48,7 @@ def database_url(server: PostgresServer) -> str:
 def test_accepted_messages_survive_a_restart(
     celery_setup: CeleryTestSetup, installation: Installation, server: PostgresServer, number: signal.Signals
 ) -> None:
-    """An accepted message survives a fast shutdown, an immediate one and a killed postmaster."""
+    """An accepted message survives a fast shutdown, an immediate shutdown and a killed postmaster."""
     installation.model_server.latency_s = 0.05
     pids = [worker.pid for worker in installation.workers]
     accepted: list[Accepted] = []

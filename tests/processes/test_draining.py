@@ -40,7 +40,7 @@ class Draining:
         return self._thread.is_alive()
 
     def report(self) -> dict[str, Any]:
-        """The report that the command prints when it exits with status 0."""
+        """Wait until the command exits with status 0; returns the report that it printed."""
         self._thread.join()
         assert self._ended[0].returncode == 0, self._ended[0].stderr
         report: dict[str, Any] = json.loads(self._ended[0].stdout)
@@ -49,7 +49,7 @@ class Draining:
 
 @pytest.mark.long
 def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
-    """A drain aborts the model call, awaits the tool and begins no turn; after --resume turns run and sessions end."""
+    """A drain aborts a model call, awaits a tool and begins no turn. After `--resume` the turns run."""
     gate = installation.model_server.gate("hello")
     first, second = (installation.worker("--concurrency=1", **SLOW_TOOL) for _ in range(2))
     for worker in (first, second):

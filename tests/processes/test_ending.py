@@ -1,4 +1,4 @@
-"""Sessions' ends: kill -9 of the worker at every commit boundary, a shutdown, and messages during the summary.
+"""The end of a session: kill -9 of the worker at every commit boundary, a shutdown, and messages during the summary.
 
 All tests share two workers; one at a time is killed and started again.
 """
@@ -79,7 +79,7 @@ class Fleet:
         return [row.content for row in self.sql(known, id=session_id)]
 
     def restart_killed(self, pid: int) -> int | None:
-        """Wait until the worker has ended, and start it again; returns its exit status."""
+        """Wait until the worker `pid` has ended, then start it again; returns the exit status."""
         worker: Worker = next(each for each in self.installation.workers if each.pid == pid)
         status: int | None = worker.container.wait()
         worker.container.start()
@@ -123,7 +123,7 @@ def test_the_enumeration_is_complete(fleet: Fleet) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_after_a_kill_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
-    """Wherever the ending process dies, another one continues, and the session is consolidated once."""
+    """Wherever the process that ends a session dies, another process continues. The session is consolidated once."""
     text = f"killed {place}"
     session_id = fleet.talk(text, TURNS)
     if place == SUMMARIZING:
@@ -146,7 +146,7 @@ def test_after_a_kill_a_session_ends_with_one_summary(fleet: Fleet, place: Place
 
 @pytest.mark.long
 def test_after_a_shutdown_another_worker_summarises(fleet: Fleet) -> None:
-    """The worker waits for the model at most for its drain time and exits with 0; another worker repeats the call."""
+    """A worker that shuts down exits with 0 after at most its drain time. Another worker repeats the model call."""
     text = "handed on"
     session_id = fleet.talk(text, TURNS)
     gate = fleet.installation.model_server.gate(summarised_as(text, TURNS))
@@ -166,7 +166,7 @@ def test_after_a_shutdown_another_worker_summarises(fleet: Fleet) -> None:
 
 @pytest.mark.long
 def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
-    """While the model hangs in the summary, the next session answers, and its prompt has the earlier conversation."""
+    """While the summary's model call hangs, the next session answers. Its prompt has the earlier conversation."""
     text = "before a long summary"
     session_id = fleet.talk(text)
     gate = fleet.installation.model_server.gate(summarised_as(text))
@@ -184,7 +184,7 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
-    """The places that an end passes, each once, since a repeated wake-up may attempt another claim."""
+    """The places that a session's end passes, without repetitions: a repeated wake-up may attempt another claim."""
     notes = fleet.installation.faults.notes(since)
     places = [(note.moment, note.name) for note in notes if not is_unrelated(note.name)]
     return list(dict.fromkeys(places))

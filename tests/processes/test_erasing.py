@@ -1,7 +1,7 @@
 """After an erasure, no file, Redis key, table or log contains a text of the user.
 
-The servers are the embedded ones of `perdure up`. docs/operating.md ("What erasing reaches") documents the files that
-are excluded below, and how long a text remains in them.
+The servers are the embedded ones of `perdure up`. docs/operating.md ("What erasing reaches") documents the files
+that these tests exclude, and how long a text remains in them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXCLUDED = ("postgres/data/pg_wal", "postgres/data/base")
 
 
 class Quoting(ModelServer):
-    """A model whose server refuses some texts, and quotes them in its error."""
+    """A model server that refuses some texts with an error that quotes them."""
 
     def answer(self, body: Wire) -> Step:
         """The answer to a prompt."""
@@ -184,7 +184,7 @@ def _remember(user_data: UserData, installation: Installation, turn_id: str) -> 
 
 
 def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None:
-    """Let a statement with a text of the user fail with a lock timeout."""
+    """Make a statement that contains a text of the user fail with a lock timeout."""
     url = installation.database.url
     with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
         connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
@@ -196,7 +196,7 @@ def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None
 
 
 def poison(user_data: UserData, installation: Installation) -> None:
-    """Send a message whose turn kills its worker, and fails when the worker runs again."""
+    """Send a message whose turn kills the worker. Restart the worker, and wait until the turn has failed."""
     (worker,) = installation.workers
     text = f"deadly: {user_data.word}"
     accepted = user_data._client.post("/v1/messages", json={"user_id": user_data.user, "text": text}).json()
@@ -253,7 +253,7 @@ def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -
 def test_an_erasure_leaves_no_text_of_the_user(
     installation: Installation, perdure: Perdure, data: Path, tmp_path: Path
 ) -> None:
-    """The user writes by HTTP, Celery, CLI and import; some messages are refused, fail, or kill the worker."""
+    """Texts arrive by HTTP, Celery, CLI and import. Some are refused, some turns fail, and one kills the worker."""
     with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
         for user_data in (UserData(client, installation, OTHER, KEPT), UserData(client, installation, USER, SECRET)):
             errors = live(user_data, installation, perdure, tmp_path)
@@ -281,7 +281,7 @@ def test_an_erasure_leaves_no_text_of_the_user(
 
 
 def _erased_for_good(installation: Installation, data: Path) -> None:
-    """The steps in docs/operating.md for operators remove the texts from the table files, too."""
+    """`VACUUM FULL` and `CHECKPOINT` remove the texts from the table files, as docs/operating.md states."""
     with installation.database.engine.connect() as connection:
         connection.exec_driver_sql("VACUUM FULL")
         connection.exec_driver_sql("CHECKPOINT")

@@ -64,7 +64,7 @@ def sent(app: Celery, queue: str = "ingress", **message: Any) -> str:
 def test_no_text_of_a_user_is_in_flower(
     installation: Installation, perdure: Perdure, foreign: Celery, tmp_path: Path
 ) -> None:
-    """Neither accepted nor refused submissions, nor positional arguments, show their texts in Flower."""
+    """Flower shows no argument of accepted, refused or unconsumed submissions, except ids."""
     worker = installation.worker("--task-events")
     worker.container.ready()
     with flower(perdure, tmp_path / "data") as client:
@@ -84,7 +84,7 @@ def test_no_text_of_a_user_is_in_flower(
 
 
 def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
-    """The states of submissions, once Flower has seen an accepted, a refused and an unconsumed one."""
+    """Send submissions until Flower lists an accepted, a refused and an unconsumed one; returns their states by id."""
     ids: set[str] = set()
 
     def known() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""At shutdown a worker writes those turns of its sessions to PostgreSQL that only Redis has."""
+"""At shutdown a worker finds the turns of its sessions that only Redis has, and writes them to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 def test_a_shutdown_writes_turns_that_postgresql_lacks(
     installation: Installation, celery_setup: CeleryTestSetup
 ) -> None:
-    """Entries are written once, and only under a current token: a newer holder flushes its session itself."""
+    """A worker writes each entry once. It skips a session whose token is stale: the newer holder flushes it."""
     worker = installation.workers[0]
     redis = RedisMemory.at(installation.redis.url, MemorySettings(), SystemClock())
     known = installation.accept("hello", user="ana")
@@ -48,7 +48,7 @@ def test_a_shutdown_writes_turns_that_postgresql_lacks(
     assert _lines(installation, known.session_id) == written
     assert _turns(installation, known.session_id) == [known.turn_id, lost[known.session_id].turn_id]
 
-    # After another run of the worker, PostgreSQL lacks no entry of Redis.
+    # At the next shutdown, PostgreSQL already has every entry.
     worker.container.start()
     again = installation.accept("again", user="ana")
     assert again.session_id == known.session_id

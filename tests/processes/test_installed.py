@@ -79,7 +79,7 @@ def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installation, shop: Shop) -> None:
-    """No setting of the application affects perdure's tasks, and the application's tasks run as before."""
+    """No setting of the application affects perdure's tasks. The application's own tasks run, too."""
     shop.perdures()
     shop.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"})
     for name in ("shop.quick", "sessions.expired_carts"):
@@ -93,7 +93,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
 
 @pytest.mark.long
 def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
-    """The task is routed like the application's others; its callback carries the result, without a result backend."""
+    """The task is routed like the application's other tasks. Without a result backend, its callback has the result."""
     shop.perdures()
     text = "report: a"
     (turn,) = installation.settled(installation.accept(text).turn_id, within_s=AT_ONCE_S)
@@ -104,7 +104,7 @@ def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation,
 
 @pytest.mark.long
 def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation: Installation, shop: Shop) -> None:
-    """Another worker continues the turn at once; the application's task runs to its end, as in Celery."""
+    """At a shutdown another worker continues the turn at once. The application's task runs to its end, as in Celery."""
     leaving = shop.perdures()
     gate = installation.model_server.gate("hello")
     shop.app.send_task("shop.slow")
@@ -127,7 +127,7 @@ def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation
 
 @pytest.mark.long
 def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Installation, shop: Shop) -> None:
-    """The limit applies to perdure's work only: a late-acknowledged task that is killed would run twice."""
+    """The hard limit applies only to perdure's work. A late-acknowledged task would run twice if it were killed."""
     installation.environment["PERDURE_SHUTDOWN__HARD_EXIT_S"] = "1.5"
     leaving = shop.perdures()
     shop.app.send_task("shop.slow")
@@ -156,7 +156,7 @@ def test_another_worker_continues_a_killed_workers_turn(installation: Installati
 
 @pytest.mark.long
 def test_a_prefork_worker_of_the_applications_queues_is_unaffected(installation: Installation, shop: Shop) -> None:
-    """Such a worker has no threads or connections of perdure, and consumes none of its queues."""
+    """A prefork worker of the application starts no thread or connection of perdure, and consumes no queue of it."""
     before = installation.query(CONNECTIONS)
     worker = shop.worker("-c", "1")
     worker.container.ready()
@@ -188,7 +188,7 @@ def test_an_unrelated_application_shares_the_servers(  # noqa: PLR0917 (fixtures
     long_s: float,
     countdown_s: float,
 ) -> None:
-    """Next to perdure's workers, the tasks of an unrelated application run once and its tables stay untouched."""
+    """An unrelated application on the same servers keeps its tables, and each of its tasks runs once."""
     tables = [f"public.{name}" for name in THEIRS]
     with installation.database.engine.begin() as connection:
         for table in tables:
@@ -218,7 +218,7 @@ def test_an_unrelated_application_shares_the_servers(  # noqa: PLR0917 (fixtures
 
 
 def test_a_prefork_worker_of_perdures_queues_is_refused(installation: Installation, shop: Shop) -> None:
-    """The worker logs which option to change, and exits with the status of an invalid setting."""
+    """A prefork worker of perdure's queues logs which option to change, and exits with status 2."""
     worker = shop.worker("-Q", "turns")
     assert worker.container.wait() == 2
     assert "start the worker with `-P threads`" in worker.logs()

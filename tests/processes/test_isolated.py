@@ -1,4 +1,4 @@
-"""An isolated turn whose process holds the interpreter lock: what ends the process, and how the turn ends."""
+"""An isolated turn whose process holds the interpreter lock: its process is killed, and the turn ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_time_limit_fails_the_turn(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_a_cancellation_ends_the_process(installation: Installation) -> None:
-    """The process cannot notice the cancellation, and the user must not wait for the time limit."""
+    """A cancellation kills the process, because the process itself cannot notice the cancellation."""
     _, accepted, child = held(installation)
     cancel(installation.runtime, accepted.turn_id)
 
@@ -70,7 +70,7 @@ def test_a_cancellation_ends_the_process(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_a_requested_end_waits_for_the_time_limit(installation: Installation) -> None:
-    """A requested end does not kill the process: accepted turns run first, until their time limit."""
+    """A request to end the session does not kill the process, because accepted turns run before the end."""
     _, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
     request_end(installation.database, accepted.session_id, "requested")
 
@@ -84,7 +84,7 @@ def test_a_requested_end_waits_for_the_time_limit(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
-    """The process holds the user's texts in memory, and its result is no longer needed."""
+    """An erasure kills the process, which holds the user's texts in memory and whose result is not needed."""
     worker, _, child = held(installation)
     installation.runtime.eraser.erase("ana")
 
@@ -95,7 +95,7 @@ def test_the_erasure_of_its_user_ends_the_process(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_process_dies_with_its_worker(installation: Installation) -> None:
-    """After the worker's death no other process would end the turn's process."""
+    """The turn's process ends if its worker is killed, because no other process would end it."""
     worker, _, child = held(installation)
     worker.container.signal(signal.SIGKILL)
 

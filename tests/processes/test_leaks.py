@@ -1,4 +1,4 @@
-"""Hanging tools in a real worker: the turn continues, the threads are counted, and too many end the worker."""
+"""Hanging tools in a real worker: the turn continues, and too many hanging threads shut the worker down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def test_a_worker_with_too_many_hanging_tools_shuts_down(installation: Installation) -> None:
-    """Another worker continues; all turns are answered, including one that was in a model call at the shutdown."""
+    """Another worker answers the remaining turns, including one that was in a model call at the shutdown."""
     worker = installation.worker(PERDURE_TURN__MAX_LEAKED_THREADS="1")
     worker.ready()
     first = installation.accept("hanging: 1", user="ana")
@@ -40,7 +40,9 @@ def test_a_worker_with_too_many_hanging_tools_shuts_down(installation: Installat
     gate.opened.set()
 
     assert [turn["reply"]["text"] for turn in turns] == [answer_to("hello"), answer_to("hanging: 2", UNKNOWN_OUTCOME)]
-    assert [effect.note for effect in installation.faults.effects()] == ["hanging: 1", "hanging: 2"], "each once"
+    assert [effect.note for effect in installation.faults.effects()] == ["hanging: 1", "hanging: 2"], (
+        "each tool runs once"
+    )
     installation.check()
 
 

@@ -129,7 +129,7 @@ def _answers(port: int) -> bool:
 def test_a_gateway_logs_each_phase_of_its_shutdown(
     installation: Installation, perdure: Perdure, *, hastened: bool
 ) -> None:
-    """New messages are refused; a waiting request is answered when its turn settles, or at a second signal."""
+    """A drain refuses new messages. A waiting request is answered when its turn settles, or at a second signal."""
     with serving(installation, perdure, **PATIENT) as (gateway, port):
         waiting = Waiting(port)
         gateway.signal(signal.SIGINT if hastened else signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_a_gateway_logs_each_phase_of_its_shutdown(
 
 @pytest.mark.parametrize("hard_exit_s", [2, 60])
 def test_a_hanging_response_makes_the_status_1(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
-    """The gateway cuts the response off, or exits first because of the hard limit."""
+    """An unfinished response makes the status 1: the gateway cuts it off, or exits earlier at the hard limit."""
     settings = {"PERDURE_SHUTDOWN__DRAIN_S": "1", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(hard_exit_s)}
     with serving(installation, perdure, **settings) as (gateway, port), socket.socket() as mute:
         mute.connect(("127.0.0.1", port))
@@ -176,7 +176,7 @@ def test_a_hanging_response_makes_the_status_1(installation: Installation, perdu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_beat_logs_its_shutdown(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
-    """Beat exits with 0 and one log line, also after two signals."""
+    """Beat exits with 0 and logs one line. A second signal changes nothing."""
     with running(installation, perdure, "beat") as beat:
         beat.wait_for("beat runs until")
         beat.signal(number)
@@ -191,7 +191,7 @@ def test_beat_logs_its_shutdown(installation: Installation, perdure: Perdure, nu
 def test_an_interrupted_send_prints_the_turns_id(
     installation: Installation, perdure: Perdure, number: signal.Signals
 ) -> None:
-    """The message is accepted and will be answered; the reply can be read by the turn's id."""
+    """An interrupted `perdure send` prints the turn's id, because the message is accepted and its reply comes later."""
     with running(installation, perdure, "send", "hello", "--wait", "60", "--json") as sending:
         wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the message is accepted", _PATIENCE_S)
         sending.signal(number)

@@ -132,7 +132,7 @@ def client(installation: Installation) -> Iterator[Any]:
 def test_a_malformed_item_is_dropped_and_the_next_message_runs(
     celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
 ) -> None:
-    """A malformed item must neither stop a worker nor be copied into its log."""
+    """A malformed item stops no worker, and its text is not in the worker's log."""
     (worker,) = installation.workers
     pid = worker.pid
     for number, (name, item) in enumerate(ITEMS.items()):
@@ -151,7 +151,7 @@ def test_a_malformed_item_is_dropped_and_the_next_message_runs(
 
 
 def test_a_malformed_control_command_is_dropped(installation: Installation, client: Any) -> None:
-    """A published item reaches every worker, so it must stop none of them."""
+    """A malformed item on the control channel, which reaches every worker, stops none of them."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -169,7 +169,7 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
 
 @pytest.mark.long
 def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
-    """The log reports the first item at once and the number of the others later, here at shutdown."""
+    """The log reports the first dropped item at once. It reports the number of the others later, here at shutdown."""
     client.lpush("turns", *[TEXT.encode()] * 500)
     worker = installation.worker()
     worker.ready()
@@ -186,7 +186,7 @@ def test_a_message_of_another_content_type_returns_to_its_queue(installation: In
     client.lpush("memory", item)
     worker = installation.worker()
     worker.ready()
-    wait_until(lambda: "a message that cannot be decoded; they are returned" in worker.logs(), "it is held")
+    wait_until(lambda: "a message that cannot be decoded; they are returned" in worker.logs(), "the message is held")
     worker.kill("SIGTERM")
     assert worker.container.wait() == 0
     assert client.llen("memory") == 1

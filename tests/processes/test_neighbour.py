@@ -48,7 +48,7 @@ def operator(installation: Installation) -> Iterator[Celery]:
 
 
 def age(client: Any, index: str) -> None:
-    """Make the unacknowledged messages of `index` older than perdure's visibility timeout."""
+    """Make the unacknowledged messages in the sorted set `index` older than perdure's visibility timeout."""
     client.zadd(index, dict.fromkeys(client.zrange(index, 0, -1), time.time() - REDELIVER_S - 1))
 
 
@@ -59,7 +59,7 @@ def own_keys(operator: Celery) -> dict[str, str]:
 
 
 def take(url: str, queue: str, keys: Mapping[str, str]) -> None:
-    """Take a message without acknowledging it, like a worker that is then killed."""
+    """Take a message and leave it unacknowledged, as a killed worker does."""
     with Connection(url, transport_options=dict(keys)) as connection:
         channel: Any = connection.channel()
         channel.do_restore = False
@@ -82,7 +82,7 @@ def accepted(installation: Installation, text: str) -> bool:
 def test_the_slow_tasks_of_an_application_run_once(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Perdure's visibility timeout of a minute must not apply to the application's messages, which have an hour."""
+    """Perdure's visibility timeout of a minute does not apply to the application's messages. Theirs is an hour."""
     installation.worker("-Q", "turns").container.ready()
     neighbour.worker()
     neighbour.app.send_task("neighbour.late")
@@ -105,7 +105,7 @@ def test_the_slow_tasks_of_an_application_run_once(
 def test_neither_application_sees_the_workers_of_the_other(
     installation: Installation, neighbour: Neighbour, operator: Celery
 ) -> None:
-    """`celery inspect`, Flower, gossip and mingle use control and event exchanges; each application has its own."""
+    """Each application has its own exchanges for control and events, which `inspect`, Flower and gossip use."""
     installation.worker().container.ready()
     neighbour.worker()
     for app, name in ((operator, "worker-1"), (neighbour.app, "neighbour")):
@@ -135,14 +135,14 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     neighbour.app.send_task("neighbour.quick", queue="turns")
     publish_by_topic(neighbour.app, "deliveries")
     starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
-    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # a built-in task, also in perdure
+    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # perdure has it, too
     wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
 
     first, *_, last = returns(installation.redis.url, "turns", 4)
     assert last - first > 3 * DELAY_S * 0.9
-    assert worker.logs().count("perdure has no task for") == 3, "it reports each queue once a minute"
+    assert worker.logs().count("perdure has no task for") == 3, "perdure reports each queue once a minute"
 
     neighbour.worker("-Q", "turns,deliveries,memory")
     wait_until(lambda: neighbour.runs() == {"quick": 3}, "the application runs all three")
@@ -195,7 +195,7 @@ def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
 def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Another worker restores the killed worker's tasks at levels that the application reads."""
+    """Another worker of perdure restores the tasks at levels that the application's workers read."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -232,7 +232,7 @@ def returns(url: str, queue: str, count: int) -> list[float]:
 def test_a_worker_that_stops_returns_unknown_tasks_first(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """The worker returns unknown tasks before it waits for its running turns, which may take long."""
+    """A worker that shuts down returns unknown tasks to their queue before it waits for its running turns."""
     gate = installation.model_server.gate("slow")
     worker = installation.worker(PERDURE_SHUTDOWN__DRAIN_S="60", PERDURE_SHUTDOWN__HARD_EXIT_S="90")
     worker.container.ready()
@@ -241,7 +241,7 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
     neighbour.app.send_task("neighbour.quick", queue="deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.signal(signal.SIGTERM)
-    wait_until(lambda: "1 of 4" in worker.logs(), "perdure consumes no more")
+    wait_until(lambda: "1 of 4" in worker.logs(), "the worker has stopped consuming")
     assert (client.llen("deliveries"), client.hlen("perdure:unacked")) == (1, 0)
     assert worker.container.status == "running"
     gate.opened.set()
@@ -253,7 +253,7 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
 def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Kombu would publish the message to its exchange, whose bindings perdure does not know, and so lose it."""
+    """A killed worker's message returns to its queue. Kombu would lose it: perdure has no binding of its exchange."""
     worker = installation.worker()
     worker.container.ready()
     publish_by_topic(neighbour.app, "deliveries")
@@ -271,7 +271,7 @@ def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
 def test_messages_left_by_the_previous_release_are_restored(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """The previous release used kombu's default keys; only perdure's abandoned messages there are restored."""
+    """Of the messages in kombu's default keys, which the previous release used, only perdure's own are restored."""
     submit(neighbour.app, "abandoned")
     neighbour.app.send_task("neighbour.quick")
     neighbour.app.send_task("neighbour.quick", queue="turns")
@@ -298,7 +298,7 @@ def test_messages_left_by_the_previous_release_are_restored(
 def test_all_keys_of_an_installation_begin_with_its_prefix(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Only keys that other programs must find, too, have the names of kombu and Celery."""
+    """Except for bindings and task results, whose keys other programs read, all keys begin with the prefix."""
     installation.worker(PERDURE_REDIS_PREFIX="other:", PERDURE_SNAPSHOTS="redis").container.ready()
     submit(neighbour.app, "hello")
     wait_until(lambda: accepted(installation, "hello"), "the message is accepted")

@@ -57,7 +57,7 @@ def _turns(installation: Installation) -> int:
 def test_the_sdk_talks_to_a_durable_agent(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """Models, completions (whole and streamed) and responses (whole, streamed and in the background) work."""
+    """The SDK's calls for models, completions and responses work, also with streams and in the background."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.01)
     assert [each.id for each in client.models.list()] == ["tester"]
 
@@ -94,7 +94,9 @@ def test_the_sdk_talks_to_a_durable_agent(
     background = client.responses.create(model="tester", user="ana", input="tell", background=True)
     assert background.status in {"queued", "in_progress"}
     assert client.responses.create(model="tester", user="ana", input="tell", background=True).id == background.id
-    wait_until(lambda: client.responses.retrieve(background.id).status == "completed", "it is complete", PATIENCE_S)
+    wait_until(
+        lambda: client.responses.retrieve(background.id).status == "completed", "the response is complete", PATIENCE_S
+    )
     assert client.responses.retrieve(background.id).output_text == STORY
     installation.check()
 
@@ -116,7 +118,7 @@ def test_only_the_newest_message_is_sent_and_the_rest_is_known(
 def test_a_repeated_text_is_a_new_message_and_a_retry_is_not(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A retry after a lost connection gets the same turn; the same text after an answer is a second turn."""
+    """A retry after a lost connection joins the same turn. The same text after a complete answer is a new turn."""
     assert _ask(client, "ok") == _ask(client, "ok") == answer_to("ok")
     assert _turns(installation) == 2
     same = {"Idempotency-Key": "key-1"}
@@ -129,18 +131,18 @@ def test_a_repeated_text_is_a_new_message_and_a_retry_is_not(
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
     with socket.create_connection((where.hostname, where.port)) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        assert gate.arrived.wait(PATIENCE_S)  # the message is accepted, and its turn runs
+        assert gate.arrived.wait(PATIENCE_S)  # the message is accepted and its turn runs
     gate.opened.set()
     assert _ask(client, "later") == answer_to("later")
     assert _turns(installation) == 4
     assert _ask(client, "later") == answer_to("later")
-    assert _turns(installation) == 5, "its answer was sent, so this is a new message"
+    assert _turns(installation) == 5, "the answer was sent, so this is a new message"
 
 
 def test_a_response_resumes_after_the_gateway_was_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """At a restarted gateway, `starting_after` continues with the next word."""
+    """After the gateway is killed and restarted, `starting_after` continues with the next event."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.03)
     texts, last = [], 0
     stream = client.responses.create(model="tester", user="ana", input="tell", stream=True, background=True)
@@ -200,13 +202,15 @@ def test_tool_calls_are_reasoning_at_any_gateway(
 def test_cancelled_and_failed_turns(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A cancelled turn's response has the status `cancelled`; a failed turn is an error that the SDK does not retry."""
+    """A cancelled turn's response has the status `cancelled`. For a failed turn the SDK raises, and does not retry."""
     gate = installation.model_server.gate("wait")
     made = client.responses.create(model="tester", user="ana", input="wait", background=True)
     assert gate.arrived.wait(PATIENCE_S)
     cancelled = client.responses.cancel(made.id)
     gate.opened.set()
-    wait_until(lambda: client.responses.retrieve(made.id).status == "cancelled", "it is cancelled", PATIENCE_S)
+    wait_until(
+        lambda: client.responses.retrieve(made.id).status == "cancelled", "the response is cancelled", PATIENCE_S
+    )
     assert cancelled.id == made.id
     installation.model_server.answers["nothing"] = Answer("")
     with pytest.raises(openai.APIStatusError) as failed:
@@ -247,7 +251,7 @@ def test_bad_requests_have_openais_shape(
 def test_a_front_ends_title_request_is_no_turn(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """A front end's own requests, for a title or tags, are answered outside of the conversation."""
+    """A front end's request for a title or tags is answered without a turn, outside of the conversation."""
     title = _ask(client, "### Task:\nGenerate a title.")
     assert title == answer_to("### Task:\nGenerate a title.")
     assert _ask(client, "Tag this", extra_headers={"X-OpenWebUI-Task": "tags_generation"}) == answer_to("Tag this")
@@ -258,7 +262,7 @@ def test_a_front_ends_title_request_is_no_turn(
 def test_a_stopping_gateway_ends_a_stream_with_an_error(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A repetition of the request gets the whole answer of the same turn."""
+    """A gateway that shuts down ends a stream with an error. A repeated request gets the same turn's whole answer."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=3, interval_s=0.15)
     stream = client.chat.completions.create(
         model="tester", user="ana", messages=[{"role": "user", "content": "tell"}], stream=True

@@ -38,7 +38,7 @@ def gateway(perdure: Perdure) -> Iterator[str]:
 def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
     installation: Installation, perdure: Perdure, gateway: str
 ) -> None:
-    """Replies name the model that answered; the command and the HTTP route show the same breaker."""
+    """Each turn names the model that replied. The command and the HTTP route show the same breaker."""
     model_server = installation.model_server
     _configure(installation, FALLBACK_MODELS="offline", BREAKER__FAILURE_THRESHOLD="2")
     installation.worker().ready()
@@ -74,7 +74,7 @@ def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
 def test_parked_turns_are_answered_when_the_model_is_back(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
-    """Parked turns of many sessions are woken a few per round, run in order, and take one attempt each."""
+    """After the model recovers, each sweep wakes a few sessions. Their turns run in order. Parking uses no attempt."""
     model_server = installation.model_server
     _configure(installation, TURN__ON_UNAVAILABLE="park", BREAKER__FAILURE_THRESHOLD="1", RETRY__MAX_ATTEMPTS="1")
     worker = installation.worker()

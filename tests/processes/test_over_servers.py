@@ -43,7 +43,7 @@ def installation(
     model_server: ModelServer,
     tmp_path: Path,
 ) -> Iterator[Installation]:
-    """An installation over one of these servers, without workers."""
+    """An installation over PgBouncer or RabbitMQ, without workers."""
     broker_url = pooled_url = None
     if request.param == "rabbitmq":
         broker_url = request.getfixturevalue("rabbitmq")

@@ -21,10 +21,10 @@ SHARED_ATTEMPTS = 2
 def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
     celery_setup: CeleryTestSetup, installation: Installation, worker_count: int
 ) -> None:
-    """A poisonous turn must not use up the attempts of the ten turns that run concurrently."""
+    """A turn that kills its process fails after its attempts. The ten turns that run concurrently succeed."""
     (worker,) = installation.workers
     pids = [worker.pid]
-    # The bystanders are in a model call when the process is killed, twice; then they may finish.
+    # The process is killed while the bystanders are in a model call. Their gates open after the second kill.
     gates = [installation.model_server.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
     bystanders = [installation.accept(f"hello {number}", user=f"bystander {number}") for number in range(BYSTANDERS)]
     for gate in gates:

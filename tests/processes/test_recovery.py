@@ -1,4 +1,4 @@
-"""Another worker soon continues a killed worker's turn; a worker that was paused past its lease writes nothing."""
+"""Another worker continues a killed worker's turn. A worker that was paused past its lease writes nothing."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_another_worker_continues_within_lease_and_sweep(
 
 @pytest.fixture
 def stopped(celery_setup: CeleryTestSetup, installation: Installation) -> Iterator[Stopped]:
-    """Two workers, one of which the test pauses with SIGSTOP."""
+    """The control of a worker that the test pauses with SIGSTOP. It is resumed after the test."""
     made = Stopped(installation)
     yield made
     made.resume()
 
 
 class Stopped:
-    """Pauses one worker past its lease, until another worker has continued its work, and then resumes it."""
+    """One worker that is paused past its lease, until another worker has continued its work."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -74,7 +74,7 @@ class Stopped:
             os.kill(self.worker.pid, signal.SIGCONT)
 
     def writes_nothing_and_lives(self) -> None:
-        """Resume the worker; assert that it changes no table, and runs a new turn as the only worker."""
+        """Resume the worker. Assert that it changes no table, and that it runs a new turn as the only worker."""
         installation, worker = self._installation, self.worker
         assert worker is not None
         before = installation.snapshot()
@@ -103,7 +103,7 @@ class Stopped:
 
 @pytest.mark.long
 def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Installation) -> None:
-    """The model's late answer must not be written, since another worker has repeated the call."""
+    """The resumed worker does not write the model's answer, because another worker has repeated the call."""
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
@@ -118,7 +118,7 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
 @pytest.mark.long
 @pytest.mark.parametrize(("tool", "point"), [*product(["pure", "probed", "unsafe"], ["entered", "acted"])])
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
-    """The tool returns after another worker has recorded the call's outcome."""
+    """The resumed worker does not write the tool's result: another worker has recorded the call's outcome."""
     place = Place("within", f"{tool}.{point}")
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept(f"{tool}: stop")
@@ -142,7 +142,7 @@ def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Inst
 def test_a_worker_stopped_between_update_and_commit(
     stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """PostgreSQL must end the stopped worker's transaction, with its locks and its uncommitted rows."""
+    """PostgreSQL ends the stopped worker's transaction, which releases its locks and discards its rows."""
     gate = installation.model_server.gate("first")
     first = installation.accept("first")
     gate.wait()
@@ -168,7 +168,7 @@ def test_a_worker_stopped_between_update_and_commit(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sweep.take", "sweep.wake_due"])
 def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
-    """The paused worker holds no lock, so another worker runs the next round."""
+    """A worker that is paused in a sweep holds no lock, so another worker runs the next sweep."""
     place = Place("after" if name == "sweep.take" else "before", name)
     installation.faults.arm(place, signal.SIGSTOP)
     stopped.at(place)

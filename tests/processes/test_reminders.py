@@ -23,7 +23,7 @@ PLACES = [
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_after_a_kill_a_slot_becomes_one_turn(installation: Installation, place: Place) -> None:
-    """Another worker continues after the worker that fires the slot has died."""
+    """If the worker that fires a slot dies, another worker continues, and the slot becomes one turn."""
     workers = [installation.worker() for _ in range(2)]
     for worker in workers:
         worker.container.ready()

@@ -23,7 +23,7 @@ from tests.processes.receiver import Delivery, Receiver
 def test_a_reply_is_posted_until_the_receiver_accepts_it(
     celery_setup: CeleryTestSetup, installation: Installation, receiver: Receiver
 ) -> None:
-    """A receiver that fails once gets the reply again, with the same id."""
+    """A receiver that fails once gets the reply a second time, with the same id."""
     receiver.statuses.append(500)
     accepted = installation.accept("hello", reply_to={"url": receiver.url})
 

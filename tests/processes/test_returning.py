@@ -1,4 +1,4 @@
-"""Terminal conversations that end or are killed: the agent remembers them in later sessions and on other channels.
+"""After a terminal conversation ends or is killed, the agent remembers it in later sessions and on other channels.
 
 Real commands and a real worker; the prompt shows what the agent remembers.
 """
@@ -70,7 +70,7 @@ def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen
 @pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """After a quit the next session has a summary; after a kill, or on another channel, the session continues."""
+    """After a quit, the next session has a summary. After a kill or on another channel, the session continues."""
     _talk(installation, "my cat is called Ida")
     rows = wait_until(
         lambda: installation.query("SELECT session_id, summary FROM sessions WHERE state = 'ended'"), "the end", 60
@@ -117,7 +117,7 @@ def test_a_fact_from_one_channel_is_in_the_prompt_on_another(installation: Insta
     system = _prompt(installation, "what must I not eat, given my allergy?")[0]["content"]
     [memory] = installation.query("SELECT memory_id, content FROM memories WHERE content ~ 'walnut'")
     source = (
-        rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the answer repeats the fact and is a source, too
+        rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the answer repeats the fact, so it is a source, too
     )
     with_its_source = rf"- [\d-]+: {re.escape(memory.content)}(?:{source})*{re.escape(fact)}\n"
     assert re.search(with_its_source, system[system.index("<recalled_memory ") :]), system

@@ -80,7 +80,7 @@ class Load:
 def test_a_rolling_restart_delays_a_reply_only_by_the_repeated_call(
     installation: Installation, receiver: Receiver
 ) -> None:
-    """Three workers are restarted in turn: no reply is lost, duplicated, or delayed by more than the repeated call."""
+    """While three workers restart one by one, no reply is lost or repeated. Only repeated model calls delay replies."""
     workers = [installation.worker(**AS_SHIPPED) for _ in range(3)]
     for worker in workers:
         worker.container.ready()

@@ -74,7 +74,7 @@ def test_hanging_receivers_delay_no_turn(installation: Installation, silent_rece
 
 @pytest.mark.long
 def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installation, receiver: Receiver) -> None:
-    """A worker whose turns all wait still accepts submissions, delivers replies and ends sessions."""
+    """A worker whose threads for turns all wait for a model still accepts submissions, delivers and ends sessions."""
     gates = [installation.model_server.gate(f"slow {number}") for number in range(2)]
     installation.worker("--concurrency=2", **PATIENT).container.ready()
     finished = installation.accept("finished", user="finished", reply_to={"url": receiver.url})
@@ -96,7 +96,9 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
     wait_until(lambda: len(receiver.of(str(finished.turn_id))) == 2, "the reply is delivered")
     ended = "SELECT 1 FROM sessions WHERE session_id = %(id)s AND ended_at IS NOT NULL"
     wait_until(lambda: installation.query(ended, id=finished.session_id), "the session has ended")
-    wait_until(lambda: installation.query("SELECT 1 FROM inbox WHERE user_id = 'service'"), "it is accepted")
+    wait_until(
+        lambda: installation.query("SELECT 1 FROM inbox WHERE user_id = 'service'"), "the submission is accepted"
+    )
     assert all(not gate.opened.is_set() for gate in gates)
 
 
@@ -116,7 +118,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
         gate.opened.set()
     more = [installation.accept("more", user=f"quick {number}") for number in range(30)]
     installation.settled(*(each.turn_id for each in more), within_s=10)
-    wait_until(lambda: not _unsettled(installation), "the busy worker continues, too")
+    wait_until(lambda: not _unsettled(installation), "the busy worker runs its turns")
     installation.check()
 
 
@@ -124,7 +126,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
 def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installation) -> None:
     """The worker consumes again as soon as a turn has ended, without the sweeper and at full concurrency.
 
-    The model needs three seconds for the turns; with a pause of one second after every four turns they would take 18.
+    The model calls take three seconds in all. With a pause of a second after every four turns, the turns would take 18.
     """
     installation.model_server.latency_s = 0.2
     installation.worker("--concurrency=4", **PATIENT).container.ready()
@@ -159,7 +161,7 @@ def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -
 
 @pytest.mark.long
 def test_turns_begin_by_priority(installation: Installation) -> None:
-    """With one slot, a backlog of all priorities runs from 9 to 0, however the broker orders priorities."""
+    """With one slot, a backlog of ten priorities begins in order: on RabbitMQ by priority, on Redis by level."""
     priorities = [5, 0, 9, 3, 6, 1, 8, 2, 7, 4]
     sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
     installation.worker("--concurrency=1", **PATIENT)
@@ -173,7 +175,7 @@ def test_turns_begin_by_priority(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_workers_that_are_killed_and_stopped_lose_nothing(installation: Installation) -> None:
-    """Sixty turns, a SIGKILL and a SIGTERM in the middle: each is answered once."""
+    """Sixty turns are answered once each, although one worker gets a SIGKILL and another one a SIGTERM."""
     installation.model_server.latency_s = 0.05
     killed, stopped = (installation.worker("--concurrency=4") for _ in range(2))
     for worker in (killed, stopped):

@@ -1,4 +1,4 @@
-"""`perdure.send` in an application's process, with real workers: the wake-up, and a crash before it."""
+"""`perdure.send` in an application's process, with real workers: the wake-up, and a crash before the wake-up."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_commit_wakes_a_worker(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -> None:
-    """The sweeper routes messages without a wake-up; a message that is sent again is the same turn."""
+    """If the sender dies before the wake-up, the sweeper routes the message. Sending it again gives the same turn."""
     worker = installation.worker()
     worker.container.ready()
     sent = [run(installation, f"hello {number % 3}", "die")[0]["turn_id"] for number in range(6)]

@@ -18,7 +18,7 @@ FLOOD, AT_ONCE = 40, 3
 
 @pytest.fixture
 def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
-    """Two workers with two threads each: one thread more than a user's limit."""
+    """Two workers with two threads each. Their sum is one more than the number of turns that a user may run."""
     settings = installation.runtime.settings
     session = settings.session.model_copy(update={"scope": Scope.CHANNEL})
     turn = settings.turn.model_copy(update={"user_concurrency": AT_ONCE})
@@ -35,7 +35,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
 def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """While three slow turns of the flood run, another user is answered. Then a worker is killed."""
+    """While a flooding user's three slow turns run, another user is answered. A killed worker loses no turn."""
     texts = [f"flood {number}" for number in range(FLOOD)]
     gates = {text: installation.model_server.gate(text) for text in texts}
     flood = [installation.accept(text, user="flood", channel=f"channel-{number}") for number, text in enumerate(texts)]

@@ -92,7 +92,7 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
 
 @pytest.mark.long
 def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A turn in its own process is parked like any other, and delays no shutdown."""
+    """A turn in its own process is parked like any other turn. It does not delay the shutdown."""
     gate = installation.model_server.gate("hello", nth=1)
     accepted = installation.accept("hello")
     for deaths in range(1, ISOLATE_FROM_CLAIM + 1):
@@ -118,9 +118,10 @@ def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetu
 @pytest.mark.long
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_drain(installation: Installation, first: signal.Signals) -> None:
-    """The worker exits at once with status 0, without a loss; the log accounts for all turns.
+    """At a second signal the worker exits at once with status 0. No turn is lost, and the log counts all turns.
 
-    A turn that ends before the second signal counts as finished, the other as parked; an earlier turn as neither.
+    The turn that ends between the signals counts as finished, the turn that still runs as parked. The turn that ended
+    before the first signal is not counted.
     """
     gates = {text: installation.model_server.gate(text) for text in ("hello", "soon")}
     leaving = installation.worker(**PATIENT)
@@ -155,7 +156,7 @@ def test_a_second_signal_ends_the_drain(installation: Installation, first: signa
 
 @pytest.mark.long
 def test_at_the_hard_limit_leases_are_released(installation: Installation) -> None:
-    """A tool that never returns makes the worker exit with 1, but its session need not wait for the lease."""
+    """If a tool never returns, the worker releases its leases and exits with 1. Another worker runs the turn again."""
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     accepted = installation.accept("stuck: now")
@@ -178,7 +179,7 @@ def test_at_the_hard_limit_leases_are_released(installation: Installation) -> No
 
 @pytest.mark.long
 def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
-    """The hard limit also applies if the leases cannot be released, and expire later."""
+    """The hard limit also applies if the worker cannot release its leases. The leases then expire."""
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     installation.accept("stuck: now")
@@ -200,7 +201,7 @@ def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_messages_received_during_the_shutdown_return_to_the_queue(installation: Installation) -> None:
-    """A worker that shuts down returns the message of its pending pop in Redis, which then needs no sweep.
+    """A worker that shuts down returns the message of its pending BRPOP, so that another worker gets it at once.
 
     In this test no sweep runs, and the worker drains until the end.
     """

@@ -1,4 +1,4 @@
-"""Event streams through real processes: cut at random points, while workers, the gateway and Redis fail."""
+"""Event streams are cut at random points, while workers, the gateway and Redis fail."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def cut_and_kill(installation: Installation, gateway: GatewayProcess, *, turns: int, cuts: int, kills: int) -> int:
-    """Read `turns` turns with up to `cuts` cuts each, with `kills` kills of processes; returns the sum of cuts."""
+    """Read `turns` turns with up to `cuts` cuts each, and kill processes `kills` times; returns the number of cuts."""
     draws = random.Random(SEED)  # noqa: S311 (repeatable draws)
     readers = []
     for number in range(turns):

@@ -28,7 +28,7 @@ def test_the_result_names_the_accepted_turn(celery_setup: CeleryTestSetup, insta
 
 @pytest.mark.long
 def test_a_task_is_for_a_tenants_user(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """The same user and message under two tenants are two turns in two sessions; a wrong tenant is refused."""
+    """A user and a message under two tenants give two turns in two sessions. A malformed tenant or user is refused."""
     given = {"user_id": "ana", "text": "hello", "message_id": "m"}
     sent = [
         celery_setup.app.send_task("turns.submit", kwargs={**given, **more}, queue="ingress").get(timeout=20)
@@ -45,7 +45,7 @@ def test_a_task_is_for_a_tenants_user(celery_setup: CeleryTestSetup, installatio
 
 @pytest.mark.long
 def test_a_task_sent_twice_is_one_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """Brokers and senders repeat messages; the task's id identifies a repetition."""
+    """A task that is sent twice under one id becomes one turn, because brokers and senders may repeat messages."""
     message = {"user_id": "ana", "text": "hello"}
     first, again = (
         celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id="the same")
@@ -87,7 +87,7 @@ def test_wrong_arguments_fail_with_a_code_and_a_message(
 
 @pytest.mark.long
 def test_repeated_submissions_survive_killed_workers(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A sender without a response repeats its submission under the same id, and is answered exactly once."""
+    """If the worker is killed, the sender repeats its submission under the same id and gets one answer."""
     texts = {f"task-{number}": f"message {number}" for number in range(MESSAGES)}
     installation.faults.arm(Place("before", "turns.accept", nth=3), signal.SIGKILL)
 

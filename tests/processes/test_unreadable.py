@@ -20,7 +20,7 @@ GIVEN_UP_S = 120.0
 @pytest.mark.timeout(180)
 @pytest.mark.long
 def test_a_session_with_unreadable_rows_continues(installation: Installation) -> None:
-    """A turn with rows of a newer release fails after its attempts, and later messages are answered."""
+    """A turn whose rows this release cannot read fails after its attempts. Later messages are answered."""
     first = installation.accept("hello")
     worker = installation.worker()
     installation.settled(first.turn_id)
@@ -46,7 +46,7 @@ def test_a_session_with_unreadable_rows_continues(installation: Installation) ->
 @pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
-    """If another transaction locks the row for longer than a statement waits, the model is not called again."""
+    """After a commit that failed with a lock timeout, the worker commits the reply without another model call."""
     installation.worker(PERDURE_TURN__LEASE_S="15").ready()
     gate = installation.model_server.gate("hello")
     sent = installation.accept("hello")

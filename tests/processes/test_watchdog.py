@@ -27,7 +27,7 @@ PREFIX = "perdure:"
 
 
 def watched(installation: Installation, *options: str) -> Worker:
-    """Start a worker whose watchdog has a short limit, and wait until it consumes and is watched."""
+    """Start a worker whose watchdog has a short limit. Wait until the worker consumes and the watchdog runs."""
     worker = installation.worker(*options, **{SILENCE_S: "0"})
     worker.container.ready()
     watchdog(worker.pid)
@@ -35,7 +35,7 @@ def watched(installation: Installation, *options: str) -> Worker:
 
 
 def watchdog(pid: int) -> psutil.Process:
-    """Wait for the watchdog of the process `pid`, which ignores SIGTERM once it is ready."""
+    """Wait until the watchdog of the process `pid` is ready, that is, until it ignores SIGTERM."""
     return wait_until(
         lambda: next((each for each in watchdogs(pid) if ignores_sigterm(each)), None), "the watchdog is ready"
     )
@@ -80,7 +80,7 @@ def kills(installation: Installation) -> list[str]:
 
 @pytest.mark.long
 def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(installation: Installation) -> None:
-    """One call into C must not block a worker and all its turns until an operator intervenes."""
+    """The watchdog kills a worker whose interpreter lock a call into C holds, and its turns continue elsewhere."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     gate = installation.model_server.gate("hello")
@@ -99,7 +99,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(ins
     assert kills(installation) == [f"worker-1@{os.uname().nodename}"]
     wait_until(lambda: has_ended(dog), "its watchdog has ended with it")
     gate.opened.set()
-    cancel(installation.runtime, culprit.turn_id)  # otherwise it would block the next worker
+    cancel(installation.runtime, culprit.turn_id)  # otherwise the turn would block the next worker
     installation.worker().container.ready()
     turns = installation.settled(bystander.turn_id, culprit.turn_id)
     assert [turn["status"] for turn in turns] == ["done", "cancelled"]
@@ -108,7 +108,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(ins
 
 @pytest.mark.long
 def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installation) -> None:
-    """A tool may block the interpreter during a drain, when SIGTERM can no longer be handled."""
+    """A worker whose interpreter is blocked during a drain is killed, because it cannot handle another signal."""
     worker = watched(installation)
     gate = installation.model_server.gate("frozen: late")
     installation.accept("frozen: late")
@@ -123,7 +123,7 @@ def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installat
 
 @pytest.mark.long
 def test_a_paused_worker_is_killed(installation: Installation) -> None:
-    """If only the worker is paused for longer than the limit, its watchdog treats it as blocked."""
+    """If a worker is paused for longer than the limit and its watchdog is not, the watchdog kills the worker."""
     worker = watched(installation)
     os.kill(worker.pid, signal.SIGSTOP)
 
@@ -132,7 +132,7 @@ def test_a_paused_worker_is_killed(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdure: Perdure) -> None:
-    """The body names the worker, but the status stays 200: the gateway itself is ready."""
+    """`/readyz` names a killed worker in its body. The status stays 200, because the gateway itself is ready."""
     worker = watched(installation)
     with serving(perdure) as url:
         assert httpx2.get(f"{url}/readyz").json() == {"status": "ready"}
@@ -148,7 +148,7 @@ def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdu
 
 @pytest.mark.long
 def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None:
-    """Ctrl-Z or a suspended machine also stops the watchdog, which then starts its time limit again."""
+    """Ctrl-Z or a suspended machine pauses the watchdog, too. When it resumes, it starts its time limit again."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     os.kill(worker.pid, signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None
 
 @pytest.mark.long
 def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> None:
-    """A worker that waits for Redis still runs Python threads."""
+    """An unresponsive Redis does not make the watchdog kill a worker, whose Python threads still run."""
     worker = watched(installation)
     installation.redis.kill("SIGSTOP")
     stopped_at = time.monotonic()
@@ -194,7 +194,7 @@ def test_the_watchdog_ends_with_its_worker(installation: Installation, number: s
 
 @pytest.mark.long
 def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
-    """The system may kill a watchdog for memory; without another one the worker would stay unwatched."""
+    """A worker whose watchdog ends, for example because the kernel kills it for memory, starts another one."""
     worker = watched(installation)
     first = watchdog(worker.pid)
     first.kill()
