@@ -1,4 +1,4 @@
-"""schemathesis sends a gateway with keys valid and invalid requests, made from its OpenAPI document."""
+"""schemathesis makes valid and invalid requests from the OpenAPI document of a gateway that requires keys."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
 
 
 def test_schedules_are_listed(perdure: Perdure) -> None:
-    """`schedules list` shows the entries whose tasks are registered."""
+    """`schedules list` shows the active entries: the task is registered, and the feature is enabled."""
     listed = json.loads(perdure("schedules", "list", "--json").stdout)
     six_hourly = "daily at 00:00, 06:00, 12:00 and 18:00 UTC"
     assert {(each["entry"], each["task"], each["schedule"]) for each in listed} == {

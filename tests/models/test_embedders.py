@@ -26,7 +26,7 @@ from tests.models.openai_server import OpenAIServer, embedding_of
 
 
 class Encoded(list[list[float]]):
-    """A stand-in for the library's array, with its `tolist`."""
+    """A stand-in for the array that `SentenceTransformer.encode` returns."""
 
     def tolist(self) -> list[list[float]]:
         return list(self)

@@ -248,7 +248,7 @@ class RedisBroker(CeleryTestBroker):  # type: ignore[misc]
 
 
 class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
-    """The same Redis as the result backend."""
+    """The result backend: the same Redis server as the broker's."""
 
 
 class Worker(CeleryTestWorker):  # type: ignore[misc]

@@ -27,7 +27,7 @@ VISIBILITY_S = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Danger:
-    """One dangerous setting: the part that has it, its value, the risk, and a remedy."""
+    """A dangerous setting: where it is (Celery or Redis), the setting with its value, the risk, and a remedy."""
 
     where: str
     setting: str
