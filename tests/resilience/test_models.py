@@ -271,7 +271,7 @@ def test_a_wait_ends_when_the_call_is_aborted() -> None:
 
 
 def test_the_first_fallback_that_answers_is_marked(harness: Harness) -> None:
-    """The first fallback's reply is marked as one and names its model. Text that failed models streamed is withdrawn."""
+    """The first fallback's reply is marked as one and names its model. Failed models' text is withdrawn."""
     first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
     reply = harness.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
         REQUEST, harness.call()
