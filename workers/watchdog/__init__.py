@@ -1,1 +1,1 @@
-"""The watchdog: a second process that kills a worker in which no Python thread has run for two leases, at least 30 s."""
+"""The watchdog: a second process that kills a worker in which no Python thread runs for two leases, at least 30 s."""
