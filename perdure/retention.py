@@ -210,7 +210,10 @@ UNROUTED = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row and its retention in days. A scan starts after the key `start`; `batch`: most rows per commit."""
+    """A kind of row and its retention in days.
+
+    `start`: the key after which a scan starts. `batch`: the maximum number of rows per commit.
+    """
 
     what: str
     days: int

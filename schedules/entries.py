@@ -18,7 +18,7 @@ _HOUR_S = 3_600
 
 
 def active_entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
-    """The entries whose task is among `tasks` and whose feature is enabled, by name."""
+    """The entries, by name, whose task is among `tasks` and whose feature is enabled."""
     zone = ZoneInfo(settings.timezone)
     hours = settings.consolidation.interval_hours
     every_interval = AtTimes(zone, times_every(hours))

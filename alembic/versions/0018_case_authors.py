@@ -2,7 +2,7 @@
 
 Drops the foreign key from `case_executions` to `cases`: its check locks the case's row, so a turn that used the case
 would wait for any transaction that holds that lock. `counted` defaults to true: existing rows were counted when they
-were recorded, and so are those of the previous release, whose workers may still run.
+were recorded; rows that workers of the previous release still insert are counted then, too.
 
 A case with a turn but without an author gets the turn's user. If the turn is deleted, the author is '', which is not
 the id of any user: such a case enters no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.

@@ -65,7 +65,8 @@ class CaseLookup:
     def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
         """The `k` nearest active cases that `user` (a user's key) may see, even those below the floor.
 
-        Searches the banks of the installation's agents, or only `bank` if it is one of them.
+        Searches the banks of the installation's agents; with `bank`, only that one. Returns nothing if no agent has
+        `bank`.
 
         Raises:
             PerdureError: the question could not be embedded.

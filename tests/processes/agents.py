@@ -126,7 +126,7 @@ def slow(note: str, context: ToolContext) -> str:
 
 @tool(effect="pure")
 def frozen(note: str, context: ToolContext) -> str:
-    """Holds Python's interpreter lock and never returns, so that no thread of its process runs any more."""
+    """Holds Python's interpreter lock for `_FROZEN_S` seconds, so that no Python thread of its process runs."""
     _act("frozen", note, context)
     ctypes.PyDLL(None).sleep(_FROZEN_S)
     return "unreachable"

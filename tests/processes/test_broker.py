@@ -62,7 +62,7 @@ def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
 def test_messages_are_accepted_while_redis_is_unavailable(
     celery_setup: CeleryTestSetup, installation: Installation, silence: str
 ) -> None:
-    """Messages are accepted without delay while the broker refuses connections or is unresponsive."""
+    """Each message is accepted within seconds while the broker refuses connections or is unresponsive."""
     pids = [worker.pid for worker in installation.workers]
     before = installation.accept("before")
     installation.redis.kill(silence)

@@ -175,7 +175,7 @@ def _import(user_data: UserData, perdure: Perdure, directory: Path) -> None:
 
 
 def _remember(user_data: UserData, installation: Installation, turn_id: str) -> None:
-    """End the session of a turn, and wait for its memories."""
+    """End the session of a turn, and wait until the user has memories."""
     session_id = user_data._client.get(f"/v1/turns/{turn_id}").json()["session_id"]
     user_data._client.post(f"/v1/sessions/{session_id}/end", json={"reason": user_data.word}).raise_for_status()
     parameters = {"user": user_data.user}

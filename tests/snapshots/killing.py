@@ -123,7 +123,11 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 
 
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Stop a save at `point`, save a newer version, resume. Returns `delayed` if the newer save waited, or `passed`."""
+    """Stop a save at `point`, save a newer version, and resume the stopped save.
+
+    Returns `delayed` if the newer save waited or was refused at first, `passed` if it did not, and `not stopped` if the
+    child was not stopped.
+    """
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):

@@ -168,7 +168,7 @@ def test_an_unknown_agent_is_replaced_by_the_default(harness: Harness, other: Ha
 
 
 def test_an_imported_session_is_routable_only_if_the_user_has_no_other(harness: Harness, other: Harness) -> None:
-    """The user's next message enters the imported session only if the user has no session in this installation."""
+    """The user's next message enters the imported session only if the user has no other session in the installation."""
     session_id = _queued(harness, "one")
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
     assert other.send("next").session_id == session_id

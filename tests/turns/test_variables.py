@@ -177,7 +177,7 @@ def test_an_overdue_call_cannot_set_variables(harness: Harness) -> None:
 
     @tool(timeout_s=0.2)
     def slow(context: ToolContext) -> None:
-        """Leave the block with the variables only after the time limit."""
+        """Exit the `with` block of the working variables only after the time limit."""
         try:
             with context.working_variables as mine:
                 mine["slow"] = 1

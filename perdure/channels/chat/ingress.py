@@ -110,7 +110,8 @@ class Ingress:
         """Handle one update of the service. A malformed update is logged and dropped.
 
         Raises:
-            Unavailable: the database cannot be reached; handling the update again is safe.
+            Unavailable: the database or, after a reconnect, the service cannot be reached; handling the update again is
+                safe.
         """
         try:
             events = self._channel.parse(update)

@@ -98,7 +98,7 @@ def consolidate(
 
 
 def _retry_abandoned(runtime: Runtime, session_id: UUID | None) -> None:
-    """Make an abandoned session due again; `None`: all abandoned sessions."""
+    """Make the abandoned session `session_id` due again, or all abandoned sessions if it is `None`."""
     from perdure.memory.consolidation.consolidate import retry_abandoned
 
     chosen = None if session_id is None else [session_id]

@@ -215,5 +215,5 @@ class GuardedProtocol(H11Protocol):
 
 
 def protocol(door: Door) -> Callable[..., asyncio.Protocol]:
-    """A factory that makes the protocol of each connection, limited by `door`, for uvicorn."""
+    """A factory for uvicorn: it makes one protocol object per connection, and `door` limits these connections."""
     return partial(GuardedProtocol, door)

@@ -70,7 +70,10 @@ class ConversationMessage:
 
 
 def message_chars(messages: int) -> int:
-    """Characters to read of each message, so that all `messages` fit into `MAX_CHUNKS` calls."""
+    """The most characters to read of each of `messages` messages.
+
+    Without line labels, their text then fits into `MAX_CHUNKS` chunks; with labels there may be more chunks.
+    """
     return max(1, min(MESSAGE_CHARS, CHUNK_CHARS * MAX_CHUNKS // max(1, messages)))
 
 

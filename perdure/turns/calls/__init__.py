@@ -9,6 +9,7 @@ approvals.py      calls that wait for a person
 hooked.py         the agent's hooks around a call
 result_values.py  a call's result, as stored in its row and as text in the transcript
 
-Called by the step loop (`run.react`) and by settlement. `run.commit_step` commits intents, and adds results
+Called by the step loop (`run.react`), by settlement, by the sweeper (`awaited`), and where a person decides
+(`approvals`). `run.commit_step` commits intents, and adds results
 to the transcript.
 """

@@ -1,7 +1,7 @@
 """Running a session: claim it, run its turns in order, settle each, release it.
 
-Called by the task `turns.run`. `Runner.run` returns an `Outcome`. A failed turn raises no exception: its failure is
-committed.
+Called by the task `turns.run`, and by the isolated process (`workers/isolated`). `Runner.run` returns an `Outcome`. A
+failed turn raises no exception: its failure is committed.
 """
 
 from __future__ import annotations
