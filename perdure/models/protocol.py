@@ -2,8 +2,8 @@
 
 A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. Through the call the model reports
 streamed text, and the engine can end the call from another thread (the turn is cancelled, the worker shuts down, the
-deadline has passed), even while the model's thread is blocked on a socket. Providers raise the errors of
-`perdure.errors` only.
+deadline has passed), even while the model's thread is blocked on a socket. Providers raise only `CallAborted` and
+errors of `perdure.errors`.
 """
 
 from __future__ import annotations

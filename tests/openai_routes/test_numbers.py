@@ -29,7 +29,7 @@ CALL = Called('add {"a": 1}\n')
 
 
 def _events(texts: Sequence[str | Called], after: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
-    """The events of an answer that arrives in these pieces, after the event with the number `after`, if given."""
+    """The events of an answer whose pieces are `texts`. With `after`, only the events with a higher number."""
 
     async def parts() -> AsyncIterator[Part]:
         for text in texts:

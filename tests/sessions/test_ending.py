@@ -76,7 +76,7 @@ def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: E
 
 
 def test_queued_turns_are_answered_before_the_end(harness: Harness, end: End) -> None:
-    """After an end is requested, accepted turns still run. The last of them wakes the ending."""
+    """After an end is requested, accepted turns still run. The last one's end wakes `sessions.end`."""
     first, second = harness.send("one"), harness.send("two")
     assert not request_end(harness.database, first.session_id, "enough").may_end
     assert end(first.session_id) == NotDue()

@@ -109,7 +109,7 @@ def _crashed_after_recording(harness: Harness) -> UUID:
 
 
 def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
-    """Calls with recorded results are not run again, so their changes must be recorded as well."""
+    """Calls with recorded results are not run again, so their changes to variables must be recorded as well."""
     session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)

@@ -78,7 +78,10 @@ class CeleryWaker:
         return self.publish("casebank.advance", {}, queue="maintenance")
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Publish one task within about a second; returns whether the broker accepted it. Events mask its arguments."""
+        """Publish one task within about a second; returns whether the broker accepted it.
+
+        Celery's events show only the ids among the task's arguments.
+        """
         with self._lock:
             if time.monotonic() < self._unavailable_until:
                 return False

@@ -106,7 +106,7 @@ class _ShortPauses(RateLimitErrorRetryHandler):
 
 
 class Slack:
-    """The channel `slack`. `api_url` is the base URL of the Web API; `None`: Slack's own. Threads may share it."""
+    """The channel `slack`. Thread-safe. `api_url` is the base URL of the Web API; `None`: Slack's own."""
 
     name = "slack"
     most_chars = 4_000
@@ -378,7 +378,7 @@ def _is_from_person(message: Update) -> bool:
 
 
 def _place(event: Update, message: Update) -> Place:
-    """The place for the reply to `message`: in a channel, the message's thread, or a new thread below the message."""
+    """The place for the reply to `message`: its thread, else a new thread below it, or none in a direct message."""
     channel = event["channel"]
     group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")
     thread = message.get("thread_ts") or (message["ts"] if group else None)

@@ -182,10 +182,10 @@ class Consolidator:
     holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
 
     def batch(self, on_progress: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
-        """Consolidate a batch of due sessions. Sessions that other processes claimed are not counted.
+        """Consolidate a batch of due sessions. The returned counts leave out sessions that other processes claimed.
 
         Users are processed concurrently, and the sessions of one user in the order in which they ended.
-        `on_progress` is called after each session, by one thread at a time.
+        `on_progress` is called at the start and after each session, by one thread at a time.
 
         Raises:
             CallAborted: the process shuts down; the remaining sessions stay due.

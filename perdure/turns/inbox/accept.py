@@ -98,7 +98,7 @@ def accept(
     turn; by default, a new id.
 
     Raises:
-        SourceTaken: another process accepts the message, or its row was changed or erased.
+        SourceTaken: another process accepts the message of `source`, or the row of `source` was changed or erased.
         InvalidRequest, TooLarge: the message itself is refused.
         NotFound: the user has no session `session_id`.
         Conflict: `message_id` was used for another text; the session is busy or has ended.
