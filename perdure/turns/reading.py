@@ -203,7 +203,7 @@ def _error(row: Row[Any]) -> dict[str, str] | None:
 
 
 def _delay(row: Row[Any]) -> dict[str, str | None] | None:
-    """The error that delays a turn, and the latest time of the next try; `None` if no error delays it."""
+    """The error that delays a turn, and when the next try begins at the latest; `None` if no error delays it."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}

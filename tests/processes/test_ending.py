@@ -184,7 +184,7 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
-    """The places that a session's end passes, without repetitions: a repeated wake-up may attempt another claim."""
+    """The fault points of a session's end, in order and once each: a repeated wake-up may try the claim again."""
     notes = fleet.installation.faults.notes(since)
     places = [(note.moment, note.name) for note in notes if not is_unrelated(note.name)]
     return list(dict.fromkeys(places))

@@ -1,4 +1,4 @@
-"""A snapshot's export has the pending messages. The same or another installation imports and answers each once."""
+"""A snapshot's export has the pending messages. Any installation can import them; each message is answered once."""
 
 from __future__ import annotations
 

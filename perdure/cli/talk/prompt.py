@@ -47,7 +47,10 @@ class _Left(Exception):
 
 
 class _Ended(SystemExit):
-    """SIGTERM, or SIGHUP from a closed terminal. A `SystemExit`: the prompt's asyncio loop re-raises this class."""
+    """SIGTERM, or SIGHUP from a closed terminal.
+
+    A `SystemExit`, because the prompt's asyncio loop re-raises that class.
+    """
 
 
 class Prompt:
