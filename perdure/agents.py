@@ -164,7 +164,8 @@ class Agent:
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether `name` has the prefix of one of the agent's MCP servers. The server need not have that tool."""
+        """Whether `name` has the prefix of one of the agent's MCP servers. Whether the server has such a tool is not
+        checked."""
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 

@@ -81,7 +81,8 @@ def suggest(self: ScheduledTask) -> int | None:
 def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
     """`result` without users' words, since an erasure does not reach the result backend and Flower.
 
-    The reason for sparing a case still names the kind of word in which its question differs, but not the word itself.
+    If a case is spared because its question differs from a similar one, the reason names the kind of the word that
+    differs, but not the word.
     """
     details = result["details"]
     spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]

@@ -163,7 +163,7 @@ def parse_id(text: str, thing: str) -> UUID:
 
 
 def _redis_url(settings: Settings) -> str | None:
-    """The address of Redis, `None` if it is unavailable."""
+    """The address of Redis; `None` if none is set and no embedded Redis runs."""
     from perdure.workers.assembly import redis_address
 
     try:

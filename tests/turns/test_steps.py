@@ -393,7 +393,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
 
     @tool(timeout_s=15)
     def transfer() -> str:
-        """Finish while the other runs for the second time."""
+        """Return during the second run of `hang`."""
         assert again.wait(PATIENCE_S)
         return "transferred"
 

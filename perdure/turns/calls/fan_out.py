@@ -46,7 +46,7 @@ class Part:
 
 
 def load(stored: Sequence[Sequence[Any]]) -> list[Part]:
-    """Parse the parts stored in a row."""
+    """Parse the parts of a call, as read from its database row."""
     return [Part(status, result, tuple(extra)) for status, result, *extra in stored]
 
 
