@@ -164,8 +164,7 @@ class Agent:
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether `name` has the prefix of one of the agent's MCP servers. Whether the server has such a tool is not
-        checked."""
+        """Whether `name` has the prefix of one of the agent's MCP servers, which may lack a tool of this name."""
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 

@@ -79,15 +79,16 @@ ANY_DUE = Statement(
     writes=False,
 )
 
-# Leases the due schedules: if the worker dies, another worker takes them once the lease has expired. A lease of more
-# than a day was written while the server's clock was ahead.
+# Leases the due schedules: if the worker dies, another worker takes them once the lease has expired. A lease
+# longer than any pause was written while the server's clock was ahead.
 TAKE_DUE = Statement(
     "reminders.take_due",
     """
     WITH due AS (
         SELECT schedule_id FROM reminders
         WHERE next_due <= perdure_now() AND (
-            taken_until IS NULL OR taken_until <= perdure_now() OR taken_until > perdure_now() + interval '1 day')
+            taken_until IS NULL OR taken_until <= perdure_now()
+            OR taken_until > perdure_now() + make_interval(secs => greatest(%(lease_s)s, 3600) + 60))
         ORDER BY next_due LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE reminders SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)

@@ -113,12 +113,13 @@ class Eraser:
         """
         self._revoke_tasks()
         due = self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s})
+        revoked = self._revoke(due)
         clean = {
             row.erasure_id
             for row in due
             if self.redis_memory is not None
             and self._clean(row.user_id, row.session_ids, row.erased_at)
-            and self._revoke(row.task_ids)
+            and (revoked or not row.task_ids)
         }
         finished = self._purge_copies(clean) if clean else clean
         for row in due:
@@ -129,11 +130,12 @@ class Eraser:
     def _revoke_tasks(self) -> None:
         """Revoke the tasks of recent erasures. The second pass does so again: a paused worker may still send one."""
         due = self.database.run(queries.TO_REVOKE, {"most": _MOST_A_ROUND})
-        revoked = [row.erasure_id for row in due if self._revoke(row.task_ids)]
-        if revoked:
-            self.database.run(queries.REVOKED, {"erasure_ids": revoked})
+        if due and self._revoke(due):
+            self.database.run(queries.REVOKED, {"erasure_ids": [row.erasure_id for row in due]})
 
-    def _revoke(self, task_ids: Sequence[UUID]) -> bool:
+    def _revoke(self, erasures: Sequence[Row[Any]]) -> bool:
+        """Revoke the tasks of these erasures in one broadcast, since each one may wait for the broker."""
+        task_ids = [task_id for row in erasures for task_id in row.task_ids]
         return not task_ids or (self.revoke is not None and self.revoke(task_ids))
 
     def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:

@@ -30,7 +30,7 @@ QUEUED_CALLS = Statement(
     f"""
     SELECT effect_id, parts IS NOT NULL AS is_list,
            ARRAY(SELECT part.number - 1 FROM json_array_elements(parts) WITH ORDINALITY AS part (stored, number)
-                 WHERE part.stored ->> 0 IN ('taken', 'sent')) AS parts
+                 WHERE part.stored ->> 0 NOT IN ('waiting', 'done', 'failed')) AS parts
     FROM tool_effects
     WHERE waits_for = 'task' AND (status = 'intended' OR probe_at IS NOT NULL) AND {OF_TURNS}
     """,  # noqa: S608 (constants)

@@ -174,7 +174,7 @@ def test_the_secret_of_callbacks_is_made_where_they_are_sent() -> None:
 
 def test_no_password_has_a_default() -> None:
     """Compose refuses to start without the passwords, by `${NAME:?message}`."""
-    for name in ("POSTGRES_PASSWORD", "PERDURE_API_KEYS", "FLOWER_BASIC_AUTH"):
+    for name in ("POSTGRES_PASSWORD", "PERDURE_API_KEYS", "PERDURE_SECRET_KEY", "FLOWER_BASIC_AUTH"):
         written = re.findall(r"\$\{" + name + r"\b(.{2})", read("compose.yaml"))
         assert written
         assert set(written) == {":?"}
