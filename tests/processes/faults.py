@@ -183,7 +183,8 @@ def _append(path: Path, line: str) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+    # A process may be writing the last line: it counts once its line break is there.
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def _note(line: str) -> Note:
