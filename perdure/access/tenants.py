@@ -2,8 +2,8 @@
 
 Every table stores a user under the *user key*: the user's id or, for a user of a tenant, the tenant's name, U+001F and
 the id. An id from outside may not contain U+001F, so no id is the key of another tenant's user. Each entry point
-(route, task, command, file) makes the key with `user_key`, so each statement that is scoped by user is scoped by
-tenant; each response splits it with `tenant_of` and `user_of`.
+(route, task, command, file) makes the key with `user_key`, so each statement that selects the rows of a user also
+selects by tenant. Each response splits the key with `tenant_of` and `user_of`.
 """
 
 from __future__ import annotations

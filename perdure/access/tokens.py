@@ -32,7 +32,7 @@ class ExpiredToken(Unauthorized):
 
 
 class Tokens:
-    """Mints and verifies the tokens of an installation. Its processes share the `secret`, `PERDURE_SECRET_KEY`."""
+    """Mints and verifies the tokens of an installation, whose processes share `secret` (`PERDURE_SECRET_KEY`)."""
 
     def __init__(self, secret: bytes, clock: Clock) -> None:
         self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)

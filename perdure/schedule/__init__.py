@@ -12,7 +12,7 @@
     own.py       users' schedules, for one tool call
     reminder_queries.py
 
-A slot is settled when its work is done, not when a message fires it. Messages may be duplicate, late or lost: the
-ledger does not run a settled slot again, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`),
-the workers' sweeper and `tasks.scheduled` call this package.
+A message fires a slot; the slot is settled when its work is done. A message may be duplicate or late, because the
+ledger does not run a settled slot again. A message may be lost, because the sweeper of any worker fires unclaimed slots
+again. Beat (`schedules`), the workers' sweeper and `tasks.scheduled` call this package.
 """

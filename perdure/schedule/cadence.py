@@ -118,8 +118,8 @@ def times_every(hours: int) -> tuple[time, ...]:
 def instant(local: datetime, zone: ZoneInfo) -> datetime:
     """The instant in UTC at which the zone's clocks show `local` (naive), to the second.
 
-    If the clocks show `local` twice, returns the first instant, whatever its `fold`. If they never show it, returns the
-    first instant after the gap.
+    If the clocks show `local` twice, returns the first instant, whatever the `fold` of `local`. If the clocks never
+    show `local`, returns the first instant after the gap.
     """
     local = local.replace(fold=0)
     found = local.replace(tzinfo=zone).astimezone(UTC)

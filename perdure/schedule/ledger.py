@@ -1,8 +1,8 @@
 """Claims a slot, renews its lease while the work runs, and settles it. A settled slot does not run again.
 
 The message that fires a slot does not name the slot: `claim` computes the newest one from the database's clock. If
-several slots were missed, only the newest runs. A message that is late or duplicate, or that is sent after the clock
-was set back, finds its slot done. A thread renews the lease during the work, for at most `Entry.within_s`.
+several slots were missed, only the newest runs. If a message is late or duplicate, or is sent after the clock was set
+back, the computed slot is done already. A thread renews the lease during the work, for at most `Entry.within_s`.
 """
 
 from __future__ import annotations

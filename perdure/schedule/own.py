@@ -1,7 +1,7 @@
 """The schedules of the user of one tool call.
 
 An `OwnReminders` is bound to one call, so it reaches no other user's schedules. A new schedule has the id of the call's
-effect: a call that is repeated after a crash stores it once.
+effect, so that a call that is repeated after a crash does not store a second schedule.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The statements of schedules, in the order in which a slot passes through them.
 
-`schedule_entries` has one row for each entry: when it was first seen, and the lease on the slot that a worker has
-claimed, so that two slots of an entry never run concurrently. `schedule_slots` has the outcome of each slot. A
-statement that locks both locks the entry before the slot.
+`schedule_entries` has one row for each entry. The row holds the time at which the entry was first seen, and the lease
+on the slot that a worker has claimed. Since an entry has only one lease, two slots of an entry never run concurrently.
+`schedule_slots` has the outcome of each slot. A statement that locks rows of both tables locks the entry before the
+slot.
 """
 
 from __future__ import annotations

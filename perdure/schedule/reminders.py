@@ -86,7 +86,7 @@ def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | 
 
 
 def add(database: Database, settings: Settings, new: NewReminder, *, of_known: bool = False) -> dict[str, Any]:
-    """Store a schedule; returns it. A repeated id changes nothing. `of_known`: reject a user who does not exist.
+    """Store a schedule; returns it. If the id exists, nothing changes. `of_known`: reject a user who does not exist.
 
     Raises:
         InvalidRequest: the text or the conversation is blank, the text is too long, or the user does not exist.

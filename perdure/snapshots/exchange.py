@@ -3,8 +3,8 @@
 An export is the snapshot of the last commit and the pending messages, assembled from PostgreSQL. An import restores
 only the working variables, at the session's present tick. It never rewrites the transcript; `turns.restore_snapshot`
 accepts the pending messages again. `restore` claims the session's lease, so no turn begins with variables that are
-about to be replaced. As when a turn settles, the store saves first, then one statement commits; a saved snapshot
-without that commit is not used.
+about to be replaced. As when a turn settles, the store saves the snapshot first, then one statement commits. If that
+commit is missing, the saved snapshot is not used.
 """
 
 from __future__ import annotations

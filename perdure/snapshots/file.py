@@ -1,9 +1,9 @@
-"""Snapshots as files: `DIR/<session>/<token>-<tick>.json`, each one `AgentSnapshot`.
+"""Snapshots as files `DIR/<session>/<token>-<tick>.json`. Each file holds one `AgentSnapshot`.
 
 `save` writes a temporary file in the same directory, syncs it, renames it, and syncs the directory, so a snapshot is
-complete or absent. No lock is needed: the version is in the name, and `load` reads the highest. A paused or killed
-writer neither blocks other writers nor replaces a newer snapshot. Lower versions are removed once a higher one is
-durable; a session normally has one file.
+complete or absent. No lock is needed, because a file's name has the version, and `load` reads the highest version. A
+paused or killed writer neither blocks other writers nor replaces a newer snapshot. Lower versions are removed once a
+higher one is durable; a session normally has one file.
 
 Operations have no timeout of their own: a network file system that hangs blocks them.
 """
@@ -115,7 +115,7 @@ class FileSnapshots:
         return self.directory / str(agent_id)
 
     def _make(self, folder: Path) -> None:
-        """Create the agent's directory. Creating its parent too would hide that a disk is not mounted."""
+        """Create the agent's directory, but not its parent, whose absence may mean that a disk is not mounted."""
         self._require_directory()
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -128,7 +128,7 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside. If `damaged` is given, do so only if the file still has these bytes."""
+        """Set the file at `path` aside; if `damaged` is given, only if the file still contains these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)

@@ -108,7 +108,7 @@ class SnapshotStore(Protocol):
         ...
 
     def delete(self, agent_id: UUID) -> None:
-        """Delete the agent's snapshots, those set aside included. Idempotent.
+        """Delete the agent's snapshots, including any that was set aside. Idempotent.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.

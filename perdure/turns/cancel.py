@@ -34,7 +34,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 
     A running turn stops between steps or during a model call. A turn that has not begun, or waits for an approval, a
     task or a time, is settled at once: its calls that wait for approval are denied, and the sweeper revokes its tasks.
-    For any other turn, a wake-up is published, and a worker settles the turn.
+    Otherwise, if the turn has begun and no worker runs it, a wake-up is published, and a worker settles the turn.
 
     Raises:
         NotFound: there is no such turn.

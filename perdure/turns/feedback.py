@@ -1,8 +1,8 @@
 """Feedback: a person's score of a reply, and its effect on the CaseBank.
 
-In the success rates of the cases in the turn's prompt, the score replaces the turn's outcome. A turn with the status
-`done` and a positive score becomes a case if its agent uses a bank. Later feedback replaces earlier feedback, but does
-not remove a learnt case.
+The turn's prompt may contain cases, and the outcome of the turn counts in their success rates. The score replaces that
+outcome. A turn with the status `done` and a positive score becomes a case if its agent uses a bank. Later feedback
+replaces earlier feedback, but does not remove a learnt case.
 """
 
 from __future__ import annotations

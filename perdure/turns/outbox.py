@@ -1,7 +1,7 @@
 """The outbox: delivers replies and requests for approval to their receivers, at least once.
 
-An attempt first moves the delivery's due time ahead: no other worker attempts the delivery before that time. If this
-worker dies, another attempt follows at that time. The receiver deduplicates by the delivery's id.
+A worker that begins an attempt first postpones the delivery's due time, so that no other worker attempts the delivery
+before then. If the worker dies, the next attempt follows at that time. The receiver deduplicates by the delivery's id.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Restoring a session from a snapshot: its working variables, and its pending messages.
 
 Called by `perdure sessions snapshot import`. Pending messages are accepted like any others, under their own
-`message_id`, so each is answered once, even if a file is imported twice or the original is still queued. A session that
-this installation does not have is opened under its id. After a crash, the import may be repeated.
+`message_id`, so each is answered once, even if a file is imported twice or the original message is still queued. A
+session that this installation does not have is opened under its id. After a crash, the import may be repeated.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class Swept:
 def sweep(
     runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
 ) -> Swept | None:
-    """Run one round; `None` if another worker has taken it. `turns=False` wakes no turns, for a closed intake.
+    """Run one round; `None` if another worker has taken it.
+
+    While the intake is closed, `turns` is False, and no turns are woken.
 
     `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
     most half of the sweeper's interval, so that deliveries to a failed receiver do not compete with the turns in one

@@ -67,8 +67,8 @@ class Eraser:
     """Erases users. `redis_memory` is `None` in a process without Redis: a worker then cleans Redis.
 
     `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md). `revoke` makes
-    Celery's workers discard tasks, and returns whether the broker was reached. If it is `None`, a worker's sweeper
-    revokes the tasks.
+    Celery's workers discard tasks, and returns whether the broker was reached. If `revoke` is `None`, a worker's
+    sweeper revokes the tasks.
     """
 
     database: Database
@@ -128,7 +128,10 @@ class Eraser:
         return len(finished)
 
     def _revoke_tasks(self) -> None:
-        """Revoke the tasks of recent erasures. The second pass does so again: a paused worker may still send one."""
+        """Revoke the tasks of recent erasures.
+
+        The second pass revokes them again, because a paused worker may still send a task.
+        """
         due = self.database.run(queries.TO_REVOKE, {"most": _MOST_A_ROUND})
         if due and self._revoke(due):
             self.database.run(queries.REVOKED, {"erasure_ids": [row.erasure_id for row in due]})

@@ -17,7 +17,7 @@ def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
     """The user's rows by table, and the events of the user's stream.
 
     `user` is the user's key; the document shows the id without the tenant. Working memory and snapshot stores are left
-    out: they hold copies of these rows.
+    out, because they hold copies of these rows.
 
     Raises:
         NotFound: there is no data about that user.

@@ -137,7 +137,9 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
 
 def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Release the session until the calls of a message are decided. For a turn from a chat, deliver the request there.
+    """Release the session until the calls of a message are decided.
+
+    If the turn came from a chat, the request for approval is delivered to that chat.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
@@ -202,7 +204,7 @@ def _require_open(row: Row[Any], *, ending: bool) -> None:
 
 
 def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> str | None:
-    """Validate edited arguments with the tool, unless it is an MCP server's; returns them as JSON."""
+    """Return edited arguments as JSON. Validates them with the tool, unless the tool is an MCP server's."""
     if arguments is None:
         return None
     agent, text = runtime.agents.get(row.agent), as_json(arguments)

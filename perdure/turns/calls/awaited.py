@@ -104,7 +104,9 @@ def note_sent(runtime: Runtime, effect_id: UUID) -> None:
 
 
 def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Result | Planned | None:
-    """The result of a call that an earlier worker began; `None` if it still waits; the call if its task must be sent.
+    """The result of a call that an earlier worker began.
+
+    Returns `None` if the call still waits, and the planned call if its task must be sent.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -128,7 +130,7 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
 def wait(
     runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
 ) -> Waits | None:
-    """Record `results`, and release the session until the message's other calls have results, or until one is due.
+    """Record `results`, and release the session until the message's other calls have results or one of them is due.
 
     `asking`: the turn's id and the `seq` of the message.
 

@@ -167,7 +167,7 @@ class Executor:
     def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
         """Run calls concurrently. A call whose time limit passes runs at most once more, if its effect class allows it.
 
-        If there are several calls, or with `record`, each result is also recorded in its effect row.
+        If there are several calls or `record` is true, each result is also recorded in the effect row of its call.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -376,7 +376,7 @@ class Executor:
         return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: CallThread, *, again: bool) -> Result | None:
-        """The result of a call whose time limit has passed. `None`: the call runs once more (only if `again`)."""
+        """The result of a call after its time limit; `None` if the call runs once more, which requires `again`."""
         planned = run.planned
         tool = planned.tool
         if tool is None:

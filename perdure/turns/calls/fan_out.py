@@ -1,9 +1,10 @@
 """A call of a Celery tool with a list of arguments: one task per element, at most `max_parallel` queued or running.
 
-The call's row holds its parts, in the order of the arguments: the status and the result of each. A part is `waiting`,
-then `taken` (a process sends its task), `sent`, and `done` or `failed`. A part is committed as `taken` before its task
-is sent, so a crash in between leaves the part in doubt: the sweeper sends a `pure` or `idempotent` part again with the
-same id; an `unsafe` part counts as sent. Each result frees a place for the next waiting part.
+Each task is a part of the call. The call's row holds the status and the result of every part, in the order of the
+arguments. A part is `waiting`, then `taken` (a process is about to send its task), `sent`, and `done` or `failed`. A
+part is committed as `taken` before its task is sent, so a crash in between leaves the part in doubt. The sweeper sends
+a `pure` or `idempotent` part again with the same id; an `unsafe` part counts as sent. Each result frees a place for the
+next waiting part.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class ToolHooks:
     agent: Agent
 
     def before(self, planned: Planned) -> Result | None:
-        """The failed result of a call that a required hook rejects; `None` if it may begin."""
+        """The failed result of a call that a required hook rejects; `None` if the call may begin."""
         refused = self._call(self.agent.before_tool, lambda: self._seen(planned))
         return None if refused is None else Result(planned.position, "failed", f"Error: {refused}", planned.effect_id)
 

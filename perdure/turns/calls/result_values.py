@@ -46,7 +46,7 @@ class Result:
 
 
 def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
-    """Results of a message's calls from their effect rows, and their uncommitted changes of working variables."""
+    """From effect rows, the results of a message's calls and the calls' uncommitted changes of working variables."""
     rows = effect_rows(executor, turn_id, asking)
     results = [recorded_result(position, rows.get(position)) for position in range(len(asking.tool_calls))]
     return with_edited_arguments(asking, rows, results), recorded_changes(rows)
@@ -59,7 +59,7 @@ def effect_rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, R
 
 
 def recorded_changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
-    """Changes of working variables that finished calls recorded and no step has committed."""
+    """The changes of working variables that finished calls have recorded, but that no step has committed."""
     return [cast("Change", tuple(change)) for row in rows.values() for change in row.variables or ()]
 
 
@@ -72,7 +72,7 @@ def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCa
 
 
 def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
-    """The results; if a person edited a call's arguments, the text of its result begins with them."""
+    """The results. If a person edited a call's arguments, the text of that result begins with the new arguments."""
     noted = []
     for result in results:
         row = rows.get(result.position)
@@ -113,7 +113,7 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
 
 
 def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:
-    """Status and text of a call's result from its effect row; `status` is `None` without a row."""
+    """Status and text of a call's result, from its effect row; `status` is `None` if the call has no row."""
     match status:
         case "done":
             return "done", result or ""

@@ -104,7 +104,7 @@ class CallRunner:
     def _run(self, results: list[Result], begun: Sequence[Planned], *, still_wait: bool = False) -> list[Result]:
         """Run the calls in `begun`, and add their results to `results`.
 
-        `still_wait`: a call that an earlier worker began still waits for a task or a time.
+        `still_wait`: whether a call that an earlier worker began still waits for a task or a time.
 
         Raises:
             Awaiting: a call waits for a task or a time.
@@ -208,7 +208,7 @@ class CallRunner:
         return results, again, still_wait
 
     def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The result of a call that waits for a task or a time. `None`: it has none yet; the call: send its task."""
+        """The result of a call for a task or a time. `None`: there is no result yet. A call: its task must be sent."""
         if row.status != "intended":
             return recorded_result(fresh.position, row)
         return awaited.resume(self._runtime, self._hold, row, fresh)

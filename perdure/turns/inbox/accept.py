@@ -61,7 +61,7 @@ class _Commit:
 
 
 class Source(Protocol):
-    """The row that a message comes from. The accepting transaction updates it too."""
+    """The stored row that a message comes from. The transaction that accepts the message also updates the row."""
 
     def begin(self, transaction: Transaction) -> None:
         """Take the row, if necessary. Called first in the accepting transaction.
@@ -92,7 +92,7 @@ def accept(
     turn_id: UUID | None = None,
     source: Source | None = None,
 ) -> Accepted:
-    """Accept a message: its row is committed, so it is answered even after a crash.
+    """Accept a message: commit its row, so that the message is answered even after a crash.
 
     `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id of the new
     turn; by default, a new id.
@@ -101,7 +101,7 @@ def accept(
         SourceTaken: another process accepts the message of `source`, or the row of `source` was changed or erased.
         InvalidRequest, TooLarge: the message itself is refused.
         NotFound: the user has no session `session_id`.
-        Conflict: `message_id` was used for another text; the session is busy or has ended.
+        Conflict: `message_id` was used for another text, or the session is busy or has ended.
         RateLimited: the user has reached a rate limit.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
@@ -300,7 +300,7 @@ def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Co
 
 
 def _interrupt(runtime: Intake, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
-    """Raise the session's fence and settle its unsettled turns as cancelled; returns their deliveries.
+    """Raise the session's fence and settle its unsettled turns as cancelled; returns the deliveries of these turns.
 
     The number of statements does not depend on the number of queued turns.
     """

@@ -3,7 +3,7 @@
 The sweeper of every worker calls this. The transaction that accepts the message also advances the schedule. So a slot
 never becomes two messages, even if a worker crashes, and a schedule that is concurrently removed, paused or erased
 sends no message. If slots were missed while no worker ran, only the newest one fires. No schedule fires during quiet
-hours; a schedule with slots in them fires once at their end.
+hours; a schedule that had slots during the quiet hours fires once when they end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rate limits: the number of one user's messages that are accepted per minute and per hour.
 
-Without a limit no statement is run. With one, a user's messages are accepted one at a time, so the count is exact. A
-repeated message is not counted again.
+Without a limit, no statement is run. With a limit, a user's messages are accepted one at a time, so the count is exact.
+A repeated message is not counted again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_on(guard: GuardSettings) -> bool:
 
 
 def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
-    """Serialise the acceptance of this user's messages. Call it before any row is locked, or it may deadlock."""
+    """Serialise the acceptance of this user's messages. To avoid deadlocks, call this before any row is locked."""
     if is_on(guard):
         transaction.run(queries.QUEUE_UP, {"user_id": user_id})
 

@@ -41,9 +41,9 @@ _MOST_ATTEMPTS = 8
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
-    """Route the messages that are due, for about `_LONGEST_S` seconds; returns the number of users with such messages.
+    """Route due messages for about `_LONGEST_S` seconds; returns the number of users whose messages were due.
 
-    Reads the oldest `most` messages, and routes all messages of their users. A user whose rows are locked does not
+    Reads the oldest `most` due messages, and routes all messages of their users. A user whose rows are locked does not
     delay other users.
 
     Raises:
@@ -85,7 +85,7 @@ def route_user(runtime: Runtime, user: str) -> None:
 
 
 def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
-    """The turn of an application's message: `turn_id`, or an earlier turn if the message joined or repeated it.
+    """The turn of an application's message: `turn_id`, or the earlier turn that the message joined or repeated.
 
     A message that is not routed yet is routed now, unless it or an earlier message of its user must wait.
 
@@ -189,7 +189,7 @@ def _refuse(runtime: Runtime, row: Row[Any], error: PerdureError) -> None:
 
 
 def _reply_to(message: dict[str, Any]) -> str | None:
-    """The receiver of an application's message, as JSON; `None` if it has none that this release can read."""
+    """The receiver of the reply to a message, as JSON; `None` if there is none that this release can read."""
     try:
         reply_to = ReplyTo.model_validate(message["reply_to"])
     except (ValidationError, KeyError, TypeError):  # a role that may insert can write anything

@@ -54,8 +54,8 @@ class TurnRef:
 class Kept:
     """A session's state between its turns: tick, working variables, version of the valid snapshot.
 
-    `variables` is JSON, as of `variables_tick`. Both are None if there are no variables; only `variables` is None if
-    the claim could not see their row yet. `wakes` counts wake-ups that no claim followed.
+    `variables` is JSON, as of the tick `variables_tick`. If there are no variables, both are None. If the claim could
+    not see the row of the variables yet, only `variables` is None. `wakes` counts wake-ups that no claim followed.
     """
 
     tick: int = 0
@@ -151,7 +151,10 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
-    """Whether a session can be claimed. If so, a claim that returned `NotNeeded` just before skipped a locked row."""
+    """Whether a session can be claimed.
+
+    If it can, but `claim` has just returned `NotNeeded`, then `claim` skipped a locked row.
+    """
     rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
 

@@ -77,7 +77,7 @@ class Hold:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Within the block, abort `call` if the turn is cancelled, drained or out of time, or its lease is lost."""
+        """Within the block, abort `call` if the turn is cancelled, drained or out of time, or if the lease is lost."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -93,7 +93,7 @@ class Hold:
     # in between, which would then be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
-        """Stop `turn_id` as cancelled; a different turn is not affected."""
+        """Stop the running turn as cancelled, if it is the turn `turn_id`."""
         with self._lock:
             if turn_id != self.turn_id:
                 return
@@ -118,7 +118,7 @@ class Hold:
         _abort(call)
 
     def expire_overdue(self) -> None:
-        """Abort the model call, or the present attempt of it, if its deadline has passed."""
+        """Abort the model call if its deadline has passed, or its present attempt if the attempt's has passed."""
         with self._lock:
             call = self._call
         if call is not None:
@@ -130,7 +130,7 @@ class Hold:
 
 
 def _abort(call: ModelCall | None) -> None:
-    """Abort the call. Do not hold the lock: `abort` runs the model's own code."""
+    """Abort the call. The caller must not hold the lock, because `abort` runs the model's own code."""
     if call is not None:
         call.abort()
 

@@ -64,7 +64,9 @@ class Delayed:
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Release the session until a model may answer. Returns True if the turn is cancelled: then wake the session.
+    """Release the session until a model may answer.
+
+    Returns True if the turn is cancelled. The caller must then wake the session.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.

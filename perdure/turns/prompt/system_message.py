@@ -1,4 +1,4 @@
-"""The system message: the agent's instructions, the user's channel, and sections of the past.
+"""The system message: the agent's instructions, the user's channel, and sections about the past.
 
 Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, cases that are
 similar to the question, and the previous session (its summary or, until that exists, its last messages). All sections
@@ -55,7 +55,7 @@ class Briefing:
 def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
     """Build the system message; `transcript` is the rest of the prompt.
 
-    Runs one statement, and further ones only for memories, for cases and for a previous session without a summary.
+    Runs one statement. Memories, cases and a previous session without a summary need further statements.
 
     Raises:
         CallAborted: the turn must stop; the hold has the reason.

@@ -64,8 +64,8 @@ class Watch:
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
         """The reason to kill the process, if it must be killed. `standing` is `None` if the session does not exist.
 
-        A new fence of the same owner is no reason to kill: the process claims the session again if the broker accepts
-        no wake-up.
+        A new fence of the same owner is no reason to kill, because the process claims the session again if the broker
+        accepts no wake-up.
 
         A process whose turn is cancelled or out of time is killed only if it is silent, since otherwise the turn ends
         at its next safe point. A requested end of the session kills no process: accepted turns run first.

@@ -319,7 +319,7 @@ def out_of_time(limit_s: float) -> DeadlineExceeded:
 
 
 def _aborted_call(error: Exception) -> PerdureError:
-    """The error for a model that reported its call as aborted although it was not."""
+    """The error for a model that reported its call as aborted, although nothing had aborted the call."""
     broken = ProviderError("The model broke off its answer.")
     broken.__cause__ = error
     return broken

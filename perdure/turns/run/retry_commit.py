@@ -2,7 +2,7 @@
 
 A model's reply or a tool's result must not be lost because the database refuses its commit (a lock timeout, a deadlock,
 a restart, a lost connection). The runner keeps the reply or result in memory, reads the session's state, and commits
-again while fence, turn and tick are unchanged. If the session has advanced, the failed commit had succeeded.
+again while fence, turn and tick are unchanged. If the session has advanced, the commit had succeeded despite the error.
 
 Called by the step loop for steps, and by the runner for holding and settling.
 """
@@ -29,9 +29,10 @@ Committed = TypeVar("Committed")
 
 
 def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
-    """Retry `commit` until it succeeds. Returns its result, or the session's state if a failed try had committed.
+    """Retry `commit` until it succeeds; returns its result.
 
-    Stops after the turn's time limit; a process that shuts down tries twice.
+    If a try raised an error but had committed, returns the session's state. Retries for at most the time limit of a
+    turn; a process that shuts down tries twice.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
@@ -68,7 +69,7 @@ def _pause(hold: Hold, refused: int) -> None:
 
 
 def find_again(runtime: Runtime, hold: Hold) -> Claimed:
-    """Read the session with its oldest unsettled turn and renew the lease; retried while the database is unavailable.
+    """Read the session with its oldest unsettled turn, and renew the lease. Retries while the database is unavailable.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.

@@ -83,7 +83,7 @@ Outcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 @dataclass(frozen=True, slots=True)
 class _DatabaseLost:
-    """The database became unavailable during a turn, which had then spent `spent_s` under lease."""
+    """The database became unavailable during a turn. By then, the turn had spent `spent_s` seconds under lease."""
 
     turn_id: UUID
     spent_s: float
@@ -156,7 +156,11 @@ class Runner:
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
-        """The number of settled turns, and whether to claim again because the broker accepted no wake-up."""
+        """Run the session's turns, the oldest first.
+
+        Returns the number of settled turns, and whether to claim the session again because the broker accepted no
+        wake-up.
+        """
         settled, losses = 0, 0
         until = self._runtime.clock.monotonic() + _SLICE_S
         try:
@@ -290,7 +294,7 @@ class Runner:
         return settled
 
     def _remember(self, ref: TurnRef, hold: Hold, transcript: Transcript, verdict: Verdict) -> None:
-        """Write a settled turn to working memory. An error is logged: the cache may lack a turn."""
+        """Write a settled turn to working memory. An error is only logged, because the cache may lack a turn."""
         try:
             remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
         except Exception:

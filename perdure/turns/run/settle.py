@@ -1,10 +1,11 @@
 """Settling a turn: one commit with its last messages, outcome and delivery.
 
-A settled transcript is valid for providers: the same commit adds a result to each open call. No channel receives a
-reply before this commit. Called by the runner, by `cancel`, and by `accept` when a message interrupts.
+A settled transcript is valid for providers, because the same commit adds a result to each open call. No channel
+receives a reply before this commit. Called by the runner, by `cancel`, and by `accept` when a message interrupts.
 
-The statement also records the use of the cases in the prompt. Its parameters are first assembled as a `Verdict`, whose
-JSON the turn's row can hold while the session's snapshot is saved in a store other than PostgreSQL.
+The statement also records the use of the cases in the prompt. The parameters of the statement are first assembled as a
+`Verdict`. While the session's snapshot is saved in a store other than PostgreSQL, the turn's row holds the verdict as
+JSON.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def conclude(
 
 
 def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
-    """The verdict on a turn, built without parsing its rows, so that an unreadable row cannot prevent it.
+    """The verdict on a turn, built without parsing its rows, so that an unreadable row cannot prevent the settlement.
 
     Working variables stay as the last step committed them.
     """

@@ -110,7 +110,7 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """The uncommitted entries: the user's messages before the turn's first commit, then none."""
+        """The uncommitted entries: the user's messages until the turn's first commit, none after it."""
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
