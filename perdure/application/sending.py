@@ -206,7 +206,7 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 
 
 def _wake_soon(own: Parts, connection: Connection) -> None:
-    """Schedule the users' wake-ups. SQLAlchemy's `commit` event precedes the commit, and no event follows it."""
+    """Schedule the users' wake-ups: SQLAlchemy has an event before the commit of a connection, but none after it."""
     users = sorted(_on_commit[connection])
     _forget(connection)
     own.wake_soon(*users)

@@ -93,7 +93,7 @@ class Conversation:
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
-        """Continue the conversation's live session; returns the number of its messages, 0 without a live session.
+        """Continue the conversation's live session, if any; returns the number of the session's messages, or 0.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -175,7 +175,7 @@ class Conversation:
     def stream(self, on_event: Callable[[Event], None]) -> dict[str, Any]:
         """Pass the turn's events to `on_event` as they happen; returns the settled turn.
 
-        A call after an interruption continues after the last event that was passed.
+        After an interruption, the next call continues after the last event that was passed to `on_event`.
         """
         if self._turn_id is None:
             raise LookupError("no message was sent yet")
@@ -206,7 +206,7 @@ class Conversation:
             threads.close()
 
     def _pass_on(self, event: Event, on_event: Callable[[Event], None]) -> dict[str, Any] | None:
-        """Pass an event to `on_event`. A `done` event is not passed: its settled turn is returned."""
+        """Pass an event to `on_event`; for a `done` event, return the settled turn instead."""
         self._last = event.id
         if event.kind is EventKind.DONE:
             return dict(event.data)
@@ -234,7 +234,7 @@ class Conversation:
         Raises:
             Unavailable: the database cannot be reached.
             Conflict: the session has already ended.
-            NotFound: its user was erased.
+            NotFound: the session's user was erased.
         """
         if self._session_id is None:
             return False

@@ -1,8 +1,9 @@
 """Ids and kinds of events, and the Redis channels that announce them.
 
 The id of an event is `EPOCH-N`. EPOCH counts the turn's committed messages so far. `k-0` is the id of committed message
-number k; a provisional event of epoch k has `k-N` with N above 0. A worker derives N from its fencing token, so Redis
-refuses the entries of a worker that has lost the session, and ids grow also after Redis has lost the stream.
+number k. The id of a provisional event of epoch k is `k-N` with N above 0. A worker derives N from its fencing token,
+so Redis refuses the entries of a worker that has lost the session, and ids increase even after Redis has lost the
+stream.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def news_channel(prefix: str) -> str:
 
 
 def listening_key(prefix: str) -> str:
-    """The sorted set of turns with listeners; the score is the epoch second at which the interest ends.
+    """The sorted set of turns with listeners; the score is the time at which the interest ends, in Unix seconds.
 
     The pub/sub channel with the same name announces turns whose interest begins or continues.
     """

@@ -1,8 +1,8 @@
 """Tracks which turns have listeners, in a worker process.
 
-A gateway announces the turns that its clients follow, at once and then every 20 seconds. It adds them to a sorted set,
-which workers read when they start, and publishes them on a channel, to which each worker subscribes on one connection.
-For a turn without a listener, a worker sends no command to Redis.
+A gateway announces the turns that its clients follow, at once and then every 20 seconds. It adds the turns to a sorted
+set and publishes them on a channel. A worker reads the set when it subscribes to the channel, and then learns of
+further turns from the channel. For a turn without a listener, a worker sends no command to Redis.
 """
 
 from __future__ import annotations

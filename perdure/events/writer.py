@@ -1,7 +1,8 @@
 """Writes turns' provisional events to Redis streams, in batches and by one thread per process.
 
 The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. For a
-turn without a listener, the text of the current step is only kept in memory, so that a later listener receives it all.
+turn without a listener, the text of the current step is only kept in memory. A later listener receives all of that
+text.
 
 If Redis fails, the entries are lost: the next batch begins with a `rewind`, followed by the whole text. If Redis
 refuses an id, a worker with a higher token writes the turn's events, and this worker stops writing them.
@@ -76,7 +77,10 @@ class Outlet(Protocol):
         ...
 
     def next_number(self) -> int:
-        """A number above all earlier ones of this process: a turn that is opened again may have the same token."""
+        """A number above all earlier ones of this process.
+
+        If a turn is opened again under the same token, the number keeps the ids of its events increasing.
+        """
         ...
 
 
@@ -117,7 +121,7 @@ class TurnEvents:
         self._changed()
 
     def committed(self, messages: int) -> None:
-        """Record `messages` more committed messages, which replace the text of the current step."""
+        """Record that `messages` more messages were committed, and discard the text of the current step."""
         with self._lock:
             self._epoch += messages
             self._text, self._length, self._written = [], 0, 0
@@ -131,7 +135,7 @@ class TurnEvents:
         self._changed()
 
     def take(self) -> list[Entry]:
-        """Take the entries to write now. They count as written until `lost` is called."""
+        """Take the entries to write now. They count as written unless `lost` is called."""
         with self._lock:
             if self._silent:
                 return []
@@ -147,7 +151,7 @@ class TurnEvents:
             self._withdraw(keep_text=True)
 
     def silence(self) -> None:
-        """Write nothing from now on: another worker writes this turn."""
+        """Write nothing from now on, because another worker writes this turn's events."""
         with self._lock:
             self._silent = True
 

@@ -2,8 +2,8 @@
 
 A URL may name this host's own services, or a network behind the firewall. `check` rejects a URL if its text alone shows
 this, in every spelling of an address. `resolve` looks the name up once and checks each of its addresses. `pinned`
-makes a request that connects to a checked address, because a second look-up might return another one; TLS still checks
-the certificate against the name. Callers follow a redirect only after the same checks.
+makes a request that connects to a checked address, because a second look-up might return an unchecked one. TLS still
+checks the certificate against the name. Callers follow a redirect only after the same checks.
 
 Called by `http_get` and the delivery of replies.
 """

@@ -1,8 +1,8 @@
 """Names of queues at the broker: perdure's own queues, and the queues that `reply_to` may name.
 
-On Redis a queue's name is a key: a reply to an arbitrary name could write to the keys of kombu, of Celery's results or
-of perdure. `PERDURE_REPLY_TASKS` lists the tasks and their queues. `Settings` rejects an entry with a reserved queue;
-accepting a message and delivering its reply both call `reply_queue`.
+On Redis a queue's name is a key, so a reply to an arbitrary name could write to the keys of kombu, of Celery's results
+or of perdure. `PERDURE_REPLY_TASKS` lists the tasks and their queues. `Settings` rejects an entry with a reserved
+queue; accepting a message and delivering its reply both call `reply_queue`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network(
 
 
 def _unquoted(path: str) -> str:
-    """`path`, unquoted until it no longer changes: each server in a chain may unquote it once."""
+    """`path`, unquoted until it no longer changes, because each server in a chain may unquote it."""
     while (decoded := unquote(path)) != path:
         path = decoded
     return path

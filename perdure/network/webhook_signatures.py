@@ -1,4 +1,4 @@
-"""Signs callbacks as Standard Webhooks 1.0 specifies; receivers can verify them with any library for it.
+"""Signs callbacks as Standard Webhooks 1.0 specifies; any Standard Webhooks library can verify them.
 
 The signature covers the message's id, the time of the attempt and the body, so that a receiver can reject a replay.
 """

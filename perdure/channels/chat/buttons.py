@@ -41,7 +41,7 @@ class Buttons:
         return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
 
     def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:
-        """The decision and the turn's id in a token; `None` if it is malformed. `is_for` verifies the token."""
+        """The decision and the turn's id in a token; `None` if the token is malformed. Only `is_for` verifies it."""
         if len(token) != _CHARS or token[0] not in _DECISIONS or not token.isascii():
             return None
         try:

@@ -1,4 +1,4 @@
-"""Repeats the bot's typing indicator while a turn runs; a service shows it for a few seconds only.
+"""Repeats the bot's typing indicator while a turn runs, because a service shows it only for a few seconds.
 
 A turn that waits for approval or is parked has no indicator. A restart of this process ends the indicators of the turns
 accepted before it. The thread runs only while there are turns to show.
@@ -79,7 +79,7 @@ class TypingIndicators:
                     return
 
     def _still_running(self, shown: dict[UUID, Place]) -> dict[UUID, bool]:
-        """The unsettled turns in `shown`; the value is whether the turn's status is `accepted` or `running`."""
+        """For each unsettled turn in `shown`, whether the turn's status is `accepted` or `running`."""
         rows = self._runtime.database.run(queries.RUNNING, {"turn_ids": list(shown)})
         return {row.turn_id: row.status in {"accepted", "running"} for row in rows}
 

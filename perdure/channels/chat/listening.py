@@ -1,10 +1,10 @@
 """Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode, Telegram's long polling.
 
-One process of the installation listens on a channel. It holds an advisory lock of PostgreSQL, and other processes try
-to take that lock every `_LOOK_S` seconds. If the lock's connection breaks, the process continues to listen, and another
-process may listen, too, until one restarts. Message ids deduplicate the messages that both receive. An update is
-retried until the database accepts it, so updates stay in order. A failed connection is retried with exponential
-back-off.
+For each channel, one process of the installation listens. That process holds an advisory lock of PostgreSQL; the others
+try to take the lock every `_LOOK_S` seconds. If the lock's connection breaks, the first process continues to listen,
+and a second process may begin. Both then listen until one of them restarts; message ids deduplicate the messages that
+both receive. An update is retried until the database accepts it, so updates stay in order. A failed connection is
+retried with exponential back-off.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent. `if_known`: ignore it unless the agent already takes part in the conversation."""
+    """A message for the agent. `if_known`: ignored unless the agent already takes part in the conversation."""
 
     place: Place
     sender: Sender
@@ -216,7 +216,7 @@ class Channel(Protocol):
         ...
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:
-        """The updates of messages in a chat after the message with the id `after`, oldest first; bounded.
+        """The updates for a chat's messages after the message with the id `after`, oldest first, up to a limit.
 
         Called after `Connected` only. Empty if the chat no longer exists.
 

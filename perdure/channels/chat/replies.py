@@ -108,7 +108,7 @@ def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
 
 
 def _request(call: dict[str, Any], most: int) -> str:
-    """The text of a request for approval. Backquotes in the arguments are replaced: they could end the code block."""
+    """The text of a request for approval. Replaces backquotes in the arguments, which could end the code block."""
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
     question = f"`{call['tool']}` needs your approval:"
     return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"

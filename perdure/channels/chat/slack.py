@@ -1,12 +1,12 @@
 """The channel `slack`: Slack's Events API by webhook or Socket Mode, and its Web API, through slack-sdk.
 
-In a private chat every message is for the agent. In a channel a message is for the agent if it mentions the bot; the
-reply begins a thread, in which the following messages are for the agent without a mention. Slash commands (`/new`,
+In a private chat every message is for the agent. In a channel a message is for the agent if it mentions the bot. The
+reply begins a thread; later messages in that thread are for the agent even without a mention. Slash commands (`/new`,
 `/end`, `/cancel`, `/link`, `/help`, or `/perdure new`…) and buttons arrive the same way as messages.
 
-Slack repeats an event that was not acknowledged within three seconds, and reports a mention twice, as `message` and as
-`app_mention`; the message's `ts`, which both have, deduplicates them. Slack has no idempotency key for posted messages,
-so a reply whose attempt was interrupted may appear twice.
+Slack repeats an event that was not acknowledged within three seconds. It reports a mention twice, as `message` and as
+`app_mention`. The message's `ts` is the same in all these events and deduplicates them. Slack has no idempotency key
+for posted messages, so a reply whose attempt was interrupted may appear twice.
 
 Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so a model's text cannot mention anyone. Only a Markdown link to
 an http or https URL becomes a link with a label. Slack has no typing indicator for bots of this kind.
@@ -378,7 +378,7 @@ def _is_from_person(message: Update) -> bool:
 
 
 def _place(event: Update, message: Update) -> Place:
-    """The place for the reply to `message`: its thread, else a new thread below it, or none in a direct message."""
+    """The place for the reply to `message`: the message's thread, else, in a group, a new thread below it."""
     channel = event["channel"]
     group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")
     thread = message.get("thread_ts") or (message["ts"] if group else None)

@@ -29,7 +29,7 @@ def split(text: str, most: int) -> list[str]:
 
 
 def _cut(text: str, room: int) -> int:
-    """The length of the next part: up to a paragraph, line or word end in the last half of `room`, else `room`."""
+    """The length of the next part: to the end of a paragraph, line or word in the last half of `room`, else `room`."""
     for separator in ("\n\n", "\n", " "):
         found = text.rfind(separator, room // 2, room)
         if found > 0:

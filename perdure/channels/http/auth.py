@@ -84,7 +84,8 @@ request as its only parameter can be used."""
 async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
     """The caller of `request`, authenticated by the application, with access to one user's data only.
 
-    A request whose `Origin` is not the gateway's own is refused: a browser may add the application's session cookie.
+    A request whose `Origin` is not the gateway's own is refused, because a browser may have added the
+    application's session cookie.
 
     Raises:
         Unauthorized: `authenticate` returns no user.

@@ -70,7 +70,7 @@ class _ParsedRequest(Request):
         return b"{}"
 
     async def json(self) -> Any:
-        """The parsed object or the validated model; for an unusable body, the error's message (no model accepts it)."""
+        """The parsed object or the validated model. For an unusable body, an error message, which no model accepts."""
         return self._content
 
 

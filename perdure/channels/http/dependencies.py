@@ -148,7 +148,8 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
 def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
     """Check that the caller has access to a turn; returns the turn's id. Blocks.
 
-    If the message was merged into another turn, or repeats another turn's message, returns the other turn's id.
+    If the turn's message was merged into another turn, or repeats another turn's message, returns the id of that other
+    turn.
 
     Raises:
         NotFound: the caller has no access to the turn. For an operator, the route itself checks that the turn exists.

@@ -77,7 +77,7 @@ Shape = Callable[[PerdureError], Response]
 
 
 def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
-    """Make `app` answer every error with a problem document, or with the shape in `shapes` for the path's prefix."""
+    """Make `app` answer errors with problem documents, and on paths below a key of `shapes` in that key's shape."""
     app.state.error_shapes = dict(shapes)
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -142,7 +142,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """The methods of all routes with the request's path. Starlette reports those of the first route only."""
+    """The methods of all routes with the request's path. Starlette reports only the first route's methods."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 

@@ -94,7 +94,7 @@ class Gateway:
     async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
         """A JSON response with the result of `read`; one thread reads and encodes it.
 
-        For responses that may be long: no pydantic model validates and encodes them on the event loop.
+        For long responses: the event loop spends no time on validating and encoding them.
         """
         return await self.json_response_and_status(lambda: (read(), status))
 
@@ -231,7 +231,7 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Wait until waits for turns must end: after the drain, or `drain_s` seconds after the intake was closed."""
+        """Wait until requests may no longer wait for turns: after the drain, or `drain_s` after the intake closed."""
         await self._stop_waiting.wait()
 
     def start(self) -> None:

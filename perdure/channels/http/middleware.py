@@ -3,8 +3,8 @@
 Responses are data: a browser must not guess their type, frame them, execute them or store them.
 
 The server unescapes a path before splitting it, so it cannot tell `/v1/users/a%2Fb/export` from `/v1/users/a/b/export`.
-This module unescapes the path except for `%2F` and `%25`; a route reads a segment that may contain either through
-`unescaped`.
+This module unescapes the path except for `%2F` and `%25`. For a segment that may contain one of these two, a route
+calls `unescaped`.
 """
 
 from __future__ import annotations

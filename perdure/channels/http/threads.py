@@ -4,7 +4,7 @@ Waking a thread or the loop takes longer than a database query. So all threads t
 that are ready while the loop is busy are delivered together.
 
 `_USUAL` threads serve the queue: more would mostly wait for the interpreter's lock and for each other's commits. If
-work has waited for `_CHECK_S` seconds, all of them may be in slow queries, and further threads start.
+work has waited for `_CHECK_S` seconds, all these threads may be in slow queries, and further threads start.
 """
 
 from __future__ import annotations

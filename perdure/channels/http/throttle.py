@@ -1,7 +1,7 @@
 """A rate limit for wrong keys, by the client's address.
 
-Only requests with a wrong key are counted, so a valid key is never refused, even if its address (a proxy's) also sends
-wrong ones. A wrong key beyond the rate is answered with 429 instead of 401.
+Only requests with a wrong key are counted. A valid key is never refused, even if wrong keys come from the same address,
+such as a proxy's. A wrong key beyond the rate is answered with 429 instead of 401.
 """
 
 from __future__ import annotations

@@ -370,7 +370,10 @@ def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
 
 
 def _embed_and_index(runtime: Runtime, *, others: bool = False) -> None:
-    """Embed the cases without a vector (`others`: or with another embedder's), then build missing indexes."""
+    """Embed the cases without a vector, then build missing indexes.
+
+    With `others`, also replace the vectors that another embedder made.
+    """
     from perdure.casebank.embedding import embed_cases
     from perdure.casebank.search import build_indexes
 

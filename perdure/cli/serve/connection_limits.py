@@ -92,7 +92,7 @@ class Door:
         self._by_address: defaultdict[str, OrderedDict[GuardedProtocol, None]] = defaultdict(OrderedDict)
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Add a connection. Above a limit, close the oldest one with an incomplete header, perhaps this one."""
+        """Add a connection. Above a limit, close the oldest one with an incomplete header, which may be the new one."""
         self._open.add(connection)
         self.incomplete(connection)
         if len(self._open) > self._most:

@@ -32,7 +32,7 @@ _MARGIN_S = 5
 
 
 def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
-    """Start the servers for which no URL is set; returns the environment of processes, and the servers' keepers."""
+    """Start the servers for which no URL is set; returns the environment for processes, and the keepers."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PERDURE_DATA_DIR": str(data_dir)}
     keepers = []
     for name, url, start in (
@@ -53,7 +53,7 @@ def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple
 
 
 def _keeper(name: str, directory: Path) -> Process:
-    """The process that restarts a server when it dies."""
+    """The keeper of a server: a process that restarts the server when the server dies."""
     argv = (sys.executable, "-P", "-m", "perdure.embedded", name, str(directory))
     return Process(name, argv, stop_rank=_SERVERS, stop_within_s=_SERVERS_STOP_S)
 

@@ -5,7 +5,7 @@ beat and Flower, and restarts each process that dies. It checks the settings bef
 refuses a setting, all processes are stopped.
 
 On shutdown the gateway stops first: it refuses new messages while the workers finish the turns that its clients wait
-for. Then the workers drain and beat and Flower stop; the servers stop last. A second Ctrl-C shortens every step.
+for. Then the workers drain, and beat and Flower stop. The servers stop last. A second Ctrl-C shortens every step.
 """
 
 from __future__ import annotations

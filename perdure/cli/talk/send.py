@@ -119,7 +119,7 @@ class _Interrupted(Exception):
 
 
 class _Wait:
-    """Waits for a turn; a signal ends the wait. A signal before the wait takes effect when it begins."""
+    """Waits for a turn; a signal ends the wait. A signal before the wait takes effect when the wait begins."""
 
     def __init__(self) -> None:
         self.ended = False

@@ -3,13 +3,13 @@
 In a private chat every message is for the agent. In a channel of several people a message is for the agent if it
 mentions the bot or replies to it. Once the agent takes part in a thread, every message there is for the agent.
 Slash commands and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an
-endpoint URL. An interaction is answered as deferred within Discord's three seconds; the first part of the reply
-replaces that answer.
+endpoint URL. Discord requires an answer to an interaction within three seconds. The channel answers it as deferred, and
+the first part of the reply later replaces the deferred answer.
 
-Each message has a nonce derived from the delivery, so an attempt repeated within a few minutes sends no duplicate.
-Text is sent as Discord's Markdown. No message notifies anyone (`allowed_mentions` is empty), and text that looks like a
-mention is shown as text. A new session of the gateway does not repeat earlier events, so the channel reads the messages
-after the last handled one from each known channel (`history`).
+Each message has a nonce derived from the delivery, so an attempt repeated within a few minutes sends no duplicate. Text
+is sent as Discord's Markdown. No message notifies anyone (`allowed_mentions` is empty), and text that looks like a
+mention is shown as text. A new session of Discord's gateway does not repeat earlier events. The channel therefore
+reads, for each recently active chat, the messages after the last handled message (`history`).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Discord:
         return any(each.get("id") == self._bot_id for each in named)
 
     def _text(self, data: Update) -> str:
-        """The text, with mentions shown as names and without a mention of the bot."""
+        """The text of the message `data`, with mentions shown as names and mentions of the bot removed."""
         names = {each["id"]: f"@{each.get('global_name') or each['username']}" for each in data.get("mentions", ())}
         names[self._bot_id] = ""
         return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()

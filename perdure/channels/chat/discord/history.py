@@ -28,7 +28,7 @@ async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -
 
 
 def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
-    """A message in the format of the gateway's event. Adds the fields for a server and a thread that REST omits."""
+    """A message in the format of the gateway's event. Adds the fields for server and thread, which REST omits."""
     replied = message.referenced_message
     event: dict[str, Any] = {
         "id": str(message.id),

@@ -41,7 +41,7 @@ class Rest:
         Raises:
             NotAsked: Discord asks for a pause.
             Undeliverable: Discord's answer is a permanent error.
-            DeliveryFailed: another error, or `work` takes more than `within_s` seconds.
+            DeliveryFailed: another error occurs, or `work` takes more than `within_s` seconds.
         """
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(self._within(work, within_s), loop)

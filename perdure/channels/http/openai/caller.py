@@ -1,8 +1,9 @@
 """The user and the conversation of an OpenAI-compatible request.
 
 The user is `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's user. The conversation is
-`X-Perdure-Conversation`, else `prompt_cache_key`, else the user's default. Unless the caller has a user token, the
-headers that Open WebUI forwards are tried last: they come from a front end that the operator trusts.
+`X-Perdure-Conversation`, else `prompt_cache_key`. If the user or the conversation is still missing, and the caller has
+no user token, the headers that Open WebUI forwards name it, because they come from a front end that the operator
+trusts. Without a conversation, the message belongs to the user's conversation without a key.
 """
 
 from __future__ import annotations

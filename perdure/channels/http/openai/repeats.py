@@ -1,11 +1,12 @@
 """Recognises repeated requests, so that a repeated request finds its turn and does not begin another.
 
-The `Idempotency-Key`, if sent, is the `message_id`. Without it, the `message_id` is made of the request's fingerprint
-(a digest of the conversation, the agent, the session and the messages) and the id of the user's last turn with the same
-fingerprint whose answer was sent completely. If an answer was lost, the repeated request therefore finds its turn, even
-if the turn is unsettled or the gateway has restarted. If the answer was sent, the same request makes a new turn; only a
-retry of the SDK (`X-Stainless-Retry-Count`) finds the settled turn. Without an `Idempotency-Key`, a turn that settled
-more than ten minutes ago is never found.
+The `Idempotency-Key`, if sent, is the `message_id`. Without it, the `message_id` has two parts. The first is the
+request's fingerprint: a digest of the conversation, the agent, the session and the messages. The second is the id of
+the last turn that had the same user and fingerprint and whose answer was sent completely.
+
+If an answer was lost, a repeated request therefore finds the turn, even if the turn is unsettled or the gateway has
+restarted. If the answer was sent, a repeated request makes a new turn, unless the SDK has marked the request as a retry
+(`X-Stainless-Retry-Count`). Without an `Idempotency-Key`, a turn that settled more than ten minutes ago is never found.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class _Events:
                 assert_never(part)
 
     def more(self, text: str, *, whole: bool = False) -> Iterator[bytes]:
-        """Append `text` to the answer; returns the events of the complete deltas, or of all if `whole`.
+        """Append `text` to the answer; returns the events of the complete deltas, or of all deltas if `whole`.
 
         Raises:
             Rewound: the client's position belongs to other text.

@@ -32,7 +32,7 @@ def is_side_request(headers: Mapping[str, str], text: str) -> bool:
 
 
 class SideRequests:
-    """Answers side requests in threads of their own: a model's answer takes seconds."""
+    """Answers side requests in separate threads, because a model's answer takes seconds."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

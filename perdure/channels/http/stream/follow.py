@@ -31,7 +31,7 @@ class Follower:
         self._settled = False
 
     async def events(self, pause_s: float) -> AsyncGenerator[Event | None, None]:
-        """The events until the turn is settled or the gateway stops; `None` after each `pause_s` seconds without any.
+        """The events until the turn is settled or the gateway stops; `None` after `pause_s` seconds without an event.
 
         Raises:
             NotFound: there is no such turn.
@@ -114,7 +114,7 @@ class _Client:
         return self._event(EventKind.REWIND, rewind_to(epoch))
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
-        """The events of the new messages, then `error` and `done` of a settled turn, else its state and approvals."""
+        """The events of new messages, then `error` and `done` if the turn is settled, else its state and approvals."""
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
                 for kind, data in _tool_events(message):

@@ -1,9 +1,9 @@
 """Wakes the streams and the waiting requests of one gateway.
 
 Workers announce turns with new events, and settled turns, on one Redis channel. The gateway subscribes to the channel
-on one connection, reads the turns' streams on another, and announces the turns that have listeners to the workers every
-`_ANNOUNCE_S` seconds. Every `_LOOK_S` seconds, and more often while Redis is unavailable, one query reads the turns'
-states from PostgreSQL. It finds changes that Redis lost or no worker announced.
+on one connection and reads the turns' streams on another. Every `_ANNOUNCE_S` seconds it tells the workers which turns
+have listeners. Every `_LOOK_S` seconds, and more often while Redis is unavailable, one query reads the turns' states
+from PostgreSQL. The query finds changes that Redis lost or no worker announced.
 """
 
 from __future__ import annotations
