@@ -56,7 +56,7 @@ _KS = (5, 10, 20)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One question: its category, the ids of the messages that answer it, the ids found in order, and the time."""
+    """One question: its category, the ids of the messages that answer it, the ids found, best first, and the time."""
 
     category: int
     evidence: frozenset[str]

@@ -1,6 +1,6 @@
 """Statements and commits of one turn, by name.
 
-They are counted in one process: statements by name in `Database.run`, commits in `Database.observe`,
+The benchmark counts them in one process: named statements in `Database.run`, commits in `Database.observe`,
 and all statements that reach the driver by an event of SQLAlchemy's engine.
 """
 

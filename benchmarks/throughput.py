@@ -129,7 +129,10 @@ def _run(setup: Setup, url: URL, side: Side, load: Load) -> Ledger:
 
 
 def _seconds(url: URL, moments: str, load: Load) -> float:
-    """Seconds from the end of the warm-up to the end of the last counted turn. `moments` selects all ends, in order."""
+    """Seconds from the end of the warm-up to the end of the last counted turn.
+
+    `moments` is a query for the times at which the turns or tasks ended, in order.
+    """
     sql = f"SELECT extract(epoch FROM ({moments} OFFSET :last LIMIT 1) - ({moments} OFFSET :first LIMIT 1))"  # noqa: S608 (ours)
     return float(scalar(url, sql, first=load.warm_up - 1, last=load.warm_up + load.counted - 1))
 

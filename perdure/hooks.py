@@ -11,8 +11,8 @@ A hook that raises is logged, and the turn continues, unless the hook is `requir
 If a required hook before a tool call raises, the tool does not run. If a required hook after the call raises, the
 result is withheld. In both cases the model receives the error.
 
-A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed. A coroutine is then cancelled. The thread of a plain
-function cannot be stopped and counts as leaked.
+A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` counts as failed. A coroutine is then cancelled. The thread of a
+plain function cannot be stopped and counts as leaked.
 
 `before_turn` runs once per turn, even if the turn is parked: the commit of the user's message records that it ran.
 After a crash, any hook may run again for the same turn or call, with the same ids.

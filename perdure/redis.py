@@ -41,7 +41,7 @@ def where(url: str) -> str:
 
 
 def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
-    """A remedy for `error`, one sentence; `otherwise` for an error reply of the server that is not listed here."""
+    """A remedy for `error`, in one sentence; `otherwise` if the server sent an error that is not listed here."""
     match error:
         case redis.OutOfMemoryError():
             return "Raise Redis's maxmemory, or free memory in it."

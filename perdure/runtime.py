@@ -84,7 +84,7 @@ class Intake(Protocol):
 
     @property
     def wake(self) -> Waker:
-        """Publishes wake-ups after the commit."""
+        """Publishes the wake-up for a message after the message is committed."""
         ...
 
 

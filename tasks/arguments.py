@@ -1,7 +1,7 @@
 """Masks the arguments of tasks in events, Flower and `celery inspect`, which show only ids.
 
 Celery copies the `argsrepr` and `kwargsrepr` of a message into events, which Flower stores. perdure's publishers set
-both with `described`; for messages of other publishers, the worker does (`perdure.tasks.request`).
+both with `described`. For messages of other publishers, the worker masks the arguments (`perdure.tasks.request`).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
 
 @declare("casebank.count", base=ScheduledTask)
 def count(self: ScheduledTask) -> int:
-    """Add the uses that turns have recorded to the counts of their cases; returns the number of uses."""
+    """Add the uses of cases that turns have recorded to the cases' usage counts; returns the number of uses."""
     leaving = self.process.leaving
     return executions.count(self.process.runtime.database, lambda: not leaving.is_set())
 
@@ -81,8 +81,8 @@ def suggest(self: ScheduledTask) -> int | None:
 def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
     """`result` without users' words, since an erasure does not reach the result backend and Flower.
 
-    If a case is spared because its question differs from a similar one, the reason names the kind of the word that
-    differs, but not the word.
+    If a case is spared because its question differs in a word from the question of a similar case, the reason names
+    the kind of this word, but not the word itself.
     """
     details = result["details"]
     spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]

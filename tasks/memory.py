@@ -61,7 +61,7 @@ def decay(self: ScheduledTask) -> int:
 def refresh_hot(self: ScheduledTask) -> int:
     """Recompute all users' hot memories; returns their number.
 
-    Also builds the index on vectors once there are `PERDURE_MEMORY__INDEX_ROWS` of them.
+    Also builds the index on vectors once there are `PERDURE_MEMORY__INDEX_ROWS` vectors.
     """
     runtime = self.process.runtime
     hot = refresh(runtime.database)

@@ -1,8 +1,8 @@
 """Assembles a process: the addresses of its servers, and the parts of its runtime.
 
-If the settings omit an address, the address of the embedded server under the data directory is used, which `perdure up`
-runs. This module opens a process's connections and passes them on; nothing is opened at import. Modules that only some
-processes need are imported in functions, since `perdure send` starts a process for each message.
+If the settings omit a server's address, a process uses the embedded server that `perdure up` runs under the data
+directory. This module opens a process's connections and passes them on; nothing is opened at import. Modules that only
+some processes need are imported in functions, since `perdure send` starts a process for each message.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def assemble(
     `calls` sends the tasks of Celery tools.
 
     With `turns`, the agents' MCP servers are connected (so call this after a fork), and the keys of the models are
-    required. Without it, a missing key raises an error when a model is called.
+    required. Without `turns`, a missing key raises an error when a model is called.
 
     Raises:
         SettingsError: see `check`; or the embedder's model cannot be loaded.
@@ -286,7 +286,7 @@ def _servers(agents: Agents) -> list[McpServer]:
 def _check_models(models: Models, settings: Settings, agents: Agents, *, called: bool) -> None:
     """Set up each model that a setting or an agent names, so that a wrong name stops the program at its start.
 
-    Unless `called`, a vendor's key may be missing.
+    A vendor's key may be missing if the process calls no model (`called` is False).
     """
     of_agent = f"the model of agent {{!r}} (PERDURE_AGENTS is {settings.agents!r})"
     named = [(settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")]

@@ -1,7 +1,7 @@
 """Snapshots, which hold an agent's state between steps, and the ledger of schedules.
 
-The ledger has the lease on each entry's slot and the time at which the entry was first seen, and the failed attempts of
-each slot.
+For each entry, the ledger has the time at which the entry was first seen, and the lease on the entry's slot. For each
+slot, it has the failed attempts.
 
 Revision: 0002, after 0001.
 """

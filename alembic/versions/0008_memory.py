@@ -1,9 +1,9 @@
 """Memory: memories of a user, their entities and relations, and the search data of messages.
 
-`perdure_words()` converts a text to lexemes for full-text search. `perdure_owner()` returns a lexeme for the user,
-which is stored with them, so that one index finds the words of one user. A trigger on `messages` writes the lexemes in
-the commit of the message, and a row in `unembedded` for the missing vector. Messages that a fork copies are searched
-only in the session that was forked.
+`perdure_words()` converts a text to lexemes for full-text search. `perdure_owner()` returns a lexeme for the user.
+This lexeme is stored with those of the text, so that one index finds the words of one user. A trigger on `messages`
+writes the lexemes of a message, and a row in `unembedded` for the missing vector, in the commit of the message. If a
+fork copies a message, a search finds only the original, not the copy.
 
 Revision: 0008, after 0007.
 """

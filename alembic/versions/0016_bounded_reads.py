@@ -1,4 +1,4 @@
-"""Indexes that bound listing and retention by their LIMIT; abandoned consolidations; dry runs of the CaseBank.
+"""Indexes, so that a LIMIT bounds the rows that lists and retention read; abandoned consolidations; dry runs.
 
 The indexes are built concurrently, without blocking readers and writers. Each statement commits by itself; an
 interrupted run is repeated from the beginning.

@@ -1,14 +1,14 @@
 """Cases have an author; uses of cases are recorded without an update of the case, and counted later.
 
-Drops the foreign key from `case_executions` to `cases`: its check locks the case's row, so a turn that used the case
-would wait for any transaction that holds that lock. `counted` defaults to true: existing rows were counted when they
-were recorded; rows that workers of the previous release still insert are counted then, too.
+Drops the foreign key from `case_executions` to `cases`, because its check locks the case's row: a turn that used the
+case would wait for any transaction that holds that lock. `counted` defaults to true, because the previous release
+counts a use when it records the use. Its workers may still insert rows during the upgrade.
 
-A case with a turn but without an author gets the turn's user. If the turn is deleted, the author is '', which is not
-the id of any user: such a case enters no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
+A case with a turn but without an author gets the turn's user as its author. If that turn no longer exists, the author
+is ''. No user has this id, so the case enters no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
 
-The old vector indexes have all cases. The new ones have either the shared cases or the cases learnt from users. The
-next reflection builds them; until then a search reads the rows.
+Each old vector index has all cases. Each new index has either the shared cases or the cases learnt from users. The next
+reflection builds the new indexes; until then a search reads the rows.
 
 Each statement commits by itself; an interrupted run is repeated from the beginning.
 

@@ -2,7 +2,7 @@
 
 A turn waits for them without a lease. At `probe_at`, the sweeper queries the result backend about a task. Earlier
 releases do not read or write the new columns. They treat a waiting call as an interrupted one, so no agent should have
-such tools before all workers run this release.
+tools whose calls wait before all workers run this release.
 
 Revision: 0029, after 0028.
 """

@@ -79,7 +79,7 @@ class Schema:
         """Check that this release can use the schema.
 
         Raises:
-            IncompatibleDatabase: this release cannot.
+            IncompatibleDatabase: this release cannot use the schema.
         """
         own = revisions()[-1]
         if self.revision == own:
@@ -106,7 +106,8 @@ def require(database: Database) -> None:
     """Check that this release can use `database`.
 
     Raises:
-        IncompatibleDatabase: this release cannot; the message names the found and the required version, and a remedy.
+        IncompatibleDatabase: this release cannot use it; the message names the found and the required version, and
+            a remedy.
         Unavailable: the database cannot be reached.
     """
 

@@ -10,12 +10,13 @@ commit may have happened), so callers do not repeat a write: they read the curre
 
 Each connection has perdure's schema as its only `search_path`, and limits on its waits. Startup options set both.
 Behind a pooler in transaction mode (`prepare=False`), `SET LOCAL` sets them before each statement, in the same round
-trip. Statements are not prepared there: a prepared statement belongs to one server connection, and the next transaction
-may get another.
+trip. Statements are not prepared behind such a pooler, because a prepared statement belongs to one server connection,
+and the next transaction may get another connection.
 
 A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
-under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement runs
-again on a new connection: the server refused it, so nothing was written. A transaction raises `Unavailable`.
+under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement that
+failed for this reason runs again on a new connection; nothing was written, since the server refused the statement. A
+transaction raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -191,8 +192,8 @@ class Database:
     def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
         """Run one statement, which commits by itself, and return its rows.
 
-        Some connections are reserved for `urgent` statements (lease renewals), so that statements which wait for locks
-        on all other connections do not delay them.
+        Some connections are reserved for `urgent` statements (lease renewals), so that these run at once even if
+        statements on all other connections wait for locks.
 
         Raises:
             Unavailable: the database cannot be reached or is read-only; a write may or may not have happened.
@@ -330,7 +331,7 @@ def _rendered(connection: Connection, sql: str) -> str:
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
-    """Make SQLAlchemy close a useless connection, and replace each older one in the pool when it is next used."""
+    """Make SQLAlchemy close a useless connection, and replace each older connection of the pool at its next use."""
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
         return

@@ -2,7 +2,7 @@
 
 Errors are logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
 (`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`). It also quotes a value in the
-first line, between quotation marks, if the value is not valid as its type, as a name, or as a query.
+first line, between quotation marks, if the value is invalid for its type, or is no valid name or query.
 """
 
 from __future__ import annotations

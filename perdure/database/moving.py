@@ -1,8 +1,8 @@
 """Moves an installation's tables and functions to another schema, in one transaction.
 
 Earlier releases kept their tables in `public`; `perdure migrate` moves them to `PERDURE_DATABASE_SCHEMA`. Workers of
-those releases cannot use the tables afterwards, so a move is refused while one of them holds a lease. The move back is
-`PERDURE_DATABASE_SCHEMA=public perdure migrate --from perdure`.
+those releases cannot use the tables afterwards, so a move is refused while one of these workers holds a lease.
+`PERDURE_DATABASE_SCHEMA=public perdure migrate --from perdure` moves the tables back.
 
 An installation is recognised by its revision and by the columns of its first tables, because an application's own
 `alembic_version` may have a revision of the same name. Only tables that existed at its revision are moved.

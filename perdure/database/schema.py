@@ -39,7 +39,7 @@ def extension_schema(connection: Connection) -> str | None:
 def create_extension(connection: Connection) -> None:
     """Install the extension `vector` if it is missing: in `public` if that exists, otherwise in the current schema.
 
-    In `public`, the application's own tables can use it without naming a schema.
+    If the extension is in `public`, the application's own tables can use its types without naming a schema.
     """
     if extension_schema(connection) is None:
         in_public = connection.scalar(text("SELECT to_regnamespace('public') IS NOT NULL"))

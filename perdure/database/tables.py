@@ -1,10 +1,11 @@
-"""The tables, as the migrations leave them (a test compares the two).
+"""The tables, as they are after all migrations (a test checks this).
 
 Rows that every step of a turn updates (`sessions`, `turns`) are narrow, with free space on their page (`fillfactor`)
 and no index on the updated columns, so that PostgreSQL updates them in place (HOT). Other tables are append-mostly: a
 message is written once and never updated.
 
-Longer than 500 lines on purpose: Alembic compares the whole schema, and a reader needs it in one file.
+This file is longer than 500 lines on purpose: Alembic compares the whole schema, and a reader needs the schema in one
+file.
 """
 
 from __future__ import annotations
@@ -816,7 +817,7 @@ _case_id = Text(collation="C")  # by code point, as Python sorts
 
 
 def _case_columns() -> list[Column[Any]]:
-    """The content of a case. Its archive row has the same columns, so that a restore is exact."""
+    """The columns of a case's content. The archive has the same columns, so that a restored case is unchanged."""
     return [
         Column("query", Text, nullable=False),
         Column("response_text", Text, nullable=False),

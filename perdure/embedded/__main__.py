@@ -1,7 +1,8 @@
 """Keeps one embedded server running: `python -m perdure.embedded postgres|redis DIRECTORY`.
 
-For a supervisor. When the server dies, this process exits with status 1; when the supervisor restarts it, it starts the
-server again. On SIGTERM or SIGINT it exits with status 0, and stops the server if no other process uses it.
+This process is meant to run under a supervisor. If the server dies, this process exits with status 1; once restarted by
+the supervisor, it starts the server again. On SIGTERM or SIGINT it exits with status 0, and stops the server if no
+other process uses the server.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class _Postgres:
         return written if written is not None and lifecycle.is_process_of(written, "postgres", self._data) else None
 
     def url(self) -> str:
-        """The URL for SQLAlchemy. `sockets` chooses a path that needs no quoting: `%` would break config files."""
+        """The URL for SQLAlchemy. It has no `%`, which would break config files: the socket's path needs no quoting."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def remedy(self, log: str) -> str:
@@ -192,7 +192,7 @@ class _Postgres:
             raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that account")
 
     def _initialise(self) -> None:
-        """Create the cluster in another directory and then rename that, so that a crash leaves no partial cluster."""
+        """Create the cluster under another name and then rename it, so that a crash leaves no partial cluster."""
         fresh = self.directory / "initialising"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -262,7 +262,7 @@ class _Postgres:
     def _write_access(self) -> tuple[Path, Path]:
         """Write `pg_hba.conf` and `pg_ident.conf`; returns their paths.
 
-        They are outside `data`, where the server's account could plant symbolic links.
+        The files are outside of `data`, because the server's account could plant symbolic links in `data`.
         """
         access = self.directory / "access"
         access.mkdir(mode=0o755, exist_ok=True)
@@ -281,7 +281,7 @@ class _Postgres:
         return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
 
     def _is_ready(self) -> bool:
-        """Whether `postmaster.pid` has the status `ready`. Attempts to connect would fill the log if they failed."""
+        """Whether `postmaster.pid` has the status `ready`. Does not connect: failed attempts would fill the log."""
         return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
 
     def _written_pid(self) -> int | None:

@@ -4,10 +4,11 @@
     run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
-The program is the wheel's if there is a wheel (Linux on x86-64), otherwise `redis-server` or `valkey-server` on PATH.
+The program comes from a wheel where one exists (Linux on x86-64); otherwise it is `redis-server` or `valkey-server` on
+PATH.
 
-Redis holds only wake-ups and caches. A power cut loses up to a second of writes: this may delay messages, but loses
-none.
+Redis holds only wake-ups and caches. A power cut loses up to a second of writes. This may delay messages, but no
+message is lost.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class AppendOnlyFile:
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
         """The `erasures` whose deleted keys are no longer in the file, since a rewrite has finished after them.
 
-        If a rewrite is running, returns none of them at once. Otherwise begins a rewrite for the remaining erasures and
+        If a rewrite is running, returns an empty set at once. Otherwise begins a rewrite for the remaining erasures and
         waits for it, at most `_WAIT_S` seconds. Call this again for erasures that are not returned.
 
         Raises:

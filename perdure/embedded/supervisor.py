@@ -72,7 +72,7 @@ class Backoff:
     reset_after_s: float = 60
 
     def deaths(self, before: int, lived_s: float) -> int:
-        """The number of consecutive deaths, after `before` deaths and another one after `lived_s` seconds."""
+        """The number of consecutive deaths: `before` earlier ones, and that of a process that ran `lived_s` seconds."""
         return 1 if lived_s >= self.reset_after_s else before + 1
 
     def delay_s(self, deaths: int) -> float:
@@ -187,7 +187,7 @@ class _Child:
             self._popen.terminate()
 
     def hasten(self) -> None:
-        """Send SIGINT: a second SIGTERM could be merged with the first."""
+        """Send SIGINT instead of a second SIGTERM, which could be merged with the first."""
         if not self.ended.is_set():
             self._popen.send_signal(signal.SIGINT)
 

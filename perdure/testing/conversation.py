@@ -1,6 +1,6 @@
 """Turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
 
-This module replaces the engine's runner: no second process claims the turn, a settled turn is appended to the store,
+This module replaces the engine's runner. No second process claims the turn, a settled turn is appended to the store,
 and an exception that is not a `PerdureError` propagates to the test.
 """
 
@@ -256,7 +256,7 @@ class Conversation:
         return self._read(settled, verdict.status, error, verdict.steps)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """`ending`; if it is a failure for whose code the agent has a message, `ending` with that message."""
+        """`ending`, but with the agent's message if it is a failure and the agent has a message for its code."""
         messages = self._agent.error_messages
         if not isinstance(ending, Failed) or messages is None:
             return ending

@@ -45,7 +45,7 @@ def late(seconds: float, reply: Reply) -> Late:
 class Scripted:
     """A `Model` that gives its replies in order and records each request. Threads may share it.
 
-    Late replies advance `clock`. `perdure.testing.ask` runs the turn by the same clock unless it is passed another.
+    Late replies advance `clock`. `perdure.testing.ask` runs the turn by the same clock unless another clock is passed.
     """
 
     name = _NAME

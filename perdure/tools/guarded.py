@@ -19,7 +19,7 @@ from perdure.tools.sources import RunnableTool
 
 
 class _Late(Abandoned):
-    """A call ended after its time-out, with the result `text` or with an error, which is the cause.
+    """A call ended after its time-out: with the result `text`, or with an error, which is `__cause__`.
 
     The breaker counts it neither as success nor as failure.
     """

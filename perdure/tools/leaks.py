@@ -1,6 +1,6 @@
 """Counts threads of tools and hooks that exceeded their time limit. Python cannot stop a thread.
 
-A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them shuts down, so that a new process replaces it.
+A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` such threads shuts down, so that a new process replaces it.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class ToolContext:
 
     `effect_id` is the idempotency key: the same for every attempt at the same call. `cancelled` is set when the turn no
     longer needs the result. `working_variables` persist until the session ends. `memory` accesses the user's memories,
-    `reminders` the user's schedules; each is None in a process without it. Users of two tenants may have the same
-    `user_id`: a tool that stores data by user must use both `tenant` and `user_id` as the key.
+    `reminders` the user's schedules; each is None in a process that has no such access. Users of two tenants
+    may have the same `user_id`: a tool that stores data by user must use both `tenant` and `user_id` as the key.
     """
 
     user_id: str

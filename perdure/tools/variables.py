@@ -186,5 +186,5 @@ class WorkingVariables(MutableMapping[str, Any]):
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether both have the same JSON text: 1, 1.0 and true differ."""
+    """Whether the two values have the same JSON text: 1, 1.0 and true differ."""
     return json.dumps(one) == json.dumps(other)

@@ -5,8 +5,8 @@ the broker's URL can create such a key.
 
 - Keys under `PERDURE_REDIS_PREFIX`, and kombu's bindings of perdure's exchanges, belong to perdure alone. A worker
   renames such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
-- The queues have common names, which another program may use for its own data. A worker does not rename or change such
-  a key: it logs an error, and stops consuming that queue until the key is deleted or is a list.
+- The queues have common names, which another program may use for its own data. A worker does not rename or change the
+  key of a queue: it logs an error, and stops consuming the queue until the key is deleted or is a list.
 
 `perdure.workers.consumer.consumer` checks the keys when a worker connects, every `CHECK_S` seconds, and when Redis
 refuses a command.

@@ -39,8 +39,8 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     """Celery's consumer, with these changes.
 
     Each queue has its own room. A message of another application is returned to its queue after a pause; Celery would
-    discard it. A malformed item is dropped; Celery would end, or log it in full. The channel of a lost connection is
-    closed completely. A broken key affects only its own queue.
+    discard it. A malformed item is dropped; Celery would exit, or log the item in full. The channel of a lost
+    connection is closed completely. A broken key affects only its own queue.
     """
 
     rooms: Rooms | None = None

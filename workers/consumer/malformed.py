@@ -111,7 +111,7 @@ def _screen_published(channel: Any, drop: Drop) -> None:
     """Drop items that are not JSON from pub/sub, which carries commands and events.
 
     kombu would raise an unexpected error, or log such an item in full and raise `Empty`. After `Empty`, the items that
-    follow stay unread until another one arrives. So a dropped item is replaced by an empty one, which kombu skips.
+    follow stay unread until a further item arrives. So a dropped item is replaced by an empty one, which kombu skips.
     """
     handle = channel._handle_message  # noqa: SLF001 (kombu has no public way)
 

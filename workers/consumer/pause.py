@@ -1,7 +1,7 @@
 """Pauses and resumes a worker's consumption, and returns unstarted messages when the worker stops.
 
 `Consumption` pauses the queues of turns while the fleet's intake is closed. `Step` is a boot step between Celery's pool
-and its consumer: Celery stops it after the consumer and before it joins the pool. So prefetched messages whose tasks
+and its consumer: Celery stops `Step` after the consumer and before joining the pool. So prefetched messages whose tasks
 have not begun return to the broker at once, and not only when the last running task has ended.
 """
 
@@ -130,7 +130,7 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
 
 
 def is_prefork(worker: Any) -> bool:
-    """Whether child processes run the worker's tasks, not its own process."""
+    """Whether the worker's tasks run in child processes instead of its own process."""
     return "prefork" in getattr(worker.pool_cls, "__module__", "")
 
 

@@ -56,7 +56,7 @@ class Tap(Protocol):
 
 
 class Rooms:
-    """Counts the running tasks of each queue. `concurrency` is the limit for turns; no queue has a higher one."""
+    """Counts the running tasks of each queue. `concurrency` is the limit for turns; no queue has a higher limit."""
 
     def __init__(self, concurrency: int, tap: Tap) -> None:
         self._concurrency = concurrency
@@ -83,7 +83,7 @@ class Rooms:
     def begin(self, queue: str, start: Callable[[], None]) -> bool:
         """Call `start` now, or once a task of `queue` has ended; returns whether it was called now.
 
-        Only a task with a countdown can be without room at this point: its message was received earlier.
+        Only a task with a countdown can be without room at this point, since its message was received earlier.
         """
         if not self.has_room(queue):
             with self._lock:

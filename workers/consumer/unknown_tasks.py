@@ -3,8 +3,8 @@
 An application on the same broker may have a queue with the name of one of perdure's queues. A worker then also receives
 that application's tasks. Celery would discard them and record a failure. perdure holds each of them, unacknowledged,
 for `DELAY_S`, and then returns it. If it were returned at once while no consumer of the application waits, this worker
-would receive it again within a millisecond, in a busy loop. Waiting for the visibility timeout instead would delay it
-by a minute, and RabbitMQ has no such timeout.
+would receive it again within a millisecond, in a busy loop. Waiting for the visibility timeout instead would delay the
+message by a minute on Redis, and RabbitMQ has no such timeout.
 
 Held messages do not use the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages of one
 queue stops consuming that queue until it has returned them all, so the backlog of another application neither fills the

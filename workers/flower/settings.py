@@ -77,7 +77,7 @@ def check_environment() -> None:
 
 
 def require_authentication(address: str) -> None:
-    """Check that a Flower bound to `address` requires credentials, unless a configuration file may have them.
+    """Check that a Flower bound to `address` requires credentials. Does nothing if a configuration file exists.
 
     Raises:
         SettingsError: `address` is not loopback, and no variable has credentials.

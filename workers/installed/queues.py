@@ -1,8 +1,8 @@
 """Adds perdure's queues and routes to an application's Celery application, and makes a publisher for its broker.
 
-Celery creates an application's queues and router on first use. perdure's are added at that time, so the application may
-be configured after `perdure.install`. perdure's queues can be selected with `-Q`; a worker without `-Q` does not
-consume them.
+Celery creates an application's queues and router on first use. perdure's queues and routes are added at that time, so
+the application may be configured after `perdure.install`. perdure's queues can be selected with `-Q`; a worker without
+`-Q` does not consume them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def installed() -> Celery | None:
 
 
 def broker_url(app: Celery) -> str:
-    """The URL of the application's broker, with the transport's full name. The first one if there are several."""
+    """The URL of the application's broker, with the transport's full name. If there are several URLs, the first."""
     connection: Connection = app.connection_for_write()
     url: str = connection.as_uri(include_password=True)
     return url

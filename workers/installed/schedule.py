@@ -2,7 +2,7 @@
 
 An entry only fires a task, which claims the entry's slot in PostgreSQL. A late, repeated or missing message is
 therefore harmless: a task without a due slot does nothing, and workers fire the slots that no task has claimed. So the
-entries are plain intervals and crontabs, which every scheduler can store, and may fire more often than they have slots.
+entries may fire more often than they have slots, and are plain intervals and crontabs, which every scheduler can store.
 A crontab fires at the minutes of the slots in every hour, since the application's time zone may differ from
 `PERDURE_TIMEZONE`.
 """

@@ -51,7 +51,7 @@ class BackgroundWaker(CeleryWaker):
         self._reset()
 
     def _reset(self) -> None:
-        """Set the initial state; also in a forked child, which lacks the thread and may have inherited a held lock."""
+        """Set the initial state. A forked child calls this too: it lacks the thread, and may inherit a held lock."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: dict[str, _Wake] = {}
@@ -102,7 +102,7 @@ class BackgroundWaker(CeleryWaker):
             )
 
     def _next(self) -> list[_Wake]:
-        """Wait for the next batch; empty after `close`, once no wake-ups are left."""
+        """Wait for the next batch; returns an empty batch after `close`, once no wake-ups are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             keys = list(self._waiting)[:_BATCH]

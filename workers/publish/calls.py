@@ -60,7 +60,7 @@ class CeleryCalls:
 
     @classmethod
     def at(cls, settings: Settings, where: Addresses) -> CeleryCalls:
-        """An instance for the tasks of applications with Celery's defaults, on the servers at `where`."""
+        """An instance that uses the servers at `where`, for tasks of applications with Celery's defaults."""
         app = Celery("perdure-calls", broker=where.broker_url, backend=where.redis_url, set_as_current=False)
         app.conf.update(
             task_serializer="json",

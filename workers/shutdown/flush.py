@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 class Flushed:
     """The result of a flush: `sessions` of `touched` sessions are flushed, with `written` entries in total.
 
-    `left` counts the sessions that another worker flushes later: it has claimed them, or a turn must run first.
+    `left` counts the sessions that another worker flushes later: that worker has claimed the session, or a turn of the
+    session must run first.
     """
 
     touched: int

@@ -34,7 +34,7 @@ _FIRST = 1
 
 
 class Heartbeat:
-    """Makes the watchdog kill this process after two lease durations without a heartbeat, or `LEAST_LIMIT_S` if longer.
+    """Makes the watchdog kill this process after two lease durations (at least `LEAST_LIMIT_S`) without a heartbeat.
 
     Args:
         name: The worker's name, for the log and `/readyz`.

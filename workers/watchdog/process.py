@@ -58,7 +58,7 @@ class Watched:
 
 
 def command(pid: int, name: str, limit_s: float, report: Sequence[str]) -> list[str]:
-    """The argument list of a watchdog for the process `pid`, which must start it.
+    """The argument list of a watchdog for the process `pid`. That process itself must start the watchdog.
 
     `report` is the argument list of the program that reports a kill. The watchdog appends the worker's name, process id
     and seconds of silence, and `WITHDRAW` to withdraw the report.

@@ -2,7 +2,7 @@
 
 Existing data keeps its owner; new data belongs to `postgres`, or to `nobody` if that account is missing. The account
 may be unable to reach the data (in a checkout under `/root`, which has mode 0700). perdure never changes the
-permissions of parent directories. Instead it gives the server one capability that lets it pass them:
+permissions of parent directories. Instead it gives the server one capability to pass these directories:
 CAP_DAC_READ_SEARCH, or CAP_DAC_OVERRIDE if a container withholds the first. Such a server accepts connections only from
 the account that started it (see `postgres`). `programs` handles an account that cannot reach PostgreSQL's programs.
 """

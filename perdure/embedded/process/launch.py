@@ -32,7 +32,7 @@ def command(
     user: tuple[int, int] | None = None,
     capability: int | None = None,
 ) -> list[str]:
-    """The argument list that runs `argv` with these changes; `argv` keeps the process id.
+    """The argument list that runs `argv` after the changes below. The program has the process id of the script.
 
     Args:
         argv: The program and its arguments.

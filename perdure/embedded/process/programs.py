@@ -61,7 +61,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
 
 
 def _copy_directory(user: Account) -> Path:
-    """A directory outside of the installation. `user` may run programs in it; only root can replace root's files."""
+    """A directory for a copy: `user` may run programs in it, and only root can replace files that root owns."""
     for place in _PLACES:
         if place.is_dir() and account.obstacle(place, user) is None and _is_usable(place):
             return place
@@ -83,7 +83,7 @@ def _digest(installation: Path) -> str:
 
 
 def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
-    """Copy `parts` of `site` to a temporary directory and rename that to `copy`, so that `copy` is never partial."""
+    """Copy `parts` of `site` to a temporary directory and rename it to `copy`, so that `copy` is never partial."""
     aside = Path(tempfile.mkdtemp(prefix=f"{copy.name}-", dir=copy.parent))
     try:
         for part in parts:
@@ -101,7 +101,7 @@ def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
 
 
 def _is_complete(copy: Path, site: Path, parts: Sequence[str]) -> bool:
-    """Whether `copy` has all files of `parts` of `site`: a cleaner of temporary files may have removed some.
+    """Whether `copy` has all files of `parts` of `site`. A cleaner of temporary files may have removed some.
 
     Raises:
         EmbeddedServerError: the copy exists, and an account other than root owns it or may change it.

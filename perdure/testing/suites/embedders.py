@@ -50,7 +50,7 @@ class EmbedderSuite:
             embedder.embed(["never embedded before"], new_call(timeout_s=0.0))
 
     def test_may_be_shared_by_threads(self, embedder: Embedder) -> None:
-        """One embedder serves all the turns of a process, and each gets its own vectors."""
+        """One embedder serves all the turns of a process, and each turn gets the vectors of its own texts."""
         texts = [f"text {number}" for number in range(40)]
         expected = [embedder.embed([each])[0] for each in texts]
         with ThreadPoolExecutor(8) as pool:

@@ -102,7 +102,7 @@ class SnapshotSuite:
     def test_a_loaded_snapshot_equals_the_saved_one(
         self, harness: StoreHarness, store: SnapshotStore, variables: Any, events: Any, version: Version
     ) -> None:
-        """Snapshots are compared as text: 1.0 and 1 are equal in Python, but are different JSON values."""
+        """Snapshots are compared as text, because 1.0 and 1 are equal in Python, but are different JSON values."""
         saved = snapshot_of(harness.session(), version.tick, variables, events)
         store.save(saved, version.token)
         loaded = store.load(saved.agent_id)
@@ -187,7 +187,7 @@ class SnapshotSuite:
     def test_invalid_variables_are_refused(
         self, harness: StoreHarness, store: SnapshotStore, variables: Any, reason: str
     ) -> None:
-        """Every store refuses the same invalid variables. The stored snapshot does not change."""
+        """Every store refuses the same invalid variables. A refusal does not change the stored snapshot."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 1), 1)
         with pytest.raises(InvalidRequest, match=reason):
@@ -267,7 +267,7 @@ class SnapshotSuite:
     def test_set_aside_moves_snapshots_up_to_the_given_version(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """After a restore of the database, the stored snapshots are newer, so the store would refuse all new ones."""
+        """Snapshots that are newer than a restored database would make the store refuse all new snapshots."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 9), 9)
         store.set_aside(agent_id, Version(9, 8), "older than what is stored")

@@ -67,7 +67,7 @@ class Connections:
                     self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """The tools of `servers`. The first call waits up to each server's `connect_timeout_s` for it to connect."""
+        """The tools of `servers`. The first call waits for each server to connect, at most `connect_timeout_s`."""
         self.open(servers)
         connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
         return tuple(tool for connection in connections for tool in connection.tools())
@@ -122,6 +122,6 @@ class Connections:
 
 
 def _log_failure(task: Future[None]) -> None:
-    """Log the error of a connection's task. An error is a bug: the task ends only when the connection is closed."""
+    """Log the error of a connection's task. Any error is a bug, since only closing the connection ends the task."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the task of an MCP connection failed", exc_info=error)

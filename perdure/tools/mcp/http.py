@@ -1,6 +1,6 @@
 """The transport to an MCP server at a URL: the SDK's, over an HTTP client with limits.
 
-The SDK reads JSON answers of any length, and if one connection breaks, it fails all calls of the server. The HTTP
+The SDK reads JSON answers of any length, and fails all calls of a server if one connection breaks. The HTTP
 transport below the SDK rejects an answer that is too long, and turns a broken connection into an error response to one
 request.
 """

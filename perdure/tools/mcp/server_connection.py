@@ -133,7 +133,7 @@ class ServerConnection:
         return answer
 
     def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
-        """The result, or the server's rejection. A rejection is returned, so the breaker counts it as a success."""
+        """The result or the server's rejection. A rejection is not raised, so the breaker counts it as a success."""
         # Slightly shorter than the turn's time-out. Otherwise the turn would count this thread as leaked.
         until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         patient_until = until - self._timeout_s / 2
@@ -200,7 +200,7 @@ class ServerConnection:
             future.cancel()
 
     def _request_listing(self) -> None:
-        """Request a new list of the server's tools. If the server does not answer that, its connection is replaced."""
+        """Request a new list of the server's tools. A server that does not answer gets a new connection."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._listing_due.set)
 
@@ -303,7 +303,7 @@ class ServerConnection:
             await anyio.sleep(_RELIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools. Servers with an older protocol send notifications without this."""
+        """Subscribe to changes of the tools. Servers with an older protocol notify without a subscription."""
         offered = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or offered is None or not offered.list_changed:
             return
@@ -329,7 +329,7 @@ class ServerConnection:
 
 
 def _classify(error: MCPError) -> MCPError:
-    """Return `error` if a healthy server rejects the call; otherwise raise the matching exception."""
+    """Return `error` if it is the rejection by a healthy server; otherwise raise the matching exception."""
     if error.code == NOT_SENT:
         raise NotConnected(error.message) from error
     if error.code in UNANSWERED:

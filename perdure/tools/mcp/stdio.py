@@ -48,7 +48,7 @@ _ID = compiled(
 async def stdio(
     server: McpServer, process_groups: set[int]
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]]:
-    """Start `server`, and end it on exit; its process group is in `process_groups` while it runs.
+    """Start `server`, and end it after the block; its process group is in `process_groups` while it runs.
 
     Raises:
         OSError: the server cannot be started.
