@@ -59,7 +59,7 @@ KNOWN = """
 
 
 class Grouped:
-    """An embedder that gives nearly equal vectors to texts of one group, and orthogonal ones to all others."""
+    """An embedder whose vectors are nearly equal for texts of the same group and orthogonal for different groups."""
 
     name = "grouped:64"
     dimensions = 64

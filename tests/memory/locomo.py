@@ -1,4 +1,4 @@
-"""Generates conversations in LoCoMo's layout, of any size and with the irregularities of its file.
+"""Generates conversations of any size in LoCoMo's layout, with the irregularities of LoCoMo's own file.
 
 python -m tests.memory.locomo FILE [SAMPLES] [SESSIONS] [LINES]
 """

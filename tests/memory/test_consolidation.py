@@ -211,7 +211,7 @@ def test_entities_and_relations_are_stored(archive: Archive) -> None:
 
 
 def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -> None:
-    """After an invalid reply the model is called again. The new prompt has that reply and the error."""
+    """After an invalid reply the model is called again. The new prompt contains the invalid reply and the error."""
     session_id = archive.ended(LYON)
     archive.harness.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -452,7 +452,7 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """The sweeper publishes a lost wake-up again. Each further pause is twice as long."""
+    """The sweeper publishes a lost wake-up again. The pause doubles after each wake-up."""
     session_id = archive.ended(LYON)
 
     def woken() -> list[object]:

@@ -154,7 +154,7 @@ def test_two_processes_share_the_work(database: Database, clock: MovedClock, con
 
 
 def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """With a new embedder every text gets a second vector. Before that, recall searches by words. Old vectors stay."""
+    """With a new embedder every text gets a second vector. Until then, recall searches by words. Old vectors stay."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:

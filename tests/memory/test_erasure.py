@@ -122,7 +122,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
-    """Make a user whose id contains the word: two sessions, one of them ended, and rows in every table."""
+    """Make a user whose id contains the word. The user has an ended session, a live session and rows in every table."""
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -275,7 +275,7 @@ class _File:
 
 
 def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, redis_memory: RedisMemory) -> None:
-    """The erasure starts a rewrite at once, and the sweeper completes the erasure after the rewrite."""
+    """The erasure starts a rewrite of Redis's append-only file. After the rewrite the sweeper completes the erasure."""
     file = _File()
     eraser = replace(_eraser(lived, redis_memory), file=file)
     assert eraser.erase(f"user {MARKER}").everywhere
@@ -355,7 +355,7 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """An erasure starts before each statement of a consolidation, or vice versa. No data stays, and neither fails."""
+    """Wherever a consolidation and the erasure of its user overlap, no data stays, and neither of them fails."""
     harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     harness.redis_memory = redis_memory
     archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))

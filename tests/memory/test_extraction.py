@@ -192,7 +192,7 @@ def test_any_json_gives_candidates_or_a_refusal(value: object) -> None:
 
 
 def test_a_memory_has_its_source_messages() -> None:
-    """A memory's sources are the lines that the model names. If none exists, lines with words in common are used."""
+    """A memory's sources are the lines that the model names or, if these do not exist, lines with common words."""
     lines = ("I live in Lyon.", "My dog is called Rex.", (Role.ASSISTANT, "Rex is a good name."))
     assert found(answer(memory("The user's dog is called Rex.", sources=[2, 99])), *lines)[0].sources == (2,)
     assert found(answer(memory("The user's dog is called Rex.", sources=[99])), *lines)[0].sources == (2,)

@@ -203,7 +203,7 @@ def test_an_outdated_entry_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """If the sender repeated a message after the failover, the flush refuses the earlier answer to it."""
+    """If the sender repeated a message after the failover, the flush refuses the answer from before the failover."""
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
     session.keep(remembered(session.token))
@@ -223,7 +223,7 @@ def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
 
 
 def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Nothing is written to an ended session: it is already summarised and waits for consolidation."""
+    """Nothing is written to an ended session, because it is already summarised and waits for consolidation."""
     session.keep(remembered(session.token))
     harness.sql(
         "UPDATE sessions SET state = 'ended', ended_at = now(), routable = false WHERE session_id = %(id)s",

@@ -106,7 +106,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
 
 
 def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock: MovedClock) -> None:
-    """Times at the beginning of year 1 or the end of year 9999 are refused: some time zones cannot represent them."""
+    """Times at the start of year 1 or the end of year 9999 are refused, since some time zones cannot represent them."""
     ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
     result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
     assert {each.reason for each in result.bad} == {"occurred_at is too close to the year 1 or 9999"}
@@ -134,7 +134,7 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
 def test_an_export_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
     """Importing an export again adds nothing. Importing it for another user adds every line.
 
-    A line is refused if its session is one of turns, not an imported one.
+    A line is refused if its session exists and was not imported.
     """
     harness.script(says("I will look after them."))
     turn = harness.ask("Mind my bees.")

@@ -1,4 +1,4 @@
-"""The recall benchmark reads LoCoMo's layout with the irregularities of its file."""
+"""The recall benchmark reads LoCoMo's layout with the irregularities of LoCoMo's own file."""
 
 from __future__ import annotations
 

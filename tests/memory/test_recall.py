@@ -206,7 +206,7 @@ def test_superseded_memories_rank_after_valid_ones(database: Database, clock: Mo
 
 
 def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Among equal lines, the line from the named time ranks first. A question with only a time finds its lines."""
+    """Among equal lines, the line from the named time ranks first. A question may name a time and nothing else."""
     moved = MovedClock()
     moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
     recall = replace(recall, clock=moved)

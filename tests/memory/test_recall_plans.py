@@ -1,4 +1,4 @@
-"""Recall uses indexes for a user with one row in a hundred and for one with half of all rows."""
+"""Recall uses indexes, both for a user with one row in a hundred and for a user with half of all rows."""
 
 from __future__ import annotations
 

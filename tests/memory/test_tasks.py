@@ -93,7 +93,7 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
 
 
 def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Call, waker: RecordingWaker) -> None:
-    """The end of a session publishes a wake-up for its consolidation. If it is lost, the sweeper publishes another."""
+    """A session's end publishes a wake-up for its consolidation. The sweeper publishes another if the first is lost."""
     session_id = harness.send().session_id
     harness.run(session_id)
     call("sessions.end", session_id=str(session_id), reason="enough")

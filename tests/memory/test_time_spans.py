@@ -1,4 +1,4 @@
-"""Time expressions in a question become spans of days; other text gives none."""
+"""Time expressions in a question become spans of days. Other text gives no span."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_text_without_a_time_gives_no_span(question: str) -> None:
 
 
 def test_29_february_is_in_the_latest_leap_year() -> None:
-    """Most years have no such day."""
+    """Most years have no 29 February, so the latest leap year is meant."""
     (span,) = find_spans("on 29 February", datetime(2026, 5, 14, tzinfo=UTC), ZoneInfo("UTC"))
     assert span.start.date() == date(2024, 2, 29)
 

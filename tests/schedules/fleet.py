@@ -110,7 +110,7 @@ class Fleet:
         sweep_slots(self.runtime.database, self.runtime.settings.turn, self.entries.values(), fire)
 
     def deliver(self, *, flush: float, repeat: float) -> None:
-        """With probability `flush`, lose all tasks. Otherwise run each; with probability `repeat` it stays queued."""
+        """Lose all tasks with probability `flush`. Else run each task, and keep it queued with probability `repeat`."""
         flushed = self._random.random() < flush
         messages = [] if flushed else list(self.wire)
         self.fired += len(self.wire)

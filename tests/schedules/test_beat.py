@@ -120,7 +120,7 @@ def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, b
 
 
 def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
-    """Without beat the sweeper fires each slot within its interval."""
+    """Without a beat, the sweeper fires each slot within one sweep interval."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
     fleet.sweep()

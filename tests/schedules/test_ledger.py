@@ -150,7 +150,7 @@ def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, cloc
 
 @pytest.mark.usefixtures("at_one")
 def test_a_renewed_slot_is_not_claimed_again(database: Database, clock: MovedClock) -> None:
-    """If its lease is renewed, work may take longer than a lease. No other worker claims the slot."""
+    """If a slot's lease is renewed, its work may take longer than a lease. No other worker claims the slot."""
     claimed = _claimed(database)
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))
@@ -293,7 +293,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
-    """A clock set back moves the lease's end far ahead. The worker still renews it, and no other can claim the slot."""
+    """If the clock is set back, the lease ends far ahead. Its holder still renews it. No other worker gets the slot."""
     claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)
@@ -329,7 +329,7 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
-    """Old slots are deleted: a minutely entry has half a million a year. Each entry keeps its newest `KEPT_SLOTS`."""
+    """Old slots are deleted, since a minutely entry has half a million a year. The newest `KEPT_SLOTS` are kept."""
     often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):

@@ -174,7 +174,7 @@ def test_one_of_eight_sweepers_runs_the_round(
 def test_rounds_out_of_order_count_as_one(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """The row may have the time of a later round. An earlier round must not take it for the time of a wrong clock."""
+    """If the row has the time of a later round, an earlier round must not conclude that a clock was wrong."""
     assert sweep() == []
 
     clock.advance(seconds(-0.5))

@@ -160,7 +160,7 @@ def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, 
 
 
 def test_an_ending_waits_for_the_snapshot_store(ending_session: EndingSession, tmp_path: Path) -> None:
-    """If the snapshot store's disk is not mounted, the session does not end until it is."""
+    """If the snapshot store's disk is not mounted, the session does not end until the disk is mounted."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
     assert ending_session.end() == Postponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)

@@ -37,7 +37,7 @@ def _change(harness: Harness, key: str = "rome", *, title: str | None = None, ar
 
 
 def test_each_key_has_its_own_session(harness: Harness) -> None:
-    """Each conversation has its own session. Messages without a key do not enter it. A key spans channels."""
+    """Each key has its own session, which all channels share. Messages without a key enter a separate session."""
     plain = harness.send("hello")
     rome, oslo = harness.send("to Rome", conversation="rome"), harness.send("to Oslo", conversation="oslo")
     assert len({plain.session_id, rome.session_id, oslo.session_id}) == 3

@@ -122,7 +122,7 @@ def _results(harness: Harness, session_id: UUID) -> list[str]:
 def test_a_turn_that_waits_for_approval_continues_at_once(
     harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is denied and the turn answered. Queued turns run and the session ends. Later messages open another."""
+    """The call is denied, accepted turns are answered, and the session ends. A later message opens another session."""
     session_id, turn_id = _waiting(harness)
     behind = harness.send("behind", channel="cli")
     harness.waker.sessions.clear()

@@ -113,7 +113,7 @@ def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness)
 
 
 def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harness, end: End) -> None:
-    """Forks do not recall the source's summary either. The user's other sessions recall source, forks and summary."""
+    """Forks do not recall the source's summary or each other's later messages. The user's next session recalls both."""
     seen: list[str] = []
 
     @tool
@@ -198,7 +198,7 @@ def test_message_ids_count_once(harness: Harness) -> None:
 
 
 def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
-    """A fork has the same ticks as its source up to the fork. Later ticks do not exist in the fork."""
+    """A fork has its source's ticks up to the tick of the copy. The source's later ticks do not exist in the fork."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     assert harness.lines(_fork(harness, forked, 1)) == LINES[:2]
@@ -221,7 +221,7 @@ def test_the_source_continues_while_it_is_copied(harness: Harness) -> None:
 
 
 def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> None:
-    """A fork begins with the last copied turn's variables and then changes only its own. An ended session has none."""
+    """A fork copies its last turn's variables and then changes only its own. A fork of an ended session has none."""
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:

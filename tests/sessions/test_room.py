@@ -28,7 +28,7 @@ def process(harness: Harness) -> Process:
 
 @pytest.fixture
 def task(process: Process) -> Iterator[Any]:
-    """Runs `sessions.end` in that process."""
+    """A function that runs the task `sessions.end` in the worker's process."""
     with Celery("tests", broker="memory://", set_as_current=False) as app:
         app.perdure = lambda: process
         load_tasks(app)

@@ -83,7 +83,7 @@ def test_the_common_case_stays_one_statement(harness: Harness) -> None:
 
 
 def test_concurrent_messages_to_an_idle_session_open_one(harness: Harness) -> None:
-    """The idle rule is applied under the row's lock, so later messages find the session that the first opened."""
+    """The idle rule is applied under the row's lock, so later messages find the session that the first one opened."""
     old = harness.send()
     harness.run(old.session_id)
     harness.move(IDLE_S + 1)
@@ -223,7 +223,7 @@ def test_the_prompt_of_a_first_session_mentions_no_other(harness: Harness) -> No
 
 
 def test_the_prompt_names_a_change_of_channel(harness: Harness, end: End) -> None:
-    """The prompt names the previous channel, within a session and across two."""
+    """The prompt names the previous channel, both within a session and at the beginning of the next session."""
     harness.ask(channel="http")
     harness.ask(channel="cli")
     assert "The user wrote on 'http' before and now writes on 'cli'." in _system(harness)

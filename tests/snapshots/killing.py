@@ -6,7 +6,7 @@
 `points` first counts the points of a save: just before and just after each call that can reach a file,
 a socket or a database. At each of them, a child that saves version 2 over version 1 gets the signal.
 A new store in the parent must then find version 1 or 2 complete, and save version 3. The versions found
-are printed as JSON. `stream` saves tick after tick, printing each one once saved, until it is killed.
+are printed as JSON. `stream` saves tick after tick, and prints each tick after its save, until it is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Countdown:
         self._number = number
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Count an event that `sys.setprofile` reports, if it can reach outside."""
+        """Count an event of `sys.setprofile` if its function can reach a file, a socket or a database."""
         if event not in {"c_call", "c_return", "c_exception"} or not _reaches_outside(argument):
             return
         self.events += 1
@@ -125,8 +125,8 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
     """Stop a save at `point`, save a newer version, and resume the stopped save.
 
-    Returns `delayed` if the newer save waited or was refused at first, `passed` if it did not, and `not stopped` if the
-    child was not stopped.
+    Returns `delayed` if the newer save waited or was refused at first, `passed` if it did neither, and `not stopped` if
+    the child was not stopped.
     """
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)

@@ -173,7 +173,7 @@ class PostgresStorage:
 
 
 class MemorySnapshots:
-    """A third-party store in a dictionary, one for each URL."""
+    """A third-party store that keeps each URL's snapshots in a dictionary."""
 
     places: ClassVar[dict[str, dict[str, dict[UUID, tuple[Version, bytes]]]]] = {}
 

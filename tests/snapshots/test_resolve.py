@@ -81,7 +81,7 @@ def test_a_sqlite_url_is_read_as_sqlalchemy_does(tmp_path: Path, monkeypatch: py
      "file:", "file://", "file:///", "file:relative", "file://host/dir", "file:///dir?x=1", "sqlite:///:memory:"],
 )  # fmt: skip
 def test_a_wrong_value_says_what_is_accepted(url: str) -> None:
-    """An invalid setting stops the start; the error has its name, its value and the accepted values."""
+    """An invalid setting stops the start. The error contains the setting's name, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         made(url)
     assert str(caught.value).startswith(f"PERDURE_SNAPSHOTS is {url!r}: accepted: ")

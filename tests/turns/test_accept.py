@@ -68,7 +68,7 @@ def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy
 
 
 def test_a_repetition_of_a_message_never_interrupts_its_own_turn(harness: Harness) -> None:
-    """A retry with `interrupt` must not cancel the turn that it repeats."""
+    """A retry with `interrupt` must not cancel the turn of the message that it repeats."""
     first = harness.send("hello", message_id="m1", on_busy="interrupt")
     again = harness.send("hello", message_id="m1", on_busy="interrupt")
     assert again.duplicate

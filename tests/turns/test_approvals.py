@@ -77,7 +77,7 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
 
 
 def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
-    """Neither a wake-up nor the sweeper resumes the turn. An approval does, without a strike or a second attempt."""
+    """Neither a wake-up nor the sweeper resumes the turn. An approval resumes it without a strike or a new attempt."""
     turn = _waiting(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})

@@ -309,7 +309,7 @@ def test_a_loop_that_a_tool_blocks_is_logged_and_replaced(
 
 
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
-    """A forked child starts its own loop, because the thread of the parent's loop does not exist in it."""
+    """A forked child starts its own loop, because the thread of the parent's loop does not exist in the child."""
 
     @tool(effect="pure")
     async def quick() -> str:

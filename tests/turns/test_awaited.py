@@ -74,7 +74,10 @@ def _effects(harness: Harness) -> list[tuple[str, str | None]]:
 
 
 def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
-    """The wait costs no lease, strike or attempt. The task's id is the effect's id; its result is the call's result."""
+    """The wait costs no lease, strike or attempt.
+
+    The task has the effect's id, and the task's result becomes the call's result.
+    """
     turn = _waiting(harness)
     [sent] = broker.sent
     [effect] = harness.sql("SELECT effect_id, sent_at IS NOT NULL AS sent FROM tool_effects")
@@ -150,7 +153,7 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
 
 
 def test_concurrent_results_wake_the_turn_once(harness: Harness, broker: Broker) -> None:
-    """Two concurrent results publish one wake-up. If neither transaction saw the other's, there would be none."""
+    """Two concurrent results publish one wake-up. If neither transaction saw the other's result, none would be sent."""
     for _ in range(5):
         turn = _waiting(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
         harness.waker.sessions.clear()
@@ -214,7 +217,7 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
 
 
 def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, redis_url: str) -> None:
-    """The sweeper revokes tasks twice, because a worker paused during the erasure may send one after the first time."""
+    """Tasks are revoked twice, since a worker paused during the erasure may send a task after the first revocation."""
     export_all = celery_tool("reports.export", effect="idempotent", max_parallel=2, timeout_s=TIMEOUT_S, name="all")
     harness.equip(export, export_all, sleep_until)
     lists = {"calls": [{"year": year} for year in (2023, 2024, 2025)]}

@@ -161,7 +161,7 @@ def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provid
 
 @pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
 def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: Step) -> None:
-    """A fallback answers after any failure. The time limit is per model, so a hanging one leaves time for others."""
+    """A fallback answers after any failure. The time limit is per model, so a hanging model leaves time for others."""
     models = Models(
         provider.settings.model_copy(update={"model_timeout_s": DEADLINE_S, "fallback_models": ("offline",)}),
         SystemClock(),

@@ -33,7 +33,7 @@ FACT = "The user's dog is called Waffle and was born in Lyon"
 
 @pytest.fixture
 def knowing(harness: Harness) -> Harness:
-    """A harness whose agent has memory tools and stored a memory of Ana's dog in an ended CLI session."""
+    """A harness whose agent has memory tools. In a CLI session that has ended, it stored a fact about Ana's dog."""
     harness.equip(remember, recall, forget)
     harness.script(calls(("remember", {"content": FACT})), says("noted"))
     turn = harness.ask("please remember my dog Waffle, she comes from Lyon", channel="cli")

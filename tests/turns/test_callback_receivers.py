@@ -97,7 +97,7 @@ def carrier(*secrets: str, **given: Any) -> UrlCarrier:
 
 
 def test_a_callback_is_processed_once(receiver: Printed, harness: Harness) -> None:
-    """Every attempt carries the same id, by which the receiver deduplicates, and gets a success status."""
+    """Every attempt has the same id and gets a success status. The receiver processes each id once."""
     harness.settings = harness.settings.model_copy(update={"reply_urls": ("127.0.0.0/8",)})
     sent = harness.send("hello", reply_to={"url": receiver.url})
     harness.run(sent.session_id)

@@ -258,7 +258,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
 
 
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accepting and settling lock the same row. The later of the two runs the next turn or wakes its session."""
+    """Accepting and settling lock the same row. Whichever comes second runs the next turn or wakes its session."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()

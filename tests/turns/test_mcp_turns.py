@@ -92,7 +92,7 @@ def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
 
 
 def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) -> None:
-    """If the server was never reached, the turn is answered without its tools."""
+    """If the server was never reached, the turn is answered without the server's tools."""
     harness.connections = None
     harness.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
     turn = harness.ask()

@@ -95,7 +95,7 @@ def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None
 
 
 def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
-    """If the old runner's model call returns after the interruption, its reply is not committed: the token is stale."""
+    """If the old runner's model call returns after the interruption, the stale token prevents the reply's commit."""
     in_call, go_on = threading.Event(), threading.Event()
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -199,7 +199,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("difference", DIFFERENT)
 def test_a_message_that_differs_is_not_merged(harness: Harness, difference: str) -> None:
-    """A message with another channel, agent or receiver is not merged, because a turn has one of each."""
+    """A turn has one channel, one agent and one receiver, so a message that differs in any of them is not merged."""
     given, other = DIFFERENT[difference]
     harness.equip()
     harness.ask("the session is the default agent's")

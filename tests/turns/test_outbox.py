@@ -172,7 +172,7 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
 
 
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """A worker from before migration 0030 may route a message that a newer one refused. The turn must still settle."""
+    """A worker from before migration 0030 may route a message that newer workers refuse. The turn must still settle."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.sql(
         """
@@ -234,7 +234,7 @@ def test_a_delivery_fails_after_its_last_attempt(harness: Harness) -> None:
 
 
 def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None:
-    """After `Undeliverable`, for example for a 410, the first attempt is the last."""
+    """If the carrier raises `Undeliverable`, for example after the HTTP status 410, the delivery is not tried again."""
     delivery_id = _delivery(harness)
 
     class Gone:

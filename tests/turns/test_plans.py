@@ -72,7 +72,7 @@ LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 @pytest.fixture
 def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Harness:
-    """A harness with some 20,000 turns in 9,000 sessions, one of them 2,000 turns long."""
+    """A harness with some 20,000 turns in 9,000 sessions. One session has 2,000 turns."""
     made = Harness(settings, clock, database, waker)
     made.sql(_FILL, long=LONG)
     made.sql("ANALYZE")
@@ -137,7 +137,7 @@ MORE_ROWS = {
 
 @pytest.mark.long
 def test_each_statement_of_a_turn_uses_an_index_and_reads_few_rows(large: Harness) -> None:
-    """Checked with some 20,000 turns, in a session of 2,000, with a custom and with a generic plan.
+    """Each statement is planned for a session of 2,000 turns, with a custom and with a generic plan.
 
     A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
     """

@@ -28,7 +28,7 @@ def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -
 
 
 def test_a_reply_to_a_queue_that_is_not_allowed_is_refused(harness: Harness) -> None:
-    """Only queues in `PERDURE_REPLY_TASKS` are allowed: a sender cannot write to kombu's keys or perdure's queues."""
+    """Only queues in `PERDURE_REPLY_TASKS` are allowed, so no sender can write to kombu's keys or perdure's queues."""
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     for queue in [*NOT_FOR_REPLIES, "celery", "billing"]:
         _refused(harness, "", task="shop.replied", queue=queue)

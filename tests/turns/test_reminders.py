@@ -224,7 +224,7 @@ def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given
 
 
 def test_the_longest_text_and_user_id_can_fire(harness: Harness) -> None:
-    """A schedule with the longest text and user id can fire: with `DUE_NOW` and the tenant, both fit into a message."""
+    """The longest text fits into a message after `DUE_NOW`, and the longest user id fits together with its tenant."""
     longest = harness.settings.guard.max_chars - len(reminders.DUE_NOW.format(date="2026-01-01"))
     with pytest.raises(InvalidRequest, match=f"1 to {longest} characters"):
         add(harness, cron="*/10 * * * *", text="x" * (longest + 1))

@@ -1,4 +1,4 @@
-"""With an external store, a snapshot is saved before the reply becomes visible, and loaded when a runner claims."""
+"""An external store saves a snapshot before the reply becomes visible. A runner loads it when it claims the session."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
 
 
 def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
-    """A settled turn wakes the next session, in the order accepted. Each is woken once, without the sweeper."""
+    """A settled turn wakes the next session, in the order accepted. Each session is woken once, without the sweeper."""
     sent = _flood(harness, 40)
     for number, each in enumerate(sent):
         assert harness.waker.sessions == [one.session_id for one in sent[: number + MOST]]

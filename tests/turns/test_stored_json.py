@@ -62,7 +62,7 @@ def _talked(harness: Harness) -> UUID:
 
 
 def _extend(harness: Harness, table: str, column: str) -> None:
-    """Add a member to every JSON object in a column, and to those in its arrays."""
+    """Add a member to every JSON object in a column, and to the objects in the column's arrays."""
     for row in harness.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
         value = [each | NEWER for each in row.value] if isinstance(row.value, list) else row.value | NEWER
         changed = f"UPDATE {table} SET {column} = %(value)s WHERE ctid = %(ctid)s::tid"  # noqa: S608 (constants)
@@ -252,7 +252,7 @@ def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: P
 
 
 def the_parts_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """If a newer release has added an element to the parts of a call, it is kept when a task of the list ends."""
+    """If a newer release has added an element to a call's parts, the element is kept when a task of the list ends."""
     broker = Broker()
     harness.calls = broker
     harness.equip(celery_tool("shop.export", name="many", max_parallel=2))

@@ -1,4 +1,4 @@
-"""Query plans of the sweeper's statements with a large backlog. The statements' limit bounds the rows that they read.
+"""Query plans of the sweeper's statements with a large backlog. Each statement's limit bounds the rows that it reads.
 
 Prepared statements may switch to a generic plan, so each test checks the custom and the generic plan.
 """

@@ -95,7 +95,7 @@ def _bank(harness: Harness) -> str:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> None:
-    """Learnt and imported cases stay within their tenant, or outside of all tenants, even with the scope `all`."""
+    """Even with the scope `all`, a tenant's cases stay within the tenant. Cases without a tenant enter no tenant."""
     changed = harness.settings.casebank.model_copy(update={"scope": scope})
     harness.settings = harness.settings.model_copy(update={"casebank": changed})
     vector = harness.embedder.embed([QUESTION])[0]

@@ -86,7 +86,7 @@ def _woken(harness: Harness, session_id: UUID) -> bool:
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harness: Harness, spoil: object) -> None:
-    """Each attempt is a strike, and the attempts back off. The statement that fails the turn reads none of the rows."""
+    """Each attempt is a strike, and attempts back off. The statement that fails the turn reads no unreadable row."""
     assert callable(spoil)
     sent: Accepted = spoil(harness)
     left = harness.settings.turn.max_attempts - harness.session(sent.session_id).strikes
@@ -191,7 +191,7 @@ def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harnes
 
 
 def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After such an error the session's next turn runs under the same lease."""
+    """If an error occurs after a turn's commit, the session's next turn runs under the same lease."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
