@@ -104,7 +104,7 @@ def test_only_archived_cases_can_be_restored(database: Database) -> None:
 
 
 def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock: MovedClock) -> None:
-    """A merged case is restored unchanged. The keeper's counts still include those of the restored case."""
+    """A merged case is restored unchanged. The keeper's counts still include the counts of the restored case."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")
@@ -138,7 +138,7 @@ def test_reading_an_archived_case_is_logged(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """A search compares only vectors of one embedder and size, because cosines between others are meaningless."""
+    """A search compares only vectors of the query's embedder and size, because other cosines have no meaning."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")
@@ -153,7 +153,7 @@ def test_search_compares_within_one_embedder_and_size(database: Database) -> Non
 
 @pytest.mark.long
 def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
-    """With and without an index, a search finds exactly the nearest active cases of its embedder."""
+    """With and without an index, a search finds exactly the nearest active cases of the query's embedder."""
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(900, 16)).round(3)
     with database.engine.connect() as connection:

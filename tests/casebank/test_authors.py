@@ -110,7 +110,7 @@ def test_a_user_among_many_finds_the_nearest(
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_a_search_for_a_user_scans_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
-    """A user's search reads shared cases and the user's own cases by indexes, without a scan of the table."""
+    """A user's search reads shared cases and the user's own cases through indexes and does not scan the table."""
     search.build_indexes(database, index_from=1_000)
     plan = _plan(database, search_queries.nearest_for_user(16, 500, 500), mode, authors=["ana"], k=4, least=0.5)
     assert "Seq Scan on cases" not in plan
@@ -215,7 +215,7 @@ def test_authors_survive_export_and_import(database: Database, clock: MovedClock
 
 
 def test_migrated_cases_get_their_authors_and_counts(databases: Databases) -> None:
-    """The upgrade takes a case's author from its turn, if that exists. The downgrade adds the uses to the counts."""
+    """The upgrade takes a case's author from its turn if the turn exists. The downgrade adds the uses to the counts."""
     with databases.empty() as url:
         migrate(url, "0013")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

@@ -38,7 +38,7 @@ def _filled(database: Database) -> None:
 
 
 def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> None:
-    """In the given banks, a search finds the user's own cases, shared cases and those without an author, each once."""
+    """A search in given banks finds the user's own cases, shared cases and cases without an author, each case once."""
     _filled(database)
     assert found(database, "ana", "common") == {"anas", "anas shared", "imported"}
     assert found(database, "bob", "common") == {"anas shared", "imported"}
@@ -56,7 +56,7 @@ def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> Non
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
-    """A search finds a small bank's cases next to a large bank, whether it compares all cases or uses indexes."""
+    """With and without indexes, a search in a small bank finds the bank's cases, even next to a large bank."""
     _filled(database)
     for number in range(300):
         put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")

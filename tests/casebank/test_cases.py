@@ -199,7 +199,7 @@ def test_a_use_counts_once_a_turn(database: Database) -> None:
 
 
 def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> None:
-    """If counting is interrupted after a commit, the next count adds only the uses that are left."""
+    """If counting is interrupted after a commit, the next count adds only the uses that are not counted yet."""
     for number in range(250):
         put(database, f"{number:03}")
     use(database, [f"{number:03}" for number in range(250)], UUID(int=1))

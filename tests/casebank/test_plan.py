@@ -35,7 +35,10 @@ def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | No
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The plan as the policy defines it. Compares every pair in exact fractions; shares only the rules' code."""
+    """The plan as the policy defines it.
+
+    Every pair is compared in exact fractions. Only the code of the rules is shared with the planner.
+    """
     expected_items: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
     for each in cases:
@@ -134,7 +137,7 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 @settings(max_examples=100)
 @given(banks(), st.booleans(), st.sampled_from(CaseScope))
 def test_the_plan_equals_the_references(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
-    """With blocks, sketches and batches, which make planning fast, the plan equals the reference's."""
+    """The planner, which is fast because of blocks, sketches and batches, makes the same plan as the reference."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(summary(planned(cases, limits))) == reference(cases, limits)
 
@@ -151,7 +154,7 @@ def test_the_same_data_give_the_same_plan(
 
 
 def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
-    """The threshold is exclusive: 380 / (20 * 20) is exactly 0.95, and the next float32 is a duplicate."""
+    """A cosine of exactly 0.95, as 380 / (20 * 20), is no duplicate. With the next float32, the case is a duplicate."""
     keeper, at = [20.0, 0, 0, 0, 0], [19.0, 6, 1, 1, 1]
     over = [float(np.nextafter(np.float32(19), np.float32(20))), 6, 1, 1, 1]
     assert cosine(np.asarray(keeper, dtype=np.float32), np.asarray(at, dtype=np.float32)) == 0.95
@@ -172,7 +175,7 @@ def test_a_chain_is_cut_where_the_keeper_is_no_longer_near() -> None:
 
 
 def test_what_cannot_be_compared_is_no_duplicate() -> None:
-    """Cases with another embedder or size, or without a usable vector, are duplicates of nothing."""
+    """A case with another embedder or size, or without a usable vector, is never a duplicate."""
     vector = [1.0, 2.0, 3.0, 4.0]
     cases = [
         candidate(facts("a", usage=9), vector),
@@ -188,7 +191,7 @@ def test_what_cannot_be_compared_is_no_duplicate() -> None:
 
 @pytest.mark.long
 def test_ten_thousand_identical_cases_collapse_to_one() -> None:
-    """Fifty million pairs are neither stored nor compared one by one."""
+    """The fifty million pairs of ten thousand cases are neither stored nor compared one by one."""
     cases = [candidate(facts(f"{number:05}", usage=1, rate=50.0), [1.0, 2.0, 3.0, 4.0]) for number in range(10_000)]
     items = planned(cases)
     assert len(items) == 9_999
@@ -205,7 +208,7 @@ def _spelt(number: int) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_near_cases_that_all_stay_are_not_compared_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of a million near pairs that all stay are decided in blocks, with one comparison per case."""
+    """If 700 near cases all stay, their pairs are decided in blocks, with one comparison per case."""
     question = {
         "numbers": "where is order {0}".format,
         "names": "who is X{1}".format,
@@ -227,7 +230,7 @@ def test_near_cases_that_all_stay_are_not_compared_pair_by_pair(kind: str, monke
 
 
 def test_merged_values_decide_about_inactivity() -> None:
-    """An inactive keeper is spared if it absorbs a case with a later access, or reaches the exempt usage."""
+    """An inactive keeper is spared if a merge gives it a later access or the exempt usage."""
     vector = [1.0, 2.0, 3.0, 4.0]
     sleepers = [facts("a", usage=60, idle_days=100), facts("b", usage=50, idle_days=100)]
     items = planned([candidate(each, vector) for each in sleepers])

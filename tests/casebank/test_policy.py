@@ -28,7 +28,7 @@ MICROSECOND = timedelta(microseconds=1)
     ],
 )
 def test_low_performance_boundaries(usage: int, rate: float | None, goes: bool) -> None:
-    """A case is removed below 30 % after more than 10 uses. An unknown rate is not low."""
+    """A case with a rate below 30 % is removed after more than 10 uses. An unknown rate is not low."""
     assert (policy.low_performance(facts(usage=usage, rate=rate), LIMITS) is not None) is goes
 
 

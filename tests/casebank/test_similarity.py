@@ -20,7 +20,7 @@ def _cosines(embedder: HashEmbedder, texts: list[str]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("dimensions", [64, 128, 199, 200, 256, 384, 768, 1536])
 def test_no_question_reaches_a_case_of_another_topic(dimensions: int) -> None:
-    """With the default, none of 147 messages finds a case of another topic in a bank of 45 cases."""
+    """With the default minimum, none of 147 messages finds a case of another topic in a bank of 45 cases."""
     embedder = HashEmbedder(dimensions)
     least = least_similarity(embedder.name, None)
     wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic]

@@ -15,7 +15,7 @@ from tests.casebank.bank import bank, statuses, use
 def test_a_case_that_fails_often_enough_is_archived_by_the_next_weekly_run(
     database: Database, clock: MovedClock
 ) -> None:
-    """Negative feedback lowers the rate at reflection, and the weekly run archives the case, which can be restored."""
+    """After negative feedback, reflection lowers the rate and the weekly run archives the case. It can be restored."""
     case_id = cases.learn(
         database,
         clock,

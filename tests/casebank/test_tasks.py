@@ -63,7 +63,7 @@ def _with(runtime: Runtime, **limits: Any) -> Runtime:
 
 
 def test_pruning_is_a_dry_run_by_default(runtime: Runtime) -> None:
-    """`casebank.prune` is a dry run by default. Beat passes `dry_run=False`; both return the run's details."""
+    """`casebank.prune` is a dry run by default, but Beat passes `dry_run=False`. Both runs return their details."""
     call = _calling(_with(runtime))
     put(runtime.database, "bad", usage=20, rate=10)
     put(runtime.database, "good", usage=20, rate=90)
@@ -187,7 +187,7 @@ def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
 
 
 def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) -> None:
-    """Suggestions are scheduled only if the setting allows them. If the model fails, none is stored."""
+    """Suggestions are scheduled only if the setting allows them. If the model fails, no suggestion is stored."""
 
     class _Model:
         name = "ill"

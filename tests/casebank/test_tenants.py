@@ -43,7 +43,7 @@ def filled(database: Database) -> Database:
 
 @pytest.mark.parametrize("few", [0, search.INDEX_FROM])
 def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """A search sees one tenant's cases, or those without a tenant. The operator's search sees all."""
+    """A search sees one tenant's cases, or the cases without a tenant. The operator's search sees all cases."""
     monkeypatch.setattr(search, "INDEX_FROM", few)
     search._nearest.cache_clear()
     of = {"acme": AUTHORS[2:5], "bolt": AUTHORS[5:7], None: [None, "ana", ""]}

@@ -52,7 +52,10 @@ def _declared(engine: Engine) -> list[str]:
 
 @pytest.mark.long
 def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
-    """A release refuses a database without its tables or without its newest migration. The error says what to run."""
+    """A release refuses a database without perdure's tables or without the release's newest migration.
+
+    The error says what to run.
+    """
     with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
         require(release)
     migrate(empty, revisions()[-2])

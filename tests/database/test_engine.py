@@ -154,7 +154,7 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
 def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
     database: Database, monkeypatch: pytest.MonkeyPatch, error: psycopg2.Error, raised: type[Exception]
 ) -> None:
-    """If SQLAlchemy's reset loses the connection, `Unavailable` is raised. Other driver errors are raised unchanged."""
+    """If a connection is lost during its reset, `Unavailable` is raised. Other driver errors are raised unchanged."""
     dialect = database.engine.dialect
     set_level = dialect.set_isolation_level
     levels: list[Any] = []
@@ -289,7 +289,7 @@ def test_a_column_whose_type_changes_breaks_no_connection(database: Database, ch
 
 
 def test_a_retried_write_is_written_and_observed_once(database: Database) -> None:
-    """PostgreSQL refuses an outdated plan before it writes a row. The engine's retry writes and is observed once."""
+    """If PostgreSQL refuses an outdated plan, the engine's retry writes the row once and reports one commit."""
     _on_one(database, MAKE)
     database.run(ADD, {"thing_id": 10})
     _on_one(database, "ALTER TABLE things ALTER COLUMN size TYPE bigint")

@@ -185,7 +185,7 @@ def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: 
 
 
 def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
-    """The migration's first statements commit by themselves, so after an interruption a second run must accept them."""
+    """The first statements commit by themselves, so a second run after an interruption must accept their results."""
     migrate(empty, "0023")
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))

@@ -46,7 +46,7 @@ USERS = Statement("test.users", "SELECT user_id FROM users ORDER BY 1", writes=F
 
 @pytest.fixture
 def url(databases: Databases) -> Iterator[URL]:
-    """An empty database."""
+    """The URL of an empty database."""
     with databases.empty() as made:
         yield made
 
@@ -289,7 +289,7 @@ def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: 
 
 @pytest.mark.long
 def test_each_revisions_tables_are_known(url: URL, engine: Engine) -> None:
-    """The list of tables that a move takes must include each table that a migration creates."""
+    """The list of the tables to move must include each table that a migration creates."""
     for revision in revisions():
         migrate(url, revision)
         there = {row[0] for row in run(engine, "SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'")}

@@ -47,7 +47,7 @@ def module(kind: str) -> ModuleType:
 
 @pytest.fixture
 def directory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory for that kind of server. No server runs in it."""
+    """A directory for a server of this kind. No server runs in it."""
     return Path(request.getfixturevalue("cluster")) if kind == "postgres" else tmp_path / "redis"
 
 
@@ -81,7 +81,7 @@ def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directo
 
 @pytest.mark.long
 def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
-    """If two processes start a server at once, one joins the other's: two servers would destroy the directory."""
+    """If two processes start a server at once, they share it, because two servers would destroy the directory."""
     both = [program(HOLD, kind, directory) for _ in range(2)]
     printed = [json.loads(each.until("pid")) for each in both]
     assert printed[0]["pid"] == printed[1]["pid"]

@@ -46,7 +46,7 @@ def _written_and_deleted(client: Any, directory: Path) -> None:
 
 
 def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_path: Path) -> None:
-    """A rewrite removes deleted values. `rewrite` starts no second one within 5 s, so that erasures share one."""
+    """A rewrite removes deleted values. Within 5 s, `rewrite` starts no second rewrite, so that erasures share one."""
     _written_and_deleted(client, tmp_path)
     file = AppendOnlyFile(server.url)
     file.rewrite()

@@ -1,7 +1,7 @@
 """A test server with Chat Completions and embeddings that validates requests as the provider does.
 
 Without a script it plays a turn of two steps: it calls the first tool, then answers with the
-result. By itself: `python -m tests.models.openai_server --port 8000 --latency-ms 500`.
+result. To run it by itself: `python -m tests.models.openai_server --port 8000 --latency-ms 500`.
 """
 
 from __future__ import annotations

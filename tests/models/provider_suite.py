@@ -285,7 +285,7 @@ class ProviderSuite(ModelSuite):
     def test_reads_how_long_to_wait(
         self, model: Model, server: ProviderServer, status: int, headers: dict[str, str], expected: float | None
     ) -> None:
-        """A valid Retry-After is used, an invalid one ignored."""
+        """A valid `Retry-After` is used. An invalid `Retry-After` is ignored."""
         server.script(Status(status, headers=headers))
         with pytest.raises((RateLimited, ProviderError)) as caught:
             ask(model, QUESTION)

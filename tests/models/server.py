@@ -126,8 +126,8 @@ def pieces(text: str, size: int) -> list[str]:
 class ProviderServer(ABC):
     """A server on a free loopback port, for the duration of a `with` block.
 
-    `requests` has the bodies of all requests, `headers` their headers by lower-case names. `script` sets the next
-    responses; after its end, `player` makes them.
+    `requests` has the bodies of all requests, and `headers` has their headers by lower-case names. `script` sets the
+    next responses. After the end of the script, `player` makes the responses.
     """
 
     end = b""
@@ -153,7 +153,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def frame(self, chunk: Any) -> bytes:
-        """The bytes of a streamed chunk, which is an object for JSON or raw bytes."""
+        """The bytes in which `chunk` is streamed. `chunk` is an object to be encoded as JSON, or raw bytes."""
 
     @abstractmethod
     def whole(self, answer: Answer, model: str) -> Wire:

@@ -31,7 +31,7 @@ def test_the_provider_accepts_any_committed_transcript(messages: tuple[Message, 
 
 @given(transcripts(), TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], text: str) -> None:
-    """Providers cache by prefix: earlier messages are sent again unchanged, ids included."""
+    """Earlier messages are sent again unchanged, including their ids, because providers cache by prefix."""
     longer = (*messages, Message(Role.USER, text))
     assert (
         request_body("m", ModelRequest(longer))["messages"][:-1]
@@ -65,7 +65,7 @@ def test_any_split_into_chunks_gives_the_same_reply(
 
 @given(st.text(max_size=20), st.data())
 def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> None:
-    """Any text, with lone surrogates and NUL, is streamed as it is committed, and is storable."""
+    """For any text, even with lone surrogates and NUL, the streamed text equals the reply and can be stored."""
     streamed, reply = assemble([{"content": piece} for piece in data.draw(splits(f"x{text}"))])
     assert streamed == reply.content
     assert "\x00" not in reply.content
@@ -111,13 +111,13 @@ def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> N
     ],
 )  # fmt: skip
 def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
-    """Streamed calls are assembled from each numbering that compatible servers use."""
+    """Streamed calls are assembled correctly, however a compatible server numbers them."""
     _, reply = assemble([{"tool_calls": each} for each in deltas])
     assert reply.tool_calls == (ToolCall("a", "f", "{}"), ToolCall("b", "g", "{}"))
 
 
 def test_calls_without_ids_get_some() -> None:
-    """Calls without ids get distinct ones, because results name their call by its id."""
+    """Calls without ids get distinct ids, because a result refers to its call by the id."""
     fragments = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "f", "arguments": "{}"}}]
     _, reply = assemble([{"tool_calls": [each]} for each in fragments])
     assert len({call.id for call in reply.tool_calls}) == 2

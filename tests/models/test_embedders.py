@@ -1,4 +1,4 @@
-"""Each embedder in the suite of `perdure.testing`, the cache of embeddings, and embedders by name."""
+"""Each embedder passes the suite of `perdure.testing`. Also tests the cache of embeddings and the embedders' names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Transformer:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A substitute for the extra's library, which needs PyTorch and is not installed for tests."""
+    """A substitute for the extra's library. The library needs PyTorch, so it is not installed for tests."""
     module = ModuleType("sentence_transformers")
     module.SentenceTransformer = Transformer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
@@ -125,7 +125,7 @@ def test_the_least_recently_used_text_is_dropped_first() -> None:
 
 
 def test_more_texts_than_the_cache_holds_get_their_vectors() -> None:
-    """A call with more texts than the cache holds returns a vector for each."""
+    """A call with more texts than the cache holds returns a vector for each text."""
     assert len(CachedEmbedder(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
 
 

@@ -32,7 +32,7 @@ def likeness(one: str, other: str) -> float:
     ],
 )
 def test_texts_with_common_words_or_parts_are_nearer(text: str, near: str, far: str) -> None:
-    """Texts with common words or parts of words are nearer, in any language, despite endings and word order."""
+    """In any language, texts with common words or parts of words are nearer to each other than unrelated texts."""
     assert likeness(text, near) > 0.15
     assert likeness(text, near) > 2 * likeness(text, far)
 

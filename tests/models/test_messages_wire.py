@@ -36,7 +36,7 @@ def test_any_first_and_last_speaker_is_accepted(messages: list[Message]) -> None
 
 @given(transcripts(), TEXT, TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], now: str, then: str) -> None:
-    """Providers cache by prefix: earlier messages are sent again unchanged, ids included."""
+    """Earlier messages are sent again unchanged, including their ids, because providers cache by prefix."""
     prompt = (*messages, Message(Role.USER, now))
     longer = (*prompt, Message(Role.ASSISTANT, "x"), Message(Role.USER, then))
     before = _blocks(request_body("m", ModelRequest(prompt)))
@@ -85,7 +85,7 @@ def test_any_split_into_events_gives_the_same_reply(
 
 @given(st.text(max_size=20), st.data())
 def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> None:
-    """Any text, with lone surrogates and NUL, is streamed as it is committed, and is storable."""
+    """For any text, even with lone surrogates and NUL, the streamed text equals the reply and can be stored."""
     streamed_text, reply = assemble([delta(0, "text_delta", text=piece) for piece in data.draw(splits(f"x{text}"))])
     assert streamed_text == reply.content
     assert "\x00" not in reply.content

@@ -1,4 +1,4 @@
-"""Behaviour of `openai:` only; `provider_suite.py` has what all providers share."""
+"""Behaviour that only `openai:` has. `provider_suite.py` tests the behaviour of all providers."""
 
 from __future__ import annotations
 

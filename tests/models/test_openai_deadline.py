@@ -172,7 +172,7 @@ def _anonymous(protocol: int) -> ssl.SSLContext:
 
 @pytest.fixture
 def full_backlog() -> Iterator[int]:
-    """A port whose connects hang: its listen queue is full."""
+    """A port to which connects hang, because its listen queue is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

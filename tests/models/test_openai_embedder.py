@@ -47,7 +47,7 @@ def test_sends_texts_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) 
 def test_sends_no_more_of_a_text_than_the_provider_accepts(
     embedder: OpenAIEmbedder, server: OpenAIServer, text: str
 ) -> None:
-    """A text is cut to the provider's limit, beyond which the provider would refuse the batch."""
+    """A text is cut to the provider's limit, because the provider refuses a batch with a longer text."""
     embedder.embed([text])
     (sent,) = server.requests[0]["input"]
     assert MAX_BYTES - 4 < len(sent.encode()) <= MAX_BYTES

@@ -1,4 +1,4 @@
-"""Each model in the suite of `perdure.testing` and, if it calls a provider, in `provider_suite.py`."""
+"""Each model passes the suite of `perdure.testing` or, if it calls a provider, the suite of `provider_suite.py`."""
 
 from __future__ import annotations
 

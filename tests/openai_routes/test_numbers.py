@@ -122,6 +122,6 @@ def test_pieces_of_a_beginning_are_those_of_the_whole(text: str, length: int) ->
 
 
 def test_a_gateway_that_stops_ends_with_an_error() -> None:
-    """A draining gateway ends the stream with an error: a mere close would look complete."""
+    """A draining gateway ends the stream with an error, because the answer would otherwise look complete."""
     found = _events(["half an "], ended=False)
     assert found[-1]["error"]["code"] == "gateway_stopping"

@@ -70,7 +70,7 @@ def test_a_header_is_utf_8(client: TestClient) -> None:
 
 
 def test_a_template_that_was_not_filled_in_is_refused(client: TestClient) -> None:
-    """An unfilled template is refused: it would make all users of a misconfigured front end the same user."""
+    """An unfilled template is refused, because all users of a misconfigured front end would be the same user."""
     answer = _post(client, SERVICE_KEY, {"X-Perdure-User": "{{LIBRECHAT_USER_ID}}"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-perdure-user")
 

@@ -83,7 +83,7 @@ class Example:
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document of a gateway with default settings and with keys. It needs no server."""
+    """The OpenAPI document of a gateway with an API key and otherwise default settings. No server is needed."""
     runtime = Mock(settings=Settings(_env_file=None, api_keys="a-key-of-the-page"))  # type: ignore[arg-type]
     made: dict[str, Any] = create_app(runtime, lambda: True).openapi()
     return made
@@ -144,7 +144,7 @@ def _route(described: dict[str, Any], method: str, path: str, operation: dict[st
 
 
 def _others(operation: dict[str, Any], success: str) -> str:
-    """The other statuses. Errors have no phrase, because phrases depend on Python's version."""
+    """The statuses besides `success`. Errors have no phrase, because phrases depend on Python's version."""
     others = sorted(operation["responses"].keys() - {success})
     lines = [f"`{each}`: {operation['responses'][each]['description']}\n" for each in others if each < "3"]
     return "\n".join([*lines, f"[Errors](errors.md): {', '.join(each for each in others if each > '3')}.\n"])

@@ -76,7 +76,7 @@ def test_the_scripts_can_be_run(script: str) -> None:
 
 @pytest.mark.long
 def test_the_migrations_do_not_hide_the_library_of_their_name() -> None:
-    """The directory `alembic` must not be a package, or it would hide the library of that name from the root."""
+    """If the directory `alembic` were a package, Python would import it in the root instead of the library."""
     found = subprocess.run(
         [sys.executable, "-c", "import alembic.command; print(alembic.__file__)"],
         cwd=ROOT,

@@ -78,7 +78,7 @@ def message_with(content: str) -> extraction.ConversationMessage:
 
 
 def sources_of(content: str) -> object:
-    """Find the sources of a candidate by its words."""
+    """Find the sources of a candidate memory by its words."""
     found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
     return extraction._with_user_sources([found], [message_with(content)])
 

@@ -108,7 +108,7 @@ NO_SECRET = KNOWN.keys() - SECRETS | {"OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"}
 
 @pytest.mark.parametrize("service", ["gateway", "worker", "beat"])
 def test_compose_passes_each_setting(service: str) -> None:
-    """Compose passes a variable of the shell or of `.env` to a container only if the service lists it."""
+    """Each service lists its settings, because Compose passes only listed variables of the shell or `.env`."""
     wanted = {name for name in NO_SECRET - BROKER if not name.startswith("PERDURE_FLOWER__")}
     assert COMPOSE["services"][service]["environment"].keys() >= wanted
 
@@ -140,7 +140,7 @@ def test_compose_has_a_place_for_a_module_of_agents() -> None:
 
 
 def test_a_new_secret_is_given_to_services_by_name() -> None:
-    """Each secret setting is in `GETS`, which says which services need it."""
+    """`GETS` names the services that need each secret setting."""
     of_settings = {name for name in KNOWN if name not in NO_SECRET}
     assert of_settings | {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "POSTGRES_PASSWORD", "FLOWER_BASIC_AUTH"} == {*GETS}
 

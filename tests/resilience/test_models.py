@@ -194,7 +194,7 @@ def test_an_empty_reply_is_retried(harness: Harness) -> None:
 
 
 def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
-    """`PERDURE_MODEL_TIMEOUT_S` limits one model's call with all its attempts. The longer call around it continues."""
+    """`PERDURE_MODEL_TIMEOUT_S` limits all attempts of one model together. The whole call may take longer."""
     call = harness.call(300)
     model = Scripted("a", hangs(harness))
     with pytest.raises(DeadlineExceeded):
@@ -205,7 +205,7 @@ def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
 
 
 def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
-    """If a model exceeds its own time limit, its call is aborted, and the longer call around it continues."""
+    """If a model exceeds its own time limit, only its part of the call is aborted. The whole call continues."""
     hung_up: list[str] = []
 
     def line(call: ModelCall) -> ModelReply:
@@ -228,7 +228,7 @@ def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
 
 
 def test_a_cancelled_call_is_neither_counted_nor_repeated(harness: Harness) -> None:
-    """A cancelled probe frees its slot. It counts as neither success nor failure and is not repeated."""
+    """A cancelled probe frees its slot, counts as neither success nor failure, and is not repeated."""
 
     def cancelled(call: ModelCall) -> ModelReply:
         whole.abort()
@@ -271,7 +271,7 @@ def test_a_wait_ends_when_the_call_is_aborted() -> None:
 
 
 def test_the_first_fallback_that_answers_is_marked(harness: Harness) -> None:
-    """The first fallback's reply is marked as one and names its model. Failed models' text is withdrawn."""
+    """The first fallback's reply is marked as a fallback and names its model. Failed models' text is withdrawn."""
     first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
     reply = harness.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
         REQUEST, harness.call()
@@ -446,7 +446,7 @@ def names(models: Sequence[Model]) -> list[str]:
 
 
 def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's fallbacks are the models of the setting, in order, without the model. The built-in model has none."""
+    """A model's fallbacks are the setting's models in order, except the model itself. The built-in model has none."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("PERDURE_FALLBACK_MODELS", "openai:small, offline")
     models = Models(Settings.load(_env_file=None, model="openai:large"), SystemClock())

@@ -211,7 +211,7 @@ def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
 
 
 def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) -> None:
-    """No worker announces a turn that was cancelled before it began. The stream ends after a check of PostgreSQL."""
+    """If a turn is cancelled before it begins, no worker announces it. Its stream ends after a check of PostgreSQL."""
     client = Client()
 
     async def main() -> None:
@@ -286,7 +286,7 @@ def test_hostile_text_reaches_the_client_storable(streaming: Streaming, piece: s
 
 
 def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> None:
-    """The state shows the task and each change of its progress, and ends with the result."""
+    """The turn's states show the task and each change of its progress. The task's result follows as a message."""
     broker = Broker()
     streaming.harness.equip(celery_tool("reports.export", effect="idempotent"))
     streaming.runtime = replace(streaming.runtime, calls=broker, agents=streaming.harness.agents)

@@ -155,7 +155,7 @@ def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
 
 
 def in_doubt(make: Callable[..., Any], *given: Any, **more: Any) -> Agent:
-    """An agent with a new tool, which `make` returns for the other arguments."""
+    """An agent with a new tool. `make`, called with the other arguments, returns the tool."""
     return assistant(make(*given, **more))
 
 

@@ -106,12 +106,12 @@ def test_awaited_tools_cannot_be_called_as_functions() -> None:
     ],
 )
 def test_a_moment_without_an_offset_is_in_the_given_zone(moment: str, seconds: float) -> None:
-    """A time without an offset is in the given zone. If it has an offset, the offset is used."""
+    """A time without an offset is in the given zone. For a time with an offset, that offset is used."""
     assert SleepUntil().wait_s({"moment": moment}, NOW, ZoneInfo("Europe/Paris")) == seconds
 
 
 def test_the_longest_wait_is_the_authors() -> None:
-    """The author sets the longest wait; a later time is refused."""
+    """The tool's author sets the longest wait. A time that needs a longer wait is refused."""
     tool = SleepUntil(longest=timedelta(hours=2))
     assert "2 hours" in tool.description
     assert tool.wait_s({"moment": "2026-03-01T14:00Z"}, NOW, UTC) == 7_200
@@ -124,6 +124,6 @@ def test_the_longest_wait_is_the_authors() -> None:
 
 @pytest.mark.parametrize("arguments", ["{}", '{"moment": 7}', '{"moment": "x", "zone": "y"}', "[]", "{"])
 def test_other_arguments_than_a_moment_are_refused(arguments: str) -> None:
-    """Any other argument than `moment` is refused, with a message that names it."""
+    """Arguments that are not a single text `moment` are refused. The message names `moment`."""
     with pytest.raises(ToolError, match="moment"):
         SleepUntil().parse(arguments)

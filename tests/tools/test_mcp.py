@@ -109,7 +109,10 @@ def local() -> McpServer:
 
 
 def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent has its own tools and the server's, which have the server's name as a prefix and keep their schemas."""
+    """An agent has its own tools and the server's tools.
+
+    The server's tools keep their schemas, and their names begin with the server's name.
+    """
     monkeypatch.setenv("PERDURE_SECRET_KEY", "ours")
 
     @tool
@@ -203,7 +206,7 @@ def test_an_abandoned_call_is_cancelled_at_the_server(rig: Rig, local: McpServer
 
 
 def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """If a call gets no answer in time, its outcome is unknown. Later calls of the server succeed."""
+    """If a call gets no answer in time, its outcome is unknown. Later calls to the server succeed."""
     hang, mark = rig.tool(local, "hang"), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -226,7 +229,7 @@ def test_a_server_announces_a_new_tool(rig: Rig, local: McpServer) -> None:
 def test_a_server_that_dies_in_mid_call_is_started_again(
     rig: Rig, local: McpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a server dies, the running call's outcome is unknown. The next call waits until the server was restarted."""
+    """If a server dies, the running call's outcome is unknown. The next call waits until the server runs again."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
     with pytest.raises(OutcomeUnknown, match="local:die was called, but there is no answer"):
@@ -371,7 +374,7 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
 
 
 def test_a_servers_requests_are_answered_one_by_one() -> None:
-    """A server's requests are answered one by one, because the SDK would start a task for each."""
+    """A server's requests are answered one by one. Without this, the SDK would start a task for each request."""
 
     async def flooded() -> tuple[Any, int]:
         incoming, read = anyio.create_memory_object_stream[Item](2_000)
