@@ -109,8 +109,8 @@ def learn(
 ) -> str | None:
     """Store the question and answer of a turn that a user rated positively as a case.
 
-    Returns the case's id; `None` if a case learnt from this turn exists. A case stored without a vector is found by
-    no search until `embedding` computes the vector.
+    Returns the case's id; `None` if a case learnt from this turn exists. No search finds a case without a vector. The
+    module `embedding` computes missing vectors later.
 
     Raises:
         InvalidRequest: the question or the answer is empty, or the vector is invalid.

@@ -31,7 +31,7 @@ _UNKNOWN = 0.85
 
 
 def least_similarity(embedder: str, setting: float | None) -> float:
-    """The cosine that a case needs to enter a prompt: the setting, or the default for the embedder of that name."""
+    """The cosine that a case needs to enter a prompt: `setting`, or else the default for the embedder `embedder`."""
     if setting is not None:
         return setting
     return next((least for pattern, least in _DEFAULTS if pattern.match(embedder)), _UNKNOWN)
@@ -92,7 +92,7 @@ class CaseLookup:
     def _visible(
         self, user: str, vector: Vector, embedder: str, k: int, *, banks: Sequence[str], least: float | None = None
     ) -> list[Found]:
-        """The nearest active cases in `banks` that `PERDURE_CASEBANK__SCOPE` allows in this user's prompts."""
+        """The nearest active cases in `banks`. Searches what `PERDURE_CASEBANK__SCOPE` allows for this user."""
         if self.settings.scope is CaseScope.ALL:
             within = Within(tenant_of(user))
             return search(self.database, vector, embedder, k, within, banks=banks, least=least)

@@ -60,9 +60,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Whose cases a search covers: those of all users if `everybody`, else those of the users of `tenant`.
+    """Whose cases a search covers: the cases of all users if `everybody`, else the cases of the users of `tenant`.
 
-    With `tenant` `None`: those of the users without a tenant.
+    If `tenant` is `None`: the cases of the users without a tenant.
     """
 
     tenant: str | None
@@ -155,7 +155,7 @@ def authors(user: str) -> list[str]:
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]:
     """Build each missing index that would contain at least `index_from` cases.
 
-    Returns the names of the indexes with that many cases, including those that exist already. Does not block readers or
+    Returns the names of the indexes with at least `index_from` cases, new and existing ones. Does not block readers or
     writers. Rebuilds an index whose build was interrupted. Returns `[]` at once while another process builds indexes.
     """
     wanted = [

@@ -21,7 +21,7 @@ from perdure.database.engine import Statement
 
 
 class Scope(StrEnum):
-    """Whose cases a search covers: those of all users, of the users of one tenant, or of the users without a tenant."""
+    """Whose cases a search covers: the cases of all users, of one tenant's users, or of users without a tenant."""
 
     EVERYBODY = "everybody"
     TENANT = "tenant"
@@ -94,8 +94,8 @@ def nearest(
 ) -> Statement:
     """The statement that finds the cases in `scope` that are nearest to a vector of `size` dimensions.
 
-    It searches active cases, and archived ones if `include_archived`. Up to `few` cases of a tenant, or without a
-    tenant up to `few_of_bank` cases in the banks, are compared exactly.
+    It searches active cases, and archived ones if `include_archived`. It compares cases exactly if a tenant has at most
+    `few` of them, or, in a search without a tenant, if the banks contain at most `few_of_bank`.
     """
     wanted = f"{_WITHIN[scope]} AND {_IN_BANKS}" if in_banks else _WITHIN[scope]
     if scope is Scope.TENANT:
@@ -125,8 +125,9 @@ def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool =
 
     A user may see the cases of the `authors` (the user and, in a tenant, the tenant's shared key) and the cases that an
     administrator shared with users of the same tenant. Users without a tenant also see the cases without an author, and
-    cases shared among users without a tenant. Exactly compared are up to `few` cases of the authors, up to
-    `few_of_bank` cases without an author in these banks, and all shared cases. `size` is the vector's dimensions.
+    cases shared among users without a tenant. The statement compares up to `few` cases of the authors, up to
+    `few_of_bank` cases without an author in these banks, and all shared cases exactly. `size` is the vector's
+    dimensions.
     """
     mine = f"c.status = 'active' AND {_OF_AUTHORS}"
     neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
@@ -155,7 +156,10 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
-    """An arm over a vector index, used if `{many}_many` is true. CASE makes the planner estimate that half match."""
+    """An arm over a vector index, used if `{many}_many` is true.
+
+    CASE makes the planner estimate that half of the rows match.
+    """
     condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
     return _arm(name, size, condition)
 
@@ -165,7 +169,10 @@ def _few(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _few_or_many(name: str, size: int, few: int, *, counted: str, condition: str) -> dict[str, str]:
-    """Two CTEs: whether more than `few` rows match `counted`; if not, the nearest rows that match `condition`."""
+    """Two CTEs. The first is true if more than `few` rows match `counted`.
+
+    If the first is false, the second finds the nearest rows that match `condition`.
+    """
     many = _MANY.format(name=name, condition=counted, few=int(few))
     return {
         f"{name}_many": many,

@@ -1,4 +1,4 @@
-"""Sharing: an administrator makes a user's case available to all users of its bank in that user's tenant.
+"""Sharing: an administrator makes a user's case available to all users of the case's bank in the same tenant.
 
 `unshare` reverses this. The case's history records who shared or unshared the case, and when.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def share(executor: Executor, case_id: str, by: str) -> datetime:
-    """Share a case with all users of its bank in the author's tenant; returns since when it is shared. Idempotent.
+    """Share a case with all users of its bank in the author's tenant; returns the time when it was shared. Idempotent.
 
     Raises:
         NotFound: there is no such case.

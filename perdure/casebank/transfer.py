@@ -84,7 +84,10 @@ def import_lines(
 
 
 def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
-    """Lines for `import_lines`, by case id: all cases or those of a tenant or a bank. Includes archived cases."""
+    """Lines for `import_lines`, in the order of the case ids. Includes archived cases.
+
+    `tenant`: only the cases of this tenant; `bank`: only the cases of this bank; `None`: all.
+    """
     after = ""
     while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):
         yield from map(_line, rows)

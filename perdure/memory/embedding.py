@@ -2,7 +2,7 @@
 
 The commit that stores a message or memory also adds it to `unembedded`. `embed_missing`, called by each sweep, claims
 some of these rows with a lease, embeds their texts without an open transaction, and writes the vectors in one
-statement. If the embedder fails, the rows are postponed. Until they have vectors, search finds them by words only.
+statement. If the embedder fails, the rows are postponed. Search finds a text without a vector by its words only.
 
 Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a walk over all messages and
 memories adds those without a vector of the new embedder to `unembedded`, page by page; older vectors stay. The walk is
@@ -138,7 +138,7 @@ def embed_sessions(
 
 
 def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
-    """Build an embedder's indexes if it has none yet and at least `rows` vectors; returns whether it built them.
+    """Build an embedder's indexes if they are missing and it has at least `rows` vectors; returns whether it did so.
 
     Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call it. An
     interrupted build leaves an invalid index, which the next call drops and builds again.

@@ -115,7 +115,7 @@ def import_messages(
     """Import the lines of a file in portions; after each portion, yields the counts of all lines so far.
 
     A portion is committed session by session. `agent` becomes the agent of new sessions; `tenant` is the tenant of
-    lines without one. To embed the messages, pass `sessions` to `embed_sessions`.
+    lines without one. To embed the messages, pass the `sessions` of the result to `embed_sessions`.
 
     Raises:
         Unavailable: the database cannot be reached; a repeated import is safe.

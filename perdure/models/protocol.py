@@ -1,9 +1,9 @@
 """The protocol of a model, which the step loop calls.
 
-A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. Through the call the model reports
-streamed text, and the engine can end the call from another thread (the turn is cancelled, the worker shuts down, the
-deadline has passed), even while the model's thread is blocked on a socket. Providers raise only `CallAborted` and
-errors of `perdure.errors`.
+A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. The model reports streamed text to the
+call. The engine ends the call from another thread when the turn is cancelled, the worker shuts down or the deadline has
+passed, even while the model's thread is blocked on a socket. Providers raise only `CallAborted` and errors of
+`perdure.errors`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the provider counted them. `cached_tokens`: the input tokens that it read from its cache.
+    """Tokens, as the provider counted them. `cached_tokens`: input tokens read from the provider's cache.
 
     `extra` holds the stored members that this release does not know.
     """
@@ -141,7 +141,7 @@ class ModelReply:
 
 
 class CallAborted(Abandoned):
-    """The engine aborted the call. Its text is discarded, and no attempt is counted."""
+    """The engine aborted the call. The call's text is discarded, and the call does not count as an attempt."""
 
 
 class ModelCall:

@@ -103,7 +103,7 @@ class CallWindow:
 
 @dataclass(frozen=True, slots=True)
 class FallbackRequest:
-    """The request to a model that failed, and the call for a fallback's reply."""
+    """A request that a model failed to answer, and the call in which a fallback replies."""
 
     request: ModelRequest
     call: ModelCall
@@ -145,7 +145,7 @@ class _CheckedStrategy:
 
         Raises:
             InvalidResponse: the reply is empty.
-            Exception: as `FallbackStrategy.execute`.
+            Exception: the strategy failed; see `FallbackStrategy.execute`.
         """
         found = None
         try:

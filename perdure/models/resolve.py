@@ -120,7 +120,9 @@ class Models:
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
     def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
-        """The model `name`, by default that of `PERDURE_MODEL`. Errors name `variable`, the setting with that name.
+        """The model `name`; by default, the model of `PERDURE_MODEL`.
+
+        Errors name `variable`, the setting whose value is `name`.
 
         Raises:
             SettingsError: there is no such model, or the model or one of its fallbacks cannot be set up.

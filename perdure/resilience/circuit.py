@@ -6,9 +6,9 @@
     half_open ── a probe fails ──▶ open
     any ── reset ──▶ closed
 
-Each change of state begins an epoch. A call is admitted in an epoch, and its outcome affects the circuit in that epoch
-only: a call admitted before the circuit opened must not close it. An epoch is the time at which it began, so a circuit
-that was lost and created again never repeats an epoch.
+Each change of state begins an epoch. The outcome of a call changes the state only in the epoch in which the call was
+admitted. For example, a call admitted before the circuit opened does not close the circuit. An epoch's number is the
+time at which it began, so a circuit that was lost and created again never repeats an epoch.
 
 A probe holds one slot of the half-open circuit, at most until its lease expires. The lease frees the slot of a process
 that crashed.
@@ -131,7 +131,7 @@ def reset(circuit: Circuit, now: int) -> Circuit:
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """For a circuit that refuses calls: the latest time at which it admits one. `None` if it refuses no calls."""
+    """When a circuit that refuses calls admits a call again at the latest; `None` if the circuit refuses no calls."""
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms
     return min(circuit.probes.values(), default=None)

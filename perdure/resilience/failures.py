@@ -1,8 +1,8 @@
 """Classifies a failure: whether it is transient, and whether the breaker counts it.
 
-Retries and breakers use the verdict on the first error in the chain (the error itself, then its causes) that has one. A
-cancellation has the verdict `ABANDONED`. An error of `perdure.errors` has a verdict by its attribute `transient`, any
-other error by its HTTP status. Python's connection and timeout errors are transient.
+The chain of an error is the error itself, then its causes. Retries and breakers use the first error in the chain that
+can be classified. A cancellation has the verdict `ABANDONED`. An error of `perdure.errors` is classified by its
+attribute `transient`, any other error by its HTTP status. Python's connection and timeout errors are transient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Verdict(Enum):
 
 
 def verdict(error: BaseException) -> Verdict:
-    """The verdict on `error`, or on the first of its causes that has one; `PERMANENT` if none has."""
+    """The verdict on `error`, or on the first of its causes that can be classified; `PERMANENT` if none can."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
             return Verdict.ABANDONED

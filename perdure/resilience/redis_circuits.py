@@ -4,7 +4,7 @@ The scripts implement the machine of `circuit.py` in Lua. Change both together; 
 is a hash. Its probes are a sorted set, ordered by the ends of their leases. The hash and the set expire after a week
 without a call. All keys share one hash slot.
 
-Every wait is bounded: an unresponsive Redis delays the call that detects it by half a second.
+Every wait is bounded. If Redis does not respond, the call that detects this is delayed by half a second.
 """
 
 from __future__ import annotations

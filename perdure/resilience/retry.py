@@ -43,7 +43,7 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
         draw: Returns a number in [0, 1) for the jitter.
 
     Raises:
-        Exception: the error of the last attempt. No attempt follows if the pause before it exceeds the call's time.
+        Exception: the error of the last attempt. If the next pause would exceed the call's time, no attempt follows.
     """
     tried = 1
     while True:

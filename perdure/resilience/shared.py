@@ -1,4 +1,4 @@
-"""The fleet's circuits while Redis is reachable, this process's own otherwise.
+"""The circuits that a process uses: the fleet's while Redis is reachable, otherwise the process's own circuits.
 
 While Redis is unavailable, one call per second tries Redis again, which delays that call by at most half a second. Once
 Redis answers, the fleet's state applies again.
@@ -111,7 +111,7 @@ class SharedCircuits:
             self._fleet.close()
 
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer. If it is lost, Redis may have granted a probe's slot. Such a slot is freed later."""
+        """The fleet's answer. If the answer is lost, Redis may have granted a probe's slot, which is freed later."""
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:

@@ -18,8 +18,8 @@ from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, Stat
 class Answer:
     """The result of an event. Times are in milliseconds of the store's own clock.
 
-    `until`: for a circuit that refuses calls, the latest time at which it admits one, if known. `admission`: set if the
-    call was admitted.
+    `until`: when a circuit that refuses calls admits a call again at the latest, if known. `admission`: set if the call
+    was admitted.
     """
 
     now: int
@@ -93,7 +93,7 @@ class OwnCircuits:
     def follow(self, name: str, answer: Answer) -> None:
         """Copy the state of the fleet's circuit, for use when Redis cannot be reached.
 
-        A half-open circuit becomes open here: its probes belong to the fleet.
+        A half-open circuit is copied as open, because its probes belong to the fleet.
         """
         with self._lock:
             now = self._now()

@@ -52,7 +52,7 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What each of two texts has and the other lacks. One side may be empty."""
+    """How two texts differ. `left` describes the first text, `right` the second text. One of them may be empty."""
 
     kind: DifferenceKind
     left: str
@@ -90,7 +90,7 @@ class Features:
 
     @property
     def name_bits(self) -> int:
-        """A 63-bit Bloom filter of the names. A text whose `word_bits` lack one of these bits lacks a name."""
+        """A 63-bit Bloom filter of the names. A text whose `word_bits` lack one of its bits lacks one of the names."""
         return _bits(map(stem, self.names))
 
     @property
@@ -156,7 +156,7 @@ def _bits(words: Iterable[str]) -> int:
 
 
 def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """The numbers of `these` that `others` lacks; all of `these` if `others` has each of them."""
+    """The numbers in `these` that are not in `others`; all of `these` if `others` contains every number."""
     known = frozenset(others)
     return ", ".join([number for number in these if number not in known] or these)
 

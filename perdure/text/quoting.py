@@ -1,14 +1,14 @@
-"""Quotations: untrusted texts in a prompt or a tool's result, between marks with a code that they cannot contain.
+"""Quotations: untrusted texts in a prompt or a tool's result, between marks with a code that the texts cannot contain.
 
     <recalled_memory 5f0c1f6b9d3e2a47>
     …
     </recalled_memory 5f0c1f6b9d3e2a47>
 
 The code is 64 bits of an HMAC over the quoted text, under a key that no prompt contains. The text's author cannot
-predict it, and a code seen in an earlier prompt is valid for that prompt's text only. Unlike a random code it is
-stable: an unchanged section keeps its text, so that the provider's prompt cache stays valid. If a text contains the
-code of an earlier quotation of the same prompt, asterisks replace that code. All other text stays unchanged, because a
-mark with another code, or without a code, does not end a quotation.
+predict the code, and a code seen in an earlier prompt is valid for that prompt's text only. A random code would differ
+in each prompt. With this code, an unchanged section keeps its text, so that the provider's prompt cache stays valid. If
+a text contains the code of an earlier quotation of the same prompt, asterisks replace that code. All other text stays
+unchanged, because a mark with another code, or without a code, does not end a quotation.
 
 Consolidation removes quotations (`without_quotations`), so that recalled text is not extracted again as a memory.
 """

@@ -135,7 +135,10 @@ def _within(text: str, limit: int, total: str) -> str:
 
 
 class _BoundedCopy:
-    """Copies the beginning of a value for JSON: at most `room` characters and items. `room` below 0: it was cut."""
+    """Copies the beginning of a value for JSON: at most `room` characters and items.
+
+    If `room` is below 0 afterwards, the copy was cut.
+    """
 
     def __init__(self, room: int) -> None:
         self.room = room

@@ -194,7 +194,7 @@ _EXCLUSIVE = """
 
 @cached_by_word
 def forms(text: str) -> tuple[str, ...]:
-    """The forms under which a word is compared with the other text's words."""
+    """The forms in which a word is compared with the words of another text."""
     word = base_form(text)
     if not has_hangul(word):
         return word, stem(word)

@@ -46,7 +46,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One decision of the plan. `facts` are the case's facts, after the merges of this plan if it is a keeper.
+    """One decision of the plan. `facts` are the case's facts; for a keeper, its facts after the merges of this plan.
 
     `keeper_weight` is the number of uses from which the keeper's rate before the merge was computed.
     """

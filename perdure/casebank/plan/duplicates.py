@@ -1,14 +1,14 @@
 """Finds duplicates: which case absorbs which. Exact; memory does not grow with the number of pairs.
 
-The search is greedy. In keeper order, each remaining case absorbs the remaining cases whose cosine with it exceeds the
-threshold. A batch of cases is compared with all later cases, block by block. The sketches are compared first. The
-vectors are compared only for the pairs whose sketches are near.
+The search is greedy. Each remaining case, in keeper order, absorbs the remaining cases whose cosine with this case
+exceeds the threshold. A batch of cases is compared with all later cases, block by block. The sketches are compared
+first. The vectors are compared only for the pairs whose sketches are near.
 
-A sketch is the projection of a vector on a few directions, and the length of the rest. By the Cauchy-Schwarz inequality
-the inner product of two sketches is at least that of the vectors. So a pair whose sketches are below the threshold is
-certainly no duplicate, and comparing sketches takes at most a sixth of the work. The directions are the principal
-components of a sample; their choice affects speed only. `cosines.cosine` decides the remaining pairs, so the result
-depends on the cases only, not on batches or blocks.
+A sketch of a vector is its projection on a few directions, and the length of the remaining part of the vector. By the
+Cauchy-Schwarz inequality, the inner product of two sketches is at least the inner product of the two vectors. If it is
+below the threshold, the two cases are certainly no duplicates. Comparing sketches takes at most a sixth of the work of
+comparing vectors. The directions are the principal components of a sample; their choice affects speed only.
+`cosines.cosine` decides the remaining pairs, so the sizes of batches and blocks do not affect the result.
 
 Only cases with the same readers are compared. Merging cases with different readers would hide a case from users who may
 see it.
@@ -235,9 +235,10 @@ class _Search:
     def _worth_deciding(
         self, near: NDArray[np.bool_], keepers: NDArray[np.intp], losers: NDArray[np.intp]
     ) -> NDArray[np.bool_]:
-        """Drop `(keepers, losers)` pairs that differ for certain, if the loser has a recorded difference already.
+        """The pairs of `near`, an array `(keepers, losers)`, that are left to decide.
 
-        Vectorised, because a thousand questions that differ only in a number make half a million pairs.
+        Drops a pair if its questions differ for certain and the loser's difference from another case is already
+        recorded. Vectorised, because a thousand questions that differ only in a number make half a million pairs.
         """
         if not self._limits.duplicate_guard or not near.any():
             return near
@@ -291,7 +292,7 @@ class _Search:
 
 
 class _Signatures:
-    """Three integers for each question, computed on first use. They show some differences without the texts."""
+    """Three integers for each question, computed on first use. Comparing them shows some differences quickly."""
 
     def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
         self._reading = reading

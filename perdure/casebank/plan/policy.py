@@ -151,7 +151,7 @@ def _mean(rated: list[tuple[float, int]]) -> float | None:
 
 
 def unchanged(planned: Facts, current: Facts) -> bool:
-    """Whether the current facts equal those that the plan is based on, up to rounding of a merged rate."""
+    """Whether the current facts equal the facts in the plan, apart from the rounding of a merged rate."""
     if (planned.success_rate is None) != (current.success_rate is None):
         return False
     return (

@@ -174,7 +174,7 @@ class _Batch:
         return None
 
     def _readers_differ(self, loser: Row[Any], keeper: Row[Any]) -> str | None:
-        """Why the kept case would not enter the same prompts as the merged one; None if it would."""
+        """Why the keeper does not enter the same prompts as the loser; None if both enter the same prompts."""
         if keeper.bank != loser.bank:
             return "its keeper is in another bank"
         scope = self._limits.scope
@@ -193,7 +193,10 @@ class _Batch:
         return [self._merged_keeper(keeper_id, *taken.get(keeper_id, (0, 0))) for keeper_id in sorted(self._merges)]
 
     def _merged_keeper(self, keeper_id: str, uses: int, rated: int) -> dict[str, Any]:
-        """The keeper's new counts. This run has already added `uses` to the keeper, `rated` of them with a rate."""
+        """The keeper's new counts.
+
+        This run has already added `uses` uses to the keeper. `rated` of these uses came from cases with a known rate.
+        """
         keeper, merges = facts_of(self._rows[keeper_id]), self._merges[keeper_id]
         own_weight = policy.weight(keeper) - uses  # from the locked row: the keeper may have changed since the plan
         if rated and not merges[0].item.keeper_weight:

@@ -34,7 +34,7 @@ _WRITE_EVERY_S = 1.0
 
 
 class Interrupted(Exception):
-    """`pause` raises this when the process shuts down. The run is then released, so that another process continues."""
+    """Raised by `pause` when the process shuts down. The run is released, so that another process continues it."""
 
 
 def _silent(_phase: Phase, _done: int, _total: int) -> None:

@@ -100,7 +100,8 @@ def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
 def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
     """Store a request for a run or a dry run; returns the run's id. A worker claims the run (`prune.advance`).
 
-    If an unclaimed unfinished run exists, returns the id of that run. With `dry_run`: the id of any unfinished dry run.
+    If an unfinished run exists that no process has claimed, returns the id of that run. With `dry_run`, returns the id
+    of an unfinished dry run, claimed or not.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.

@@ -2,8 +2,8 @@
 
 A reply that is not a JSON array of objects with a `content` is rejected. An invalid field of an item, such as an
 importance of 7 or an unknown type, is corrected, and `parse` returns a warning. After a rejection or a warning,
-`extraction` repeats the request. After the last attempt it keeps the corrected items, because the content matters more
-than its rating.
+`extraction` repeats the request. After the last attempt it keeps the corrected items, because the content of a memory
+matters more than the other fields.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     ended ─▶ claimed ─▶ extracted, embedded ─▶ one transaction: merged and marked ─▶ consolidated
 
-A run claims the session with the same lease and fencing token as for its turns. So workers share a batch without
-conflicts, and an erasure of the user fences the run. The run calls the model and the embedder without an open
-transaction. It writes the memories, and the mark that the session is consolidated, in one commit, so that a crash
-neither loses nor duplicates memories. A run that fails stores its error with the session, and later runs retry the
-session. After `PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned and not marked as consolidated.
+A run claims the session with the lease and the fencing token that turns use as well. Therefore workers share a batch
+without conflicts, and an erasure of the user fences the run. The run calls the model and the embedder without an open
+transaction. One commit writes the memories and marks the session as consolidated, so that a crash neither loses nor
+duplicates memories. A run that fails stores its error with the session, and later runs retry the session. After
+`PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned and not marked as consolidated.
 
 Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
@@ -127,7 +127,8 @@ class Progress:
 class Backlog:
     """Counts of ended sessions that are not consolidated.
 
-    `waiting`: sessions that have runs left. `failing`: waiting sessions with a failed run. `given_up`: abandoned ones.
+    `waiting`: sessions that a later run will process. `failing`: waiting sessions that had a failed run. `given_up`:
+    abandoned sessions.
     """
 
     waiting: int
@@ -184,8 +185,8 @@ class Consolidator:
     def batch(self, on_progress: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
         """Consolidate a batch of due sessions. The returned counts leave out sessions that other processes claimed.
 
-        Users are processed concurrently, and the sessions of one user in the order in which they ended.
-        `on_progress` is called at the start and after each session, by one thread at a time.
+        Users are processed concurrently. The sessions of one user are processed one by one, in the order in which they
+        ended. `on_progress` is called at the start and after each session, by one thread at a time.
 
         Raises:
             CallAborted: the process shuts down; the remaining sessions stay due.
@@ -302,7 +303,7 @@ class Consolidator:
 
 
 def consolidations_due(database: Database, limits: ConsolidationSettings, lease_s: float) -> list[list[UUID]]:
-    """A batch of due sessions, the earliest ended first, grouped by user."""
+    """A batch of due sessions, grouped by user. In each group, the session that ended first comes first."""
     rows = database.run(queries.DUE, {"most": limits.batch_size, "max_runs": limits.max_runs, "lease_s": lease_s})
     by_user: dict[str, list[UUID]] = {}
     for row in rows:

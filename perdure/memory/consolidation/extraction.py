@@ -70,9 +70,9 @@ class ConversationMessage:
 
 
 def message_chars(messages: int) -> int:
-    """The most characters to read of each of `messages` messages.
+    """Maximum characters to read of each message of a conversation. `messages` is the number of its messages.
 
-    Without line labels, their text then fits into `MAX_CHUNKS` chunks; with labels there may be more chunks.
+    Without line labels, the conversation then fits into `MAX_CHUNKS` chunks; with labels there may be more chunks.
     """
     return max(1, min(MESSAGE_CHARS, CHUNK_CHARS * MAX_CHUNKS // max(1, messages)))
 

@@ -2,8 +2,8 @@
 
 A candidate is compared with similar memories that are valid now or were valid when the candidate was said, because
 sessions are consolidated in any order. If the candidate agrees with one of these memories, that memory is reinforced.
-Otherwise the candidate is stored and contradicts all of them: the later statement becomes valid at its time, and the
-earlier one stays as history with its validity interval.
+Otherwise the candidate contradicts all of these memories, and is stored as a new memory. Of two contradicting memories,
+the later one becomes valid at the time when it was said. The earlier one stays as history with its validity interval.
 
 A lock on the user serialises the merges of all of the user's sessions, so that a fact from two sessions is stored once.
 The session's fencing token is checked first, so that a stale process writes nothing.

@@ -91,7 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Omits the messages of other sessions that are related to this session by forks, directly or indirectly.
+        Omits the messages of every other session that a chain of forks connects with this session.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -1,4 +1,4 @@
-"""The statements of recall. Each names the user, so that it reads one user's rows only."""
+"""The statements of recall. Each statement has the user as a parameter and reads only this user's rows."""
 
 from __future__ import annotations
 

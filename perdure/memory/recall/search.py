@@ -72,7 +72,7 @@ BOTH = frozenset(Layer)
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow:
-    """The messages that the prompt already contains: those of session `session_id` from `from_seq` on."""
+    """The messages that the prompt already contains: all messages of session `session_id` from `from_seq` on."""
 
     session_id: UUID
     from_seq: int = 0
@@ -141,7 +141,7 @@ class Recall:
     ) -> list[Recalled]:
         """The `k` most relevant messages and memories of this user, best first.
 
-        Excludes the messages `in_prompt` and those of `exclude_sessions`. `call` limits the time of the query's
+        Excludes the messages `in_prompt` and all messages of `exclude_sessions`. `call` limits the time of the query's
         embedding. `record=False`: the search does not count as an access.
 
         Raises:

@@ -1,7 +1,7 @@
 """The times that a question names ("last week", "in March", "2023-05-08", "지난주"), as time spans.
 
-English and Korean words, and dates in any language. Invalid dates are ignored. A month or day without a year is the
-latest one that has begun. Called by `search`.
+English and Korean words, and dates in any language. Invalid dates are ignored. A month or day without a year means its
+latest occurrence that has begun. Called by `search`.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, 
 
 
 def _is_part(match: Match, text: str) -> bool:
-    r"""Whether the match is part of a longer word: RE2's `\b` matches before an accented letter, as in "in María".
+    r"""Whether the match is part of a longer word, as "in Mar" is in "in María".
 
-    A Korean particle may follow a date, as in 2023-05-08에.
+    This check is needed because RE2's `\b` matches before an accented letter. A Korean particle after a date, as in
+    2023-05-08에, does not make a longer word.
     """
     edges = (
         (text[match.start() - 1 : match.start()], text[match.start()]),

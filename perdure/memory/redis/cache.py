@@ -1,7 +1,8 @@
 """The Redis connection of memory, with two ways to use it.
 
-A turn must not fail or wait long because of Redis. So `attempt` logs a failure, and after a connection error or a
-timeout it skips Redis for five seconds. Ending a session must not leave data in Redis. So `require` raises an error.
+`attempt` is for turns, which must not fail or wait long because of Redis: it logs a failure, and skips Redis for five
+seconds after a connection error or a timeout. `require` is for ending a session, which must not leave data in Redis: it
+raises an error.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 PostgreSQL is always written first, so it lacks a turn only if it lost commits, as in a failover or after restoring a
 backup. One statement appends the lost turns to the session, under the session's current fencing token. A stale process
-writes nothing. A turn is refused if its token is lower than that of a remembered turn that PostgreSQL has.
+writes nothing. A turn is refused if PostgreSQL has another remembered turn with a higher token.
 
 Called when a worker shuts down, for each session that the worker holds, and when a session ends.
 """

@@ -128,7 +128,7 @@ class Stream:
         return [event for event in found if event is not None]
 
     def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
-        """Delete the events up to `until`, of one `channel` or of all (`None`); returns their number.
+        """Delete the user's events up to `until`; returns their number. `channel`: only its events; `None`: all.
 
         Raises:
             Unavailable: Redis cannot be reached.

@@ -81,7 +81,7 @@ class RememberedTurn(_Record):
 
 
 class WorkingMemory:
-    """The working memories of all sessions: the last `turns` turns of each, for `ttl_s` seconds after the last one."""
+    """The working memories of all sessions. Each holds the last `turns` turns, until `ttl_s` seconds after the last."""
 
     def __init__(self, cache: Cache, turns: int, ttl_s: float) -> None:
         self._cache = cache

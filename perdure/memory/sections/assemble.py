@@ -57,8 +57,8 @@ class SectionsRequest:
 
     `question` is the user's message. `embedder` is the name of the embedder that embeds it. `previous_id` is the user's
     previous session. `long`: the session has turns outside the prompt's window. `authors` are the keys of the authors
-    whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of cases, `None`
-    without one.
+    whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of cases; `None`:
+    the agent has no bank.
     """
 
     user_id: str

@@ -74,7 +74,7 @@ def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> l
 
 
 def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The first of `tools` that fit the budget: authors list the most important first."""
+    """The first of `tools` that fit the budget together. Authors list the most important tools first."""
     spent = accumulate(_schema_tokens(tool) for tool in tools)
     return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
 

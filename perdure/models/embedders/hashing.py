@@ -5,8 +5,8 @@ element of the vector. The signed weight is added to that element. Texts that sh
 parts of words ("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays
 similar with any particle. Scripts without spaces are split into single characters and pairs.
 
-Its quality is that of a search by words and stems: synonyms are not similar, and negation is ignored. Unrelated texts
-have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
+A search with these vectors is as good as a search by words and stems: synonyms are not similar, and negation is
+ignored. Unrelated texts have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _salience(word: str) -> float:
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
     """The elements of a vector to which a word adds, and the values that it adds.
 
-    The whole word has a quarter of the squared length. The word's n-grams share the rest.
+    The values have a sum of squares of 1: a quarter of it for the whole word, the rest shared by the word's n-grams.
     """
     grams = list(_grams(word))
     share = math.sqrt((1 - _WHOLE_WORD_WEIGHT) / len(grams))

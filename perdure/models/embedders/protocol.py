@@ -34,7 +34,7 @@ class Embedder(Protocol):
         ...
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text, in the same order, within the deadline of `call` or the embedder's own.
+        """One vector for each text, in the same order, within the deadline of `call`; without `call`, the embedder's.
 
         Raises:
             CallAborted: the engine aborted the call.

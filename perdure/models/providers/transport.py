@@ -1,8 +1,9 @@
 """An HTTP transport whose connections another thread can abort.
 
-Closing a response does not wake another thread that is blocked in `recv`; shutting its socket down does. So a
-`CallSocket` tracks the socket on which a call's thread is blocked, from the connect to the last byte. Each wait is
-bounded by the call's remaining time, so that a server that sends one byte a second cannot extend the call.
+If a thread is blocked in `recv`, closing the response in another thread does not wake it, but shutting the socket down
+does. For this purpose a `CallSocket` tracks the socket on which a call's thread is blocked, from the connect to the
+last byte. Each wait is bounded by the call's remaining time, so that a server that sends one byte a second cannot
+extend the call.
 
 Uses only public interfaces of httpx2 and httpcore2, with their connection pool.
 """

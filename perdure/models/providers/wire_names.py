@@ -70,7 +70,7 @@ class WireIds:
         self._assigned: Mapping[str, str] = {}
 
     def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """Assign the provider's ids to the calls of one message; returns a map from perdure's ids to these."""
+        """Assign the provider's ids to the calls of one message; returns a map from perdure's ids to the provider's."""
         self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
         return self._assigned
 
