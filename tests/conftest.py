@@ -121,7 +121,7 @@ class RecordingWaker:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that wait for processes first. If one of them ran last, the other test processes would be idle."""
+    """First run the tests that wait for processes. If such a test ran last, the other test processes would be idle."""
     items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 
@@ -205,7 +205,7 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
 
 @pytest.fixture
 def prepared(pytestconfig: pytest.Config) -> None:
-    """Skips the test if statements are not prepared: it recognises statements by their prepared names."""
+    """Skip a test that recognises statements by their prepared names, if statements are not prepared."""
     if pytestconfig.getoption("unprepared"):
         pytest.skip("statements have no names")
 
@@ -224,7 +224,7 @@ def waker() -> RecordingWaker:
 
 @pytest.fixture
 def agents() -> Agents:
-    """The built-in agent. A test module that needs others overrides this."""
+    """The built-in agent. A test module that needs other agents overrides this fixture."""
     return Agents.from_module("perdure.builtin")
 
 
@@ -232,5 +232,5 @@ def agents() -> Agents:
 def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
-    """The parts of one process. An agent that names no model uses the offline one."""
+    """The parts of one process. An agent that names no model uses the offline model."""
     return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))

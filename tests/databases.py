@@ -5,9 +5,9 @@ the connections to its copy are terminated, the rows deleted and the copy rename
 that outlives the test finds no database. A copy is dropped if a test wrote many rows or changed
 the tables.
 
-A new connection also takes longer than most tests: the server reads its catalogues and plans every
-statement again. So if no thread outlived a test, its `Database` is reused together with the copy,
-including connections and prepared statements, and the copy keeps its name.
+A new connection also takes longer than most tests, because the server reads its catalogues and plans every statement
+again. Therefore, if no thread outlived a test, the test's `Database` is reused together with the copy. The `Database`
+keeps its connections and prepared statements, and the copy keeps its name.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Databases:
         self._give_back(copy)
 
     def connected(self, copy: Copy) -> Database:
-        """The copy's `Database`: the one kept with it, or a new one."""
+        """The `Database` that is kept with the copy, or else a new one."""
         made, copy.kept = copy.kept, None
         if made is None:
             made = Database(self._server.set(database=copy.name), prepare=self._prepare)
@@ -133,7 +133,7 @@ class Databases:
         return made
 
     def keep(self, copy: Copy, database: Database) -> None:
-        """Keep an unused `database` for reuse with the copy, or close it if it has too many connections."""
+        """Keep `database` for reuse with the copy. Close it instead if connections are in use, or too many are open."""
         pool = database.engine.pool
         assert isinstance(pool, QueuePool)
         if pool.checkedout() or pool.checkedin() > _MOST_CONNECTIONS:
@@ -206,7 +206,7 @@ class Databases:
 
 
 def _emptied(connection: Connection) -> bool:
-    """Delete all rows in one commit. Returns whether they were few enough for the tables to be reused."""
+    """Delete all rows in one commit. Returns whether there were so few that the tables can be reused."""
     with connection.cursor() as cursor:
         cursor.execute(_RESTART)
         cursor.execute(_USED, ([name for name in metadata.tables if name != "schema_compatibility"],))

@@ -46,7 +46,7 @@ _forks.set_forkserver_preload(_IMPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program: the function `main` (`module:function`) with `argv`. The process itself opens the paths."""
+    """A program: the function `main` (`module:function`) with `argv`. The process itself opens its streams."""
 
     main: str
     argv: Sequence[str]

@@ -117,7 +117,7 @@ def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url:
 
 
 def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a broker `session()` returns at once. Later wake-ups are refused, and the dropped ones are logged."""
+    """Without a broker `session()` returns at once. Later wake-ups are refused. Dropped wake-ups are logged."""
     nowhere = "redis://127.0.0.1:1/0"
     with caplog.at_level(logging.WARNING), published_by(BackgroundWaker, settings, nowhere) as waker:
         began = time.monotonic()

@@ -74,7 +74,7 @@ def test_a_remote_embedder_is_called_through_a_breaker(
 def test_a_command_that_is_not_allowed_stops_every_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:
-    """Every process refuses to start, even one that would not run the command, so the operator sees it at once."""
+    """No process starts, even one that would not run the command, so that the operator sees the error at once."""
     settings = _settings(monkeypatch, tmp_path, "uvx")
     with pytest.raises(SettingsError, match="PERDURE_MCP__COMMANDS"):
         check(settings)

@@ -80,7 +80,7 @@ class Broker:
 
 
 class SharedSlots:
-    """The prefetch count of a worker, as the number of slots added to it."""
+    """A worker's prefetch count. `extra` is the number of slots added to it."""
 
     extra = 0
 

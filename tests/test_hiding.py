@@ -59,7 +59,7 @@ def _formatted(formatter: logging.Formatter, error: BaseException) -> str:
     ],
 )
 def test_a_log_shows_a_message_only_if_it_is_a_servers(error: Exception, shown: str) -> None:
-    """If an error's message may quote a user, as a tool's or guard's may, only its type or code is logged."""
+    """Errors of tools and guards, for example, may quote a user. Only the type or code of such an error is logged."""
     assert loggable(error) == shown
 
 

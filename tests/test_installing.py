@@ -130,7 +130,7 @@ def test_the_applications_maximum_priority_is_not_perdures(app: Celery) -> None:
 
 
 def test_tasks_are_not_run_eagerly(app: Celery) -> None:
-    """`task_always_eager` is refused: a turn needs a worker. Tests call `perdure.testing.ask` instead."""
+    """`task_always_eager` is refused, because a turn needs a worker. Tests call `perdure.testing.ask` instead."""
     load_tasks(app)
     app.conf.task_always_eager = True
     with pytest.raises(SettingsError, match=r"test your agent with perdure\.testing\.ask"):

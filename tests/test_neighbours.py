@@ -115,7 +115,7 @@ class UserTable:
 
 
 def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: str, client: Any) -> None:
-    """Held messages take no prefetch slot. At the bound, the queue is cancelled until all of them have returned."""
+    """Held messages take no prefetch slot. At the bound, the queue is cancelled until all held messages return."""
     options = transport_options(redis_url, 5, "perdure:")
     with Connection(redis_url, transport_options=options) as connection:
         producer, channel = connection.Producer(), connection.channel()

@@ -40,7 +40,7 @@ def test_no_address_of_a_special_block_is_public(block: str) -> None:
 
 @pytest.mark.parametrize("address", PUBLIC_NEIGHBOURS)
 def test_the_addresses_next_to_a_special_block_are_public(address: str) -> None:
-    """Addresses next to a special block are public: a block that is too large would refuse real sites."""
+    """Addresses next to a special block are public, because too large a block would exclude public sites."""
     assert is_public(ipaddress.ip_address(address))
 
 

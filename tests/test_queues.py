@@ -78,7 +78,7 @@ QUEUE_OF: list[tuple[str, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("task", "requested", "queue"), QUEUE_OF)
 def test_the_queue_of_a_reply_is_its_entrys(task: str, requested: str | None, queue: str | None) -> None:
-    """The first entry that matches a task gives its default queue. Only queues of matching entries can be requested."""
+    """The first entry that matches a task has its default queue. Only queues of matching entries can be requested."""
     assert reply_queue(ENTRIES, task, requested) == queue
 
 
@@ -96,7 +96,7 @@ class Broker:
 
 
 def test_a_stored_queue_is_checked_again_before_each_attempt() -> None:
-    """A stored queue that is no longer allowed, or was stored by an older release, is not published to."""
+    """Nothing is published to a stored queue or task that is not allowed, for example one of an older release."""
     broker = Broker()
     to_task = TaskCarrier(broker, ENTRIES)
     for stored in ({"task": "shop.replied", "queue": "unacked_index"}, {"task": "os.system"}):

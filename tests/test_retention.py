@@ -43,7 +43,7 @@ def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
 
 
 def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, clock: MovedClock) -> None:
-    """Settled deliveries are deleted after a month. A pending one stays at any age, as does the conversation."""
+    """Settled deliveries are deleted after a month. A pending delivery stays at any age, like the conversation."""
     database = runtime.database
     for _ in range(3):
         _answered(runtime)
@@ -124,9 +124,9 @@ def _inbox(database: Database) -> list[str]:
 
 
 def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, clock: MovedClock) -> None:
-    """Messages of settled turns are deleted after 90 days; later, their id counts as a new message.
+    """Messages of settled turns are deleted after 90 days. After that, their id counts as new.
 
-    Queued messages, and those cancelled before their turn began, stay, because the transcript does not contain them.
+    Queued messages, and messages cancelled before their turn began, stay, because the transcript does not contain them.
     """
     database = runtime.database
 

@@ -116,7 +116,7 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def press(self, text: str) -> None:
-        """Press the button with this text, in one script: the page may rebuild the list of buttons at any time."""
+        """Press the button with this text, in one script, because the page may rebuild its buttons at any time."""
         script = """
             const all = [...document.querySelectorAll("button")];
             const found = all.find(each => each.textContent.trim() === arguments[0]);

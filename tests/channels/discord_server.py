@@ -1,7 +1,7 @@
 """Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
 
-The gateway speaks `zlib-stream`. It supports HELLO, IDENTIFY, READY, HEARTBEAT with its ACK, events, and RESUME,
-which sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns the
+The gateway speaks `zlib-stream`. It supports HELLO, IDENTIFY, READY, HEARTBEAT with its ACK, RESUME and events. After a
+RESUME it sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns the
 failures that a test requests.
 """
 
@@ -90,7 +90,7 @@ class DiscordServer:
         return str(next(self._ids))
 
     def dispatch(self, name: str, data: dict[str, Any]) -> None:
-        """Send an event to the bot. If the bot is not connected, send it when the bot resumes."""
+        """Send an event to the bot. If the bot is not connected, send the event when it resumes."""
         asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
 
     def drop(self, code: int = 4000) -> None:
@@ -109,7 +109,7 @@ class DiscordServer:
         self.failures.append(Failure(path, status, body or {}, named, times))
 
     def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true. It is checked after each request of the bot."""
+        """Wait until `condition()` is true. The condition is checked after each request of the bot."""
         with self._changed:
             assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
 
@@ -177,14 +177,14 @@ class DiscordServer:
         return web.json_response(message)
 
     async def _channel(self, request: web.Request) -> web.Response:
-        """A private chat."""
+        """The response to a request for a channel: a private chat."""
         recipients = [{**BOT, "id": "11", "username": "ana", "bot": False}]
         return web.json_response(
             {"id": request.match_info["channel"], "type": 1, "last_message_id": None, "recipients": recipients}
         )
 
     async def _history(self, request: web.Request) -> web.Response:
-        """The 100 oldest messages after `after`, newest first."""
+        """The oldest messages after the id `after`, at most `limit`, newest first."""
         channel, after = request.match_info["channel"], int(request.query["after"])
         found = [each for each in self.written if each["channel_id"] == channel and int(each["id"]) > after]
         page = sorted(found, key=lambda each: int(each["id"]))[: int(request.query["limit"])]

@@ -24,7 +24,7 @@ _PATIENCE_S = 20.0
 
 
 def signed(body: bytes, at: float, secret: str = SIGNING_SECRET) -> dict[str, str]:
-    """The headers of a request with `body` that Slack sent at the epoch second `at`."""
+    """The headers of a request of Slack with this `body`, signed at the epoch second `at`."""
     stamp = str(int(at))
     digest = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
     return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"v0={digest}"}
@@ -94,7 +94,7 @@ class SlackServer:
         self.failures.append(Failure(method, status, error, named, times))
 
     def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true. It is checked after each call of the bot."""
+        """Wait until `condition()` is true. The condition is checked after each call of the bot."""
         with self._changed:
             assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
 

@@ -32,7 +32,7 @@ KEYS = {"api_keys": SERVICE_KEY, "admin_keys": ADMIN_KEY, "secret_key": "the sec
 
 @pytest.fixture
 def remembering(runtime: Runtime, redis_url: str, clock: MovedClock) -> Iterator[Runtime]:
-    """A runtime with Redis, in which `ann` and a person on Discord have sent a message."""
+    """A runtime with Redis. The user `ann` and a person on Discord have each sent a message."""
     memory = RedisMemory.at(redis_url, MemorySettings(), clock)
     made = replace(runtime, redis_memory=memory)
     for user in ("ann", "discord:11"):
@@ -57,7 +57,7 @@ def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock)
 
 
 def test_nothing_is_noted_of_an_unknown_user(remembering: Runtime) -> None:
-    """No activity is recorded for a person who has sent no message, because no erasure would find it."""
+    """No activity is recorded for a person who has sent no message, because no erasure would find the record."""
     assert not note_activity(remembering, "zoe", "discord", TYPING)
     assert noted(remembering, "zoe") == []
 

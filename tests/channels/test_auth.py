@@ -84,7 +84,7 @@ def test_the_body_of_a_request_without_a_key_is_not_read(guarded: TestClient) ->
 
 
 def test_the_key_is_checked_before_the_body(guarded: TestClient) -> None:
-    """A missing or insufficient key gets 401 or 403, even if the body is invalid."""
+    """A missing key gets 401 and an insufficient key 403, even if the body is invalid."""
     wrong = {"Authorization": f"Bearer {SERVICE}"}
     statuses = [
         guarded.post("/v1/messages", content=b"[").status_code,
@@ -169,7 +169,7 @@ ROUTES = [
 
 
 def test_every_route_is_guarded(guarded: TestClient) -> None:
-    """Every route of the OpenAPI document is in the list, and checks the key before the body."""
+    """Every route of the OpenAPI document is in `ROUTES`, and checks the key before the body."""
     app: Any = guarded.app
     described = {
         (method.upper(), path)
@@ -344,7 +344,7 @@ def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
 
 
 def test_wrong_keys_take_bounded_memory(clock: MovedClock) -> None:
-    """The number of counted addresses is bounded. The most recently used ones are kept."""
+    """The number of counted addresses is bounded. The most recently used addresses are kept."""
     wrong = WrongKeys(clock)
     for number in range(MAX_ADDRESSES + 100):
         wrong.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")

@@ -123,7 +123,7 @@ def accepted(say: Say) -> dict[str, Any]:
 
 
 def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """A refused message writes no row: a partial one could get a reply, or block a valid message's id."""
+    """A refused message writes no row, because a partial row could get a reply or block a valid message's id."""
     before = rows()
     for name, (content, status, code) in BODIES.items():
         response = client.post("/v1/messages", content=content)

@@ -173,7 +173,7 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str
 
 
 def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name with a private address gets no request, even if it also has a public one. Each attempt resolves it."""
+    """A name with a private address gets no request, even if it has a public address, too. Each attempt resolves it."""
     _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)
@@ -366,7 +366,7 @@ def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
 
 
 def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
-    """A client error such as 404 does not count for the host's breaker, so its other deliveries continue."""
+    """A client error such as 404 does not count for the host's breaker, so the host's other deliveries go on."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 404

@@ -52,7 +52,7 @@ class Working(RecordingWaker):
 
 @contextmanager
 def _gateway(runtime: Runtime, *, without_workers: bool = False, **limits: Any) -> Iterator[TestClient]:
-    """Yields a client of a gateway. Unless `without_workers`, a thread advances its runs."""
+    """Yields a client of a gateway. Unless `without_workers`, a thread advances the runs of its CaseBank."""
     changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
     waker = RecordingWaker() if without_workers else Working()
     parts = replace(runtime, settings=changed, wake=waker)
@@ -76,7 +76,7 @@ def bank(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
-    """A dry run's response has the shape and details of a run's. A case whose id has slashes can be restored."""
+    """A dry run and a real run get responses of the same form. A case whose id has slashes can be restored."""
     with _gateway(runtime) as client:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
@@ -160,7 +160,7 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """Requests that wait hold no thread: if more of them wait than the gateway has threads, it still answers others."""
+    """The gateway answers even if more requests wait than it has threads, because a wait holds no thread."""
     with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
@@ -253,7 +253,10 @@ def _found(client: TestClient, **parameters: str) -> set[str]:
 
 
 def test_a_search_for_a_user_finds_the_cases_that_their_prompts_may_quote(client: TestClient, runtime: Runtime) -> None:
-    """With `user_id` a search finds the user's and unowned cases of the agents' banks, without it all cases."""
+    """With `user_id` a search of the agents' banks finds the user's cases and cases without an author.
+
+    Without `user_id` a search finds all cases.
+    """
     _add(runtime, "anas", user_id="ana")
     _add(runtime, "bobs", user_id="bob")
     _add(runtime, "imported")

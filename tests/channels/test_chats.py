@@ -302,7 +302,7 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
 def test_an_update_waits_for_the_database(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord sends an event once. If the database is unavailable, the listener retries the event before later ones."""
+    """Discord sends an event once. If the database is unavailable, the listener retries it before later events."""
     refused = threading.Event()
 
     def fail_once(*given: Any, **named: Any) -> Any:
@@ -366,7 +366,7 @@ def test_an_expired_interaction_is_answered_in_the_channel(installation: Install
 
 
 def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """The webhook answers the challenge, and accepts an event that Slack repeats only once."""
+    """The webhook answers the challenge. An event that Slack repeats is accepted only once."""
 
     def post(payload: Any, **headers: str) -> Any:
         body = json.dumps(payload).encode()
@@ -475,7 +475,10 @@ def test_a_malformed_update_is_dropped(installation: Installation, name: str, up
 def test_a_group_is_answered_only_if_it_is_addressed(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """In a group the bot answers only mentions, replies to it, and its threads. The stored text names the author."""
+    """In a group the bot answers only mentions, replies to its messages, and messages in its threads.
+
+    The stored text names the author.
+    """
     handle = installation.ingress(name).take
     if name == "discord":
         handle(said("hello all", 1, guild_id="31"))
@@ -659,7 +662,7 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
 def test_new_begins_a_conversation_that_stays(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """Messages after `/new` go to the new conversation until the user opens another one.
+    """Messages after `/new` go to the new conversation until the user opens another.
 
     `/list` and `/open` switch between conversations. `/end` ends the open one.
     """
@@ -707,7 +710,7 @@ def test_new_begins_a_conversation_that_stays(
 
 
 def test_another_persons_chat_is_not_changed_by_new(installation: Installation, discord: DiscordServer) -> None:
-    """`/new` changes the conversation of its user only. After `/link`, the chat has the linked user's conversation."""
+    """`/new` changes its sender's conversation only. After `/link`, the chat has the linked user's conversation."""
     take = installation.ingress("discord").take
     take(said("hello", 1))
     take(said("/new", 2))
@@ -725,7 +728,7 @@ def _now_id(installation: Installation, number: int) -> str:
 
 
 def test_messages_sent_while_no_process_listened_are_read(installation: Installation, discord: DiscordServer) -> None:
-    """On connecting, the bot reads the messages after the last handled one. Each is accepted once and in order."""
+    """When the bot connects, it reads the messages after the last handled one. Each is accepted once, in order."""
     ids = [_now_id(installation, number) for number in range(150)]
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
@@ -746,7 +749,10 @@ def test_messages_sent_while_no_process_listened_are_read(installation: Installa
 
 
 def test_a_history_that_fails_is_read_again(installation: Installation, discord: DiscordServer) -> None:
-    """If reading the history fails, the `READY` event fails and its retry reads it again. A deleted chat is skipped."""
+    """If reading the history fails, the `READY` event fails. The retry of the event reads the history again.
+
+    A deleted chat is skipped.
+    """
     take = installation.ingress("discord").take
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "before"), "id": _now_id(installation, 1)}})
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "gone", channel_id="29"), "id": _now_id(installation, 2)}})
@@ -795,7 +801,7 @@ def test_a_long_reply_is_sent_in_parts_once(
 
 
 def test_discord_deduplicates_for_another_worker(installation: Installation, discord: DiscordServer) -> None:
-    """If a second worker repeats a delivery, it uses the same nonce, and Discord drops the duplicate."""
+    """A second worker that repeats a delivery uses the same nonce, so Discord drops the duplicate."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for _ in range(2):
         carrier = ChatCarrier(installation.channels, Buttons(b""))
@@ -893,7 +899,7 @@ def test_slacks_markup_is_resolved(installation: Installation) -> None:
 
 @hypothesis.given(st.text(alphabet=st.sampled_from("ab `\n*"), max_size=2_000), st.integers(100, 400))
 def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
-    """The parts of any text are within the limit. Together they keep every character except blanks and fences."""
+    """The parts of any text are within the limit. Together the parts keep all but blanks and fences."""
     parts = split(text_, most)
     assert all(0 < len(part) <= most for part in parts)
     kept = "".join("".join(parts).split()).replace("`", "")
@@ -939,7 +945,7 @@ def pay(amount: int) -> str:
 @pytest.mark.parametrize("name", ["discord", "slack"])
 @pytest.mark.parametrize("decision", ["Approve", "Deny"])
 def test_a_call_is_approved_by_a_button(installation: Installation, servers: Servers, name: str, decision: str) -> None:
-    """Only the user whose message led to the call can press the button, and only in its chat."""
+    """The button works only for the user whose message led to the call, and only in the chat of that message."""
     installation.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
     handle = installation.ingress(name).take
     handle(first(name, "pay 5"))

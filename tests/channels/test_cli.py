@@ -127,7 +127,7 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
 def test_leaving_ends_the_conversation(
     runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
 ) -> None:
-    """Leaving ends the session, so the next start begins another. Before the first line, `leave` does nothing."""
+    """After leaving, the next start begins another session. Before the first line, `leave` does nothing."""
     assert not conversation.leave()
     conversation.say("hello")
     worker()
@@ -140,7 +140,7 @@ def test_leaving_ends_the_conversation(
 
 
 def test_ending_a_conversation_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
-    """After `/end`, the user's next message begins a new session, without leaving the chat."""
+    """`/end` ends the session but does not leave the chat. The user's next message begins a new session."""
     assert not conversation.end()
     conversation.say("hello")
     first = conversation.session_id

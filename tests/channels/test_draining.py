@@ -1,4 +1,4 @@
-"""During its shutdown and a drain of the fleet, a gateway refuses messages and completes open requests."""
+"""During its shutdown and during a drain of the fleet, a gateway refuses messages and completes open requests."""
 
 from __future__ import annotations
 

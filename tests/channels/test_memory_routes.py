@@ -123,7 +123,7 @@ def test_an_abandoned_consolidation_is_retried_on_request(
 
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_exported_and_erased(client: TestClient) -> None:
-    """An export contains everything of a user, an erasure removes it, and another user's data stays."""
+    """An export contains all data of a user. An erasure removes this data, and another user's data stays."""
     exported = client.get("/v1/users/ann/export")
     assert exported.status_code == 200
     tables = Export.model_validate(exported.json()).tables

@@ -43,7 +43,7 @@ def _texts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_a_fork_is_used_like_any_session(client: TestClient, say: Say, run: Run, talked: str) -> None:
-    """A fork gets 201 with its id, and is read, listed and sent messages like any session."""
+    """A request for a fork gets 201 with the fork's id. A fork is read, listed and sent messages like any session."""
     made = client.post(f"{talked}/fork", json={"tick": 3})
     assert made.status_code == 201
     Forked.model_validate(made.json())

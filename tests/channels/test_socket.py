@@ -93,7 +93,7 @@ def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.Monk
 
 
 def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) -> None:
-    """A token gives no access to another user's turn, which looks unknown. It cannot send as another user."""
+    """To a token, another user's turn looks unknown. A token cannot be used to send messages as another user."""
     headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
     bea = guarded.post("/v1/messages", json={"user_id": "bea", "text": "secret"}, headers=headers).json()
     with guarded.websocket_connect(SOCKET) as socket:

@@ -70,7 +70,7 @@ class TestTelegram(ChannelSuite):
 
 
 def test_without_a_secret_every_request_is_refused() -> None:
-    """Without a configured secret every request is refused: an unset secret must not equal an empty header."""
+    """Without a configured secret every request is refused, because an unset secret must not equal an empty header."""
     channel = Telegram(TOKEN, None, None)
     with pytest.raises(Unauthorized):
         channel.verify({"x-telegram-bot-api-secret-token": ""}, b"{}")

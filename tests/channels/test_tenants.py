@@ -1,4 +1,4 @@
-"""Tenants share nothing: each route about a user, or about a user's data, called with other tenants' keys."""
+"""Tenants share nothing. Each route about a user, or about a user's data, is called with other tenants' keys."""
 
 from __future__ import annotations
 
@@ -340,7 +340,10 @@ def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenan
 
 
 def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
-    """Only users of its tenant find a case without an author. Without a tenant, only users without a tenant find it."""
+    """Only users of its tenant find a case without an author.
+
+    Only users without a tenant find a case that has neither an author nor a tenant.
+    """
     runtime = tenants.runtime
     for tenant in TENANTS:
         case = NewCase(

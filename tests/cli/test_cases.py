@@ -82,7 +82,7 @@ def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
 
 
 def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None:
-    """Other users find a shared case, and an export has its state. The history has who shared and unshared it."""
+    """Other users find a shared case, and an export says that it is shared. The history names who changed that."""
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(LINES[1] | {"user_id": "ana", "bank": "common"}) + "\n")
     assert command("cases", "import", str(file)).exit_code == 0

@@ -74,7 +74,7 @@ def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: En
 
 
 def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:
-    """Without a channel the command lists the settings to set and exits with 2, which supervisors do not restart."""
+    """Without a channel the command lists the settings to set. It exits with 2, so supervisors do not restart it."""
     done = perdure("channels")
     assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
 

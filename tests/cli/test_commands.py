@@ -184,7 +184,7 @@ def test_without_servers_a_command_names_perdure_up(perdure: Perdure, nowhere: E
 def test_a_message_is_accepted_without_a_broker(
     perdure: Perdure, environment: Environment, nowhere: Environment, database: Database
 ) -> None:
-    """PostgreSQL alone is enough to accept a message: the sweeper finds it later."""
+    """PostgreSQL alone is enough to accept a message, because the sweeper later finds the message there."""
     alone = {**nowhere, "PERDURE_DATABASE_URL": environment["PERDURE_DATABASE_URL"]}
     ended = perdure("send", "hello", env=alone)
 

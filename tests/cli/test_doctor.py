@@ -85,7 +85,7 @@ def decay():
 def test_the_dangerous_settings_of_an_application_are_named(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """Dangerous settings of the application and its Redis are reported, and a task with a name of perdure's."""
+    """The command reports dangerous settings of the application and its Redis, and a task with a name of perdure's."""
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
     server.config_set("maxmemory-policy", "allkeys-lru")
     ended = Perdure(environment, tmp_path)("doctor", "--app", "shop", "--json")

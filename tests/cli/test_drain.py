@@ -25,7 +25,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
-    """Messages that are accepted during a drain wait for `--resume`. Until it is called, their sessions cannot end."""
+    """Messages that are accepted during a drain wait for `--resume`. Before that, their sessions cannot end."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
     drained = perdure("drain", "--json")

@@ -129,7 +129,7 @@ def test_the_operators_credentials_and_host_names_apply(flower: Start, tmp_path:
 def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
     """`PERDURE_FLOWER__AUTH=none` disables the password on loopback.
 
-    Flower's API, which stops workers, stays closed.
+    Flower's API stays closed, because it can stop workers.
     """
     port = free_port()
     with running(flower(f"perdure flower --port={port}", PERDURE_FLOWER__AUTH="none"), output) as addresses:

@@ -63,7 +63,7 @@ def test_help_takes_little_time() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_takes_little_time(name: str) -> None:
-    """A command's help does not import perdure: its module does so only when the command runs."""
+    """A command's help does not import perdure. The command's module imports it only when the command runs."""
     assert min(_help_cpu_s(name) for _ in range(2)) < COMMAND_HELP_CPU_S
 
 

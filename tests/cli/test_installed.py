@@ -97,7 +97,7 @@ def test_the_wheel_installs_one_name(wheel: Path) -> None:
 def test_an_installed_perdure_runs_next_to_an_applications_modules(
     installation: Path, application: Path, nowhere: Environment
 ) -> None:
-    """An installed perdure runs next to an application whose own `tasks` module the agent's tool calls."""
+    """An installed perdure runs next to an application. The agent's tool calls the application's module `tasks`."""
     environment = {name: value for name, value in nowhere.items() if name != "PYTHONPATH"}
     environment |= {"PERDURE_AGENTS": "shop", "PERDURE_DATA_DIR": "data"}
     gateway, flower = free_ports(2)

@@ -91,7 +91,7 @@ def test_a_file_is_imported_found_and_exported(command: Command, file: Path, run
 
 
 def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime: Runtime) -> None:
-    """Bad lines are reported by number and reason and make the status nonzero; good ones are imported."""
+    """Bad lines are reported with number and reason, and the status is nonzero. Good lines are imported."""
     text = "\n".join(["{", json.dumps(LINES[0]), json.dumps({**LINES[1], "role": "system"})])
     result = command("messages", "import", "-", "--json", stdin=text)
     assert isinstance(result.exception, Failure)
@@ -103,7 +103,7 @@ def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime
 
 
 def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path: Path) -> None:
-    """`memory forget` erases a user only with both `--user` and `--all`, and no other user's data."""
+    """`memory forget` erases a user only with both `--user` and `--all`. Other users' data stays."""
     command("messages", "import", str(file))
     out = tmp_path / "ann.json"
     assert command("memory", "export", "--user", "ann", str(out)).exit_code == 0

@@ -121,7 +121,7 @@ def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 def test_a_probe_may_use_head(served: Served, path: str) -> None:
-    """HEAD gets the same status as GET, because load balancers probe with it."""
+    """HEAD gets the same status as GET, because load balancers probe with HEAD."""
     host, port = served.address
     assert (
         httpx2.head(f"http://{host}:{port}{path}").status_code == httpx2.get(f"http://{host}:{port}{path}").status_code
@@ -223,7 +223,7 @@ def test_an_upgrade_to_a_websocket_elsewhere_is_refused(served: Served) -> None:
 
 
 def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
-    """A connection that sends nothing, as browsers open them in advance, is closed without an answer."""
+    """A connection that sends nothing is closed without an answer. Browsers open such connections in advance."""
     assert _rest(_connect(served)) == b""
 
 
@@ -243,7 +243,7 @@ def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
 
 
 def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
-    """At an address's limit of unfinished headers, a new connection closes the oldest of them and is answered."""
+    """At an address's limit of connections with unfinished headers, a new connection closes the oldest one."""
     half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
     waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 " in waiting.recv(65_536)

@@ -23,7 +23,7 @@ from tests.turns.harness import until
 
 @pytest.mark.usefixtures("working")
 def test_leaving_a_chat_ends_its_session(perdure: Perdure, database: Database) -> None:
-    """A worker summarises the conversation after the chat ends, and the next message begins another one."""
+    """A worker summarises the conversation after the chat ends. The next message begins another session."""
     assert perdure("chat", stdin="what is 12*7+5?\n").stdout.strip().endswith("89.")
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
     ended = list_sessions(database)[0]
@@ -47,7 +47,7 @@ def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> N
 
 
 def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
-    """A session's conversation is listed in the table and in JSON, with a dash if it has none."""
+    """The table and the JSON show each session's conversation. The table shows a dash if there is none."""
     assert perdure("send", "hello", "--conversation", "trip").returncode == 0
     assert perdure("send", "hello").returncode == 0
     lines = perdure("sessions", "list").stdout.splitlines()

@@ -48,7 +48,7 @@ def _of(tenant: str | None) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("group", ["sessions", "turns"])
 def test_lists_are_narrowed_to_a_tenant(command: Command, anas: dict[str | None, str], group: str) -> None:
-    """`--tenant` and `--user` narrow a list. Without both, all users are listed with their tenants."""
+    """`--tenant` and `--user` narrow a list. Without these options, all users are listed with their tenants."""
 
     def listed(*options: str) -> set[tuple[str | None, str, str]]:
         found = _json(command, group, "list", *options)

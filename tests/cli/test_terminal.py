@@ -30,7 +30,7 @@ _LOOKS = 10
 
 
 class Terminal:
-    """A chat whose keys the test types."""
+    """A chat in which the test presses the keys."""
 
     def __init__(self, perdure: Perdure, environment: Environment) -> None:
         self._master, self._slave = pty.openpty()
@@ -59,7 +59,7 @@ class Terminal:
         return before + text
 
     def interrupt(self) -> None:
-        """Send what Ctrl-C sends to the process."""
+        """Send SIGINT to the process, as Ctrl-C does."""
         assert self._process.pid is not None
         with contextlib.suppress(ProcessLookupError):  # the process may have ended already
             os.kill(self._process.pid, signal.SIGINT)
@@ -115,7 +115,7 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 @pytest.mark.usefixtures("working")
 def test_a_reply_and_its_tool_calls_are_shown(terminal: Terminal, database: Database) -> None:
-    """A tool call is shown before the reply, both after their commit. `/end` ends the session, and Ctrl-D the chat."""
+    """A tool call is shown before the reply, each after its commit. `/end` ends the session, and Ctrl-D the chat."""
     terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")

@@ -18,7 +18,7 @@ from tests.cli.conftest import Perdure
 
 @pytest.fixture
 def turns(runtime: Runtime) -> dict[str, Any]:
-    """Four turns in order of acceptance: Ann's done, cancelled and waiting ones, and Bob's waiting one."""
+    """Four turns in order of acceptance: Ann's done, cancelled and waiting turns, and Bob's waiting turn."""
     runner = Runner(runtime, owner="test")
     made = {"done": accept(runtime, Incoming(user_id="ann", text="hello"))}
     runner.run(made["done"].session_id)

@@ -37,7 +37,7 @@ def free_ports(count: int) -> list[int]:
 def up(
     environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
 ) -> Iterator[list[str]]:
-    """Run `perdure up` for the block. Yields the output once all processes run. Stops it with the signal `number`."""
+    """Run `perdure up` for the block, then stop it by the signal `number`. Yields the output when all processes run."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
         env={**environment, "PERDURE_DATA_DIR": "data"},  # a relative path must mean the same to every process

@@ -23,7 +23,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def run(nowhere: Environment, tmp_path: Path) -> Run:
-    """A function that runs a program to its end, with unreachable servers. `stdout` has all its output."""
+    """A function that runs a program to its end, with unreachable servers. The result's `stdout` includes stderr."""
     addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": "redis://127.0.0.1:1/0"}
     base = {**nowhere, **addresses, "PYTHONPATH": f"{nowhere['PYTHONPATH']}:{tmp_path}"}
 

@@ -1,8 +1,8 @@
 """Every place at which a turn's worker can be killed, and how the turn then ends.
 
-The turn is followed from `turns.submit` to its delivery. `places` enumerates the places at which its process can die.
-A test compares these places with the places that an undisturbed turn passes, so it fails if a new boundary of the
-engine is missing here.
+The turn is followed from `turns.submit` to the delivery of the reply. `places` enumerates the places at which the
+turn's process can die. A test compares these places with the places that an undisturbed turn passes. The test fails if
+a new boundary of the engine is missing here.
 
 `CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
 there was no response, accepts a second message, and waits until both turns are settled and the reply is delivered.
@@ -80,7 +80,7 @@ def commits(kind: str) -> list[str]:
 
 
 def passed(kind: str) -> list[tuple[str, str]]:
-    """The places that one undisturbed turn passes, as `(moment, name)`, sorted; some occur repeatedly."""
+    """The places that one undisturbed turn passes, as `(moment, name)`, sorted. The list repeats some places."""
     boundaries = [(moment, name) for name in commits(kind) for moment in ("before", "after")]
     points = [("within", f"{tool}.{point}") for tool in PLANS[kind] for point in ("entered", "acted")]
     return sorted(boundaries + points)
@@ -152,7 +152,7 @@ class CaseRunner:
         self._stack.close()
 
     def undisturbed(self, kind: str) -> list[tuple[str, str]]:
-        """Run an undisturbed turn; returns the places that it passes, sorted, with repeated wake-ups once."""
+        """Run an undisturbed turn; returns its places, sorted. Places of repeated wake-ups are listed once."""
         faults = self.installation.faults
         for worker in self.installation.workers:
             worker.container.ready()
@@ -233,7 +233,7 @@ class CaseRunner:
         return accepted
 
     def _delivered(self, turn_id: str, since: int) -> None:
-        """Wait until the reply is delivered, and each delivering process has committed the delivery or was killed."""
+        """Wait until the reply is delivered, and until each process that delivers it has committed or was killed."""
 
         def done() -> bool:
             rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)

@@ -89,7 +89,7 @@ class Faults:
     # --- the test's side -----------------------------------------------------------------
 
     def arm(self, place: Place, number: signal.Signals = signal.SIGKILL) -> None:
-        """Arm a fault: the process with the `nth` passing of `place` sends itself the signal `number`."""
+        """Arm a fault: the process that passes `place` for the `nth` time sends itself the signal `number`."""
         self._fired.unlink(missing_ok=True)
         fault = {**asdict(place), "signal": int(number), "id": time.monotonic_ns()}
         _write(self._armed, fault)

@@ -201,7 +201,7 @@ class Installation:
 
 
 def _settings(environment: dict[str, str]) -> Settings:
-    """The settings that the workers read from `environment`, as far as accepting needs them."""
+    """The settings in the workers' `environment` that this process needs to accept messages."""
     return Settings(
         _env_file=None,
         reply_tasks=(environment["PERDURE_REPLY_TASKS"],),

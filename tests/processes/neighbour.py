@@ -1,7 +1,7 @@
 """An ordinary Celery application that shares perdure's Redis database: `celery -A tests.processes.neighbour worker`.
 
-It uses Celery's defaults, and has tasks whose messages stay unacknowledged for long: late acknowledgement, or a
-countdown. Each execution appends a line to a file in the test's directory.
+It uses Celery's defaults. The messages of some tasks stay unacknowledged for long, because the tasks have late
+acknowledgement or a countdown. Each execution appends a line to a file in the test's directory.
 """
 
 from __future__ import annotations

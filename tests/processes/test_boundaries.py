@@ -1,8 +1,8 @@
 """kill -9 of the worker at every commit boundary of a turn, one after another.
 
-The cases are enumerated, not sampled (`make test` plays one of each kind). Each case waits
-seconds for a lease to expire, so a few installations play the cases concurrently, one case at a time
-each. The first test starts after all cases have been played.
+The cases are enumerated, not sampled (`make test` plays one of each kind). Each case waits several seconds for a lease
+to expire. Therefore a few installations play the cases concurrently. Each installation plays one case at a time. The
+first test starts after all cases have been played.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _check_effects(case: Case, outcome: Outcome) -> None:
 
 
 def _in_doubt(case: Case) -> bool:
-    """Whether a single call's process died between the commit of its intent and that of its result."""
+    """Whether the killed process had committed the intent of a single tool call, but not the call's result."""
     place = (case.place.moment, case.place.name, case.place.nth)
     within = case.place.moment == "within" and case.place.name != "model"
     return within or place in {("after", "turns.step", 1), ("before", "turns.step", 2)}
@@ -154,7 +154,7 @@ def _in_doubt(case: Case) -> bool:
 def test_the_invariants_hold_for_all_sessions(
     case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]
 ) -> None:
-    """The test checks all sessions of the installations. A case checks only its own session."""
+    """This test checks all sessions of the installations, because each case checks only its own session."""
     for future in played.values():
         future.exception()
     for case_runner in case_runners:

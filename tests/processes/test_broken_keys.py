@@ -72,7 +72,7 @@ def test_a_worker_starts_over_broken_keys(installation: Installation, client: An
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["perdure:unacked", "perdure:unacked_index"])
 def test_a_worker_continues_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
-    """A submission is accepted even if its key breaks right after kombu removed the message from the queue."""
+    """A submission is accepted even if a broker key breaks right after kombu took the message from the queue."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid

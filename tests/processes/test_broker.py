@@ -42,7 +42,7 @@ def _lose_all(installation: Installation) -> None:
 def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]
 ) -> None:
-    """The queue holds only wake-ups. Each message is a row in PostgreSQL, and is answered once if they are lost."""
+    """The queue holds only wake-ups. Messages are rows in PostgreSQL, so none is lost with a wake-up."""
     installation.model_server.latency_s = 0.05
     with ThreadPoolExecutor(SENDERS) as senders:
         sending = [

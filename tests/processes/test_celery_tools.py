@@ -71,7 +71,7 @@ def _answer(installation: Installation, text: str) -> str:
 
 
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
-    """The task returns, fails, returns no JSON, stores no result, is unknown, or reports progress."""
+    """The model gets an answer if the task returns, fails, returns no JSON, stores no result, is unknown or slow."""
     installation.worker().ready()
     text = "report: a"
     assert _answer(installation, text) == answer_to(text, done("report", text))

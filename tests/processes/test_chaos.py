@@ -2,8 +2,8 @@
 
 Next to the fleet there are receivers of replies that accept a connection and never answer, turns with a row that
 no release can read, and, after the first third of the time, another Celery application on the same Redis database.
-After it has started, the faults remove only perdure's keys and neither flush nor restart Redis, because those two
-faults would lose the application's tasks.
+After that application has started, the faults remove only perdure's keys. They neither flush nor restart Redis, because
+that would lose the application's tasks.
 
 Run by `make chaos`. `PERDURE_CHAOS_MINUTES` is the duration (default 3). `PERDURE_CHAOS_SEED`
 repeats a run's random choices.
@@ -66,7 +66,7 @@ pytestmark = [pytest.mark.chaos]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PostgresServer]:
-    """A PostgreSQL to be restarted."""
+    """A PostgreSQL that the test may restart."""
     made = PostgresServer(tmp_path / "postgres")
     yield made
     made.stop()
@@ -197,7 +197,7 @@ def _inject(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds:
 
 
 class Sender:
-    """Sends messages of many users from a thread, within the block; `accepted` lists those that were accepted."""
+    """Sends messages of many users from a thread, within the block; `accepted` lists the accepted messages."""
 
     def __init__(self, installation: Installation, drawn: random.Random, receivers: Sequence[str]) -> None:
         self.accepted: list[Accepted] = []

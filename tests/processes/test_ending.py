@@ -52,7 +52,7 @@ class Fleet:
             return result.fetchall() if result.returns_rows else ()
 
     def talk(self, text: str, turns: int = 1) -> UUID:
-        """Let the user `text` send `text` `turns` times, and wait for the replies; returns the session's id."""
+        """Send `text` `turns` times, as a user of that name, and wait for the replies; returns the session's id."""
         accepted = [self.installation.accept(text, user=text) for _ in range(turns)]
         self.installation.settled(*(each.turn_id for each in accepted))
         return accepted[0].session_id
@@ -104,7 +104,7 @@ def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def summarised_as(text: str, turns: int = 1) -> str:
-    """The text from which the model summarises a session in which `text` was sent `turns` times."""
+    """The conversation that the model gets to summarise, if `text` was sent `turns` times."""
     return "\n".join([f"user: {text}\nassistant: {answer_to(text)}"] * turns)
 
 
@@ -166,7 +166,7 @@ def test_after_a_shutdown_another_worker_summarises(fleet: Fleet) -> None:
 
 @pytest.mark.long
 def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
-    """While the summary's model call hangs, the next session answers. Its prompt has the earlier conversation."""
+    """While the model call of a summary hangs, the next session answers. Its prompt has the earlier conversation."""
     text = "before a long summary"
     session_id = fleet.talk(text)
     gate = fleet.installation.model_server.gate(summarised_as(text))
@@ -184,7 +184,7 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
-    """The fault points of a session's end, in order and once each: a repeated wake-up may try the claim again."""
+    """The fault points of a session's end, in order. A point that a repeated wake-up passes again is listed once."""
     notes = fleet.installation.faults.notes(since)
     places = [(note.moment, note.name) for note in notes if not is_unrelated(note.name)]
     return list(dict.fromkeys(places))

@@ -253,7 +253,7 @@ def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -
 def test_an_erasure_leaves_no_text_of_the_user(
     installation: Installation, perdure: Perdure, data: Path, tmp_path: Path
 ) -> None:
-    """Texts arrive by HTTP, Celery, CLI and import. Some are refused, some turns fail, and one kills the worker."""
+    """Texts arrive by HTTP, Celery, CLI and import. Some are refused, some turns fail, one turn kills the worker."""
     with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
         for user_data in (UserData(client, installation, OTHER, KEPT), UserData(client, installation, USER, SECRET)):
             errors = live(user_data, installation, perdure, tmp_path)

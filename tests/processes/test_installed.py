@@ -54,7 +54,7 @@ class Shop:
         return self._installation.workers[-1]
 
     def perdures(self) -> Worker:
-        """Start a worker for perdure's queues and the application's."""
+        """Start a worker that consumes perdure's queues and the application's queues."""
         made = self.worker("-P", "threads", "-c", "8", "-Q", f"{QUEUE},{PERDURES}")
         made.container.ready()
         return made
@@ -93,7 +93,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
 
 @pytest.mark.long
 def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
-    """The task is routed like the application's other tasks. Without a result backend, its callback has the result."""
+    """A tool's task is routed like other tasks. If there is no result backend, the task's callback has the result."""
     shop.perdures()
     text = "report: a"
     (turn,) = installation.settled(installation.accept(text).turn_id, within_s=AT_ONCE_S)
@@ -156,7 +156,7 @@ def test_another_worker_continues_a_killed_workers_turn(installation: Installati
 
 @pytest.mark.long
 def test_a_prefork_worker_of_the_applications_queues_is_unaffected(installation: Installation, shop: Shop) -> None:
-    """A prefork worker of the application starts no thread or connection of perdure, and consumes no queue of it."""
+    """A prefork worker of the application starts no thread or connection of perdure and consumes none of its queues."""
     before = installation.query(CONNECTIONS)
     worker = shop.worker("-c", "1")
     worker.container.ready()

@@ -1,4 +1,4 @@
-"""An isolated turn whose process holds the interpreter lock: its process is killed, and the turn ends."""
+"""If the process of an isolated turn holds the interpreter lock, the process is killed and the turn ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "frozen: alone"
 
 
 def held(installation: Installation, **environment: str) -> tuple[Worker, Accepted, psutil.Process]:
-    """A worker, an isolated turn, and its process, in which a tool holds the interpreter lock."""
+    """A worker, an isolated turn, and the turn's process, in which a tool holds the interpreter lock."""
     accepted = installation.accept(TEXT)
     installation.query("UPDATE sessions SET claims = %(claims)s RETURNING 1", claims=ISOLATE_FROM_CLAIM)
     worker = installation.worker(**environment)
@@ -84,7 +84,7 @@ def test_a_requested_end_waits_for_the_time_limit(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
-    """An erasure kills the process, which holds the user's texts in memory and whose result is not needed."""
+    """An erasure kills the process, because the process holds the user's texts and its result is not needed."""
     worker, _, child = held(installation)
     installation.runtime.eraser.erase("ana")
 

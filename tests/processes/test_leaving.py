@@ -157,7 +157,7 @@ def test_a_gateway_logs_each_phase_of_its_shutdown(
 
 @pytest.mark.parametrize("hard_exit_s", [2, 60])
 def test_a_hanging_response_makes_the_status_1(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
-    """An unfinished response makes the status 1: the gateway cuts it off, or exits earlier at the hard limit."""
+    """The exit status is 1 if the gateway cuts a response off, or if it exits earlier, at the hard limit."""
     settings = {"PERDURE_SHUTDOWN__DRAIN_S": "1", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(hard_exit_s)}
     with serving(installation, perdure, **settings) as (gateway, port), socket.socket() as mute:
         mute.connect(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""Items on a Redis queue that are not messages, or not tasks that a worker can read."""
+"""Items on a Redis queue that are not messages, and messages that a worker cannot read as tasks."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_malformed_item_is_dropped_and_the_next_message_runs(
 
 
 def test_a_malformed_control_command_is_dropped(installation: Installation, client: Any) -> None:
-    """A malformed item on the control channel, which reaches every worker, stops none of them."""
+    """A malformed item on the control channel reaches every worker, and stops none of them."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -169,7 +169,7 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
 
 @pytest.mark.long
 def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
-    """The log reports the first dropped item at once. It reports the number of the others later, here at shutdown."""
+    """The log reports the first dropped item at once, and the number of further items later, here at shutdown."""
     client.lpush("turns", *[TEXT.encode()] * 500)
     worker = installation.worker()
     worker.ready()

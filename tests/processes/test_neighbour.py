@@ -82,7 +82,7 @@ def accepted(installation: Installation, text: str) -> bool:
 def test_the_slow_tasks_of_an_application_run_once(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Perdure's visibility timeout of a minute does not apply to the application's messages. Theirs is an hour."""
+    """The application's messages keep their visibility timeout of an hour, although perdure's is a minute."""
     installation.worker("-Q", "turns").container.ready()
     neighbour.worker()
     neighbour.app.send_task("neighbour.late")
@@ -253,7 +253,10 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
 def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """A killed worker's message returns to its queue. Kombu would lose it: perdure has no binding of its exchange."""
+    """A killed worker's message returns to its queue.
+
+    Kombu would lose the message, because perdure has no binding of the message's exchange.
+    """
     worker = installation.worker()
     worker.container.ready()
     publish_by_topic(neighbour.app, "deliveries")
@@ -271,7 +274,7 @@ def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
 def test_messages_left_by_the_previous_release_are_restored(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Of the messages in kombu's default keys, which the previous release used, only perdure's own are restored."""
+    """The previous release used kombu's default keys. Of the messages in these keys, only perdure's are restored."""
     submit(neighbour.app, "abandoned")
     neighbour.app.send_task("neighbour.quick")
     neighbour.app.send_task("neighbour.quick", queue="turns")

@@ -161,7 +161,7 @@ def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -
 
 @pytest.mark.long
 def test_turns_begin_by_priority(installation: Installation) -> None:
-    """With one slot, a backlog of ten priorities begins in order: on RabbitMQ by priority, on Redis by level."""
+    """With one slot, turns of ten priorities begin in order: on RabbitMQ by priority, on Redis by level."""
     priorities = [5, 0, 9, 3, 6, 1, 8, 2, 7, 4]
     sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
     installation.worker("--concurrency=1", **PATIENT)

@@ -38,7 +38,7 @@ def _connected(gateway: GatewayProcess) -> Iterator[ClientConnection]:
 def test_a_turn_over_the_socket(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:
-    """A turn's events arrive. Too long a frame closes the connection with 1009, the gateway's shutdown with 1012."""
+    """A turn's events arrive. A frame that is too long closes the connection with 1009, a shutdown with 1012."""
     with _connected(gateway) as socket:
         socket.send('{"type": "send", "user_id": "ana", "text": "hello"}')
         while (frame := json.loads(socket.recv(20))).get("event") != "done":

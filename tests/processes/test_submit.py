@@ -28,7 +28,7 @@ def test_the_result_names_the_accepted_turn(celery_setup: CeleryTestSetup, insta
 
 @pytest.mark.long
 def test_a_task_is_for_a_tenants_user(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A user and a message under two tenants give two turns in two sessions. A malformed tenant or user is refused."""
+    """The same user and message id under two tenants give two turns. A malformed tenant or user is refused."""
     given = {"user_id": "ana", "text": "hello", "message_id": "m"}
     sent = [
         celery_setup.app.send_task("turns.submit", kwargs={**given, **more}, queue="ingress").get(timeout=20)

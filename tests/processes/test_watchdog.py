@@ -80,7 +80,7 @@ def kills(installation: Installation) -> list[str]:
 
 @pytest.mark.long
 def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(installation: Installation) -> None:
-    """The watchdog kills a worker whose interpreter lock a call into C holds, and its turns continue elsewhere."""
+    """If a call into C holds a worker's interpreter lock, the watchdog kills the worker. Others continue its turns."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     gate = installation.model_server.gate("hello")
@@ -123,7 +123,7 @@ def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installat
 
 @pytest.mark.long
 def test_a_paused_worker_is_killed(installation: Installation) -> None:
-    """If a worker is paused for longer than the limit and its watchdog is not, the watchdog kills the worker."""
+    """If a worker, but not its watchdog, is paused for longer than the limit, the watchdog kills the worker."""
     worker = watched(installation)
     os.kill(worker.pid, signal.SIGSTOP)
 
@@ -148,7 +148,7 @@ def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdu
 
 @pytest.mark.long
 def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None:
-    """Ctrl-Z or a suspended machine pauses the watchdog, too. When it resumes, it starts its time limit again."""
+    """Ctrl-Z or a suspended machine pauses the watchdog, too. Its time limit begins again when it resumes."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     os.kill(worker.pid, signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None
 
 @pytest.mark.long
 def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> None:
-    """An unresponsive Redis does not make the watchdog kill a worker, whose Python threads still run."""
+    """If Redis is unresponsive, the watchdog kills no worker, because the worker's Python threads still run."""
     worker = watched(installation)
     installation.redis.kill("SIGSTOP")
     stopped_at = time.monotonic()
@@ -180,7 +180,7 @@ def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_the_watchdog_ends_with_its_worker(installation: Installation, number: signal.Signals) -> None:
-    """A watchdog that outlived its worker might kill another process with the same id."""
+    """A watchdog ends with its worker. Otherwise it might kill another process that gets the same id."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     for meant_for_the_worker in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
