@@ -73,7 +73,7 @@ class Cost:
 
 
 def measure(setup: Setup) -> Section:
-    """Measure turns with both histories; returns the section."""
+    """Measure turns with a short and a long history; returns the section."""
     long = setup.scaled(_LONG)
     short_cost, long_cost = _cost(setup, _SHORT), _cost(setup, long)
     return Section(

@@ -88,7 +88,7 @@ def rewind_to(epoch: int) -> dict[str, str]:
 def news_channel(prefix: str) -> str:
     """The pub/sub channel that announces turns with new events, and settled turns.
 
-    A message is a letter and turn ids in hexadecimal, separated by spaces: `e` new events, `s` settled.
+    A message is a letter (`e`: new events, `s`: settled) and turn ids in hexadecimal, separated by spaces.
     """
     return f"{prefix}events"
 

@@ -33,7 +33,7 @@ class Window(Protocol):
 
 
 def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Window, draw: Callable[[], float]) -> T:
-    """Call `work` until it succeeds, fails permanently, or the attempts or the call's time are used up.
+    """Call `work` until it succeeds or fails permanently, or until the attempts or the call's time are used up.
 
     Args:
         what: The name of the work in the log.

@@ -973,7 +973,7 @@ def test_a_call_is_approved_by_a_button(installation: Installation, servers: Ser
 
 
 def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
-    """An update with a press of a button. `person` and `chat` are Discord's ids; for Slack they are mapped."""
+    """The update for a pressed button. `person` and `chat` are Discord ids; Slack's update has matching ids."""
     if name == "discord":
         message = {"id": "5"}
         given = _interaction(3, channel_id=chat, user={**ANA, "id": person}, message=message, data={"custom_id": token})

@@ -307,7 +307,7 @@ def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> Non
 
 
 def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> None:
-    """No key of another tenant, or without a tenant, can send a message to a tenant's session."""
+    """Neither another tenant's key nor a key without a tenant can send a message to a tenant's session."""
     ana = tenants.anas["acme"]
     message = {"user_id": "ana", "text": "hello", "session_id": ana.session_id}
     for key in tenants.others(ana):

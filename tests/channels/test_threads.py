@@ -64,7 +64,10 @@ def test_the_loop_continues_while_a_call_blocks() -> None:
 
 
 def test_extra_threads_start_while_calls_queue_and_end_afterwards() -> None:
-    """If all usual threads are busy, the pool starts up to `MOST`, so that slow statements delay no other call."""
+    """If all usual threads are busy, the pool starts extra threads, so that slow statements delay no other call.
+
+    It starts at most `MOST` threads in total.
+    """
     release = threading.Event()
 
     def extra() -> list[threading.Thread]:

@@ -25,7 +25,7 @@ _MONTHS = ("January", "February", "March", "April", "May", "June")
 
 
 def locomo(samples: int, sessions: int, lines: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Samples of sessions with lines, and questions with known evidence."""
+    """Generate samples. Each has sessions, made of lines, and questions whose evidence is known."""
     chance = random.Random(seed)  # noqa: S311 (no secret)
     return [_sample(number, sessions, lines, chance) for number in range(samples)]
 

@@ -168,7 +168,7 @@ def _message(answer: Answer, model: str) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> Mapping[str, int] | None:
-    """Token counts by this provider's names, with cached tokens counted separately."""
+    """Token counts under this provider's field names, with cached tokens counted separately."""
     if answer.usage is None:
         return None
     read = answer.usage["prompt_tokens"]

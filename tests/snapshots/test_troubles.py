@@ -254,7 +254,7 @@ def test_a_redis_that_refuses_writes_is_reported(
 def test_a_redis_key_of_another_type_or_without_a_version_is_set_aside(
     own_redis: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another program's value must not block the session, whether the store first loads or first saves."""
+    """Another program's value must not block the session, whether the store's first operation is a load or a save."""
     store = RedisSnapshots(own_redis.url)
     with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as client:
         for load_first in (True, False):

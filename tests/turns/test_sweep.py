@@ -204,7 +204,7 @@ def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, mon
 
 
 def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: Harness) -> None:
-    """A session without an isolation slot backs off, so that others come first, but by at most a minute."""
+    """A session without an isolation slot backs off by at most a minute, so that others come first."""
     (session_id,) = _lost(harness)
     seen = [0]
     for number in range(1, 120):

@@ -76,7 +76,7 @@ def test_a_turn_reads_the_variables_of_the_previous_one(harness: Harness) -> Non
     ("moment", "nth", "kept"), [("before", 2, None), ("after", 2, {"n": 1}), ("before", 3, {"n": 1})]
 )
 def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment: Any, nth: int, kept: Any) -> None:
-    """A call's result and its changes of variables are one commit."""
+    """A call's result and its changes to variables are committed together."""
     harness.script(calls(("add", {"name": "n"})), calls(("add", {"name": "n"})), says("two"))
     sent = harness.send()
     with harness.crashing(moment, "turns.step", nth):

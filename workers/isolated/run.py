@@ -1,8 +1,8 @@
 """Runs a session's turns in a child process, so that a crash harms no other turn.
 
-From its third claim without progress on, a turn runs in a child process. `python -m perdure.workers.isolated.run
-SESSION_ID` claims the session, runs its turns and exits; the parent waits. At most `MOST_AT_ONCE` children run
-concurrently. If there is no room for a session, the sweeper issues its wake-up again.
+Starting with its third claim without progress, a turn runs in a child process. `python -m
+perdure.workers.isolated.run SESSION_ID` claims the session, runs its turns and exits; the parent waits. At most
+`MOST_AT_ONCE` children run concurrently. If there is no room for a session, the sweeper issues its wake-up again.
 
 A child that cannot exit by itself is killed: by its parent if its turn was cancelled, claimed by another worker or has
 exceeded its time limit (`perdure.workers.isolated.kill`), or by the kernel if its parent ends (Linux only).

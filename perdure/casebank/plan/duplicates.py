@@ -324,7 +324,7 @@ def _sketch_width(dimensions: int) -> int:
 
 
 def _directions(vectors: VectorFile) -> NDArray[np.float64] | None:
-    """Orthonormal directions, `(d, m)`; `None` if sketches would be as wide as the vectors."""
+    """Orthonormal directions, one per column; `None` if sketches would be as wide as the vectors."""
     width = _sketch_width(vectors.width)
     if width == vectors.width:
         return None

@@ -329,7 +329,7 @@ class ServerConnection:
 
 
 def _classify(error: MCPError) -> MCPError:
-    """Return `error` if it is the rejection by a healthy server; otherwise raise the matching exception."""
+    """Return `error` if a healthy server rejected the request; otherwise raise the matching exception."""
     if error.code == NOT_SENT:
         raise NotConnected(error.message) from error
     if error.code in UNANSWERED:

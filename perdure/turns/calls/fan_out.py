@@ -34,7 +34,7 @@ _LEAST_CHARS = 200
 
 @dataclass(slots=True)
 class Part:
-    """One task of a call. `extra`: stored elements that this release does not know."""
+    """One task of a call. `extra`: further fields of the stored part, which this release does not know."""
 
     status: str = "waiting"
     result: str | None = None

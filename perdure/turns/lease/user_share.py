@@ -1,9 +1,10 @@
 """A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run concurrently.
 
-Further sessions of the user are queued without a wake-up or a thread, so one user's many messages do not delay other
-users. If the user has no free place, a session is queued when a message for it is accepted or a worker tries to claim
-it. A runner that frees a place calls `admit_next` after its commit. The sweeper admits sessions that `admit_next`
-missed: a place may be freed while a session is being queued, and a process may crash before it publishes the wake-up.
+The user's further sessions are queued: no wake-up is published for them and they occupy no worker thread, so one user's
+many messages do not delay other users. If the user has no free place, a session is queued when a message for it is
+accepted or a worker tries to claim it. A runner that frees a place calls `admit_next` after its commit. The sweeper
+admits sessions that `admit_next` missed: a place may be freed while a session is being queued, and a process may crash
+before it publishes the wake-up.
 """
 
 from __future__ import annotations
