@@ -1,7 +1,8 @@
 """Redis clients, for caches and hints that may be lost.
 
-Creates clients from URLs in kombu's or redis-py's form, with a timeout of one second for every wait, and names a remedy
-for each of their errors. Used by snapshots, breakers and the first two layers of memory.
+`connect` creates a client from a URL in kombu's or redis-py's form. Every wait of the client has a timeout of one
+second. `remedy` suggests a remedy for an error of a client. Used by snapshots, breakers and the first two layers of
+memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SOCKET_SCHEME = "redis+socket://"
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for the Redis at `url`, which connects on first use. Thread-safe."""
+    """Create a thread-safe client for the Redis at `url`. The client connects on first use."""
     return redis.Redis.from_url(
         client_url(url),
         socket_timeout=_TIMEOUT_S,
@@ -41,7 +42,10 @@ def where(url: str) -> str:
 
 
 def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
-    """A remedy for `error`, in one sentence; `otherwise` if the server sent an error that is not listed here."""
+    """One sentence that names a remedy for `error`.
+
+    Returns `otherwise` if the server sent an error for which this function has no remedy.
+    """
     match error:
         case redis.OutOfMemoryError():
             return "Raise Redis's maxmemory, or free memory in it."

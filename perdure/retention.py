@@ -1,20 +1,21 @@
 """Retention: deletes rows that are no longer read, after a fixed number of days.
 
-Deleted are:
+These rows are deleted:
 
 - delivered and failed deliveries
 - snapshots that were set aside, and snapshots of ended sessions
 - messages of the inbox, if their text is in a transcript
 - applications' messages that were refused or merged into another turn
 - answered requests
-- executions of cases that no success rate includes any more
+- old executions of a case that the case's success rate no longer includes
 - dry runs of the CaseBank
-- expired codes that link channels, and the counts of attempts to use a code
+- expired codes for linking channels
+- counts of attempts to use such a code
 
 Transcripts, turns, memories and cases stay until their user is erased.
 
-Each statement reads and deletes a bounded number of rows through an index. A table without an index for its rule is
-scanned page by page in the order of its key, once in each call of `retain`.
+Each statement reads and deletes a bounded number of rows through an index. If a table has no index for its rule,
+`retain` scans the table once per call, page by page in the order of its key.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ KEPT = (
 def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict[str, int]:
     """Delete all rows past their retention, one commit per batch; returns the number of deleted rows by kind.
 
-    Between commits it calls `go_on`, and stops if that returns False; the next call deletes the rest.
+    Calls `go_on` between commits, and stops if `go_on` returns False. The next call of `retain` deletes the remaining
+    rows.
 
     Raises:
         Unavailable: the database cannot be reached.

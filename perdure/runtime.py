@@ -1,6 +1,7 @@
 """The parts of a process, created once at its start and shared by all its threads.
 
-The domain imports neither Celery nor the web framework: each process supplies a `Waker`, which publishes wake-ups.
+The domain imports neither Celery nor the web framework. Instead, each process supplies a `Waker`, which tells the
+workers that there is work.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
 
 class Waker(Protocol):
-    """Publishes wake-ups, which are hints to the workers. Each call returns within about a second and never raises.
+    """Tells the workers through the broker that there is work. Each message is only a hint and may be lost.
 
-    Each method returns False if the hint could not be published or queued. The sweeper publishes lost hints again.
+    Each method returns within about a second and never raises. It returns False if the hint could not be published or
+    queued. The sweeper publishes lost hints again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -51,7 +53,7 @@ class Waker(Protocol):
         ...
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Wake a worker to consolidate this ended session; `None`: a batch of the due sessions."""
+        """Wake a worker to consolidate this ended session, or a batch of due sessions if `session_id` is `None`."""
         ...
 
     def casebank(self) -> bool:
@@ -69,7 +71,7 @@ class Intake(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """Dates the ids of turns."""
+        """The clock. Its time becomes part of the ids of turns."""
         ...
 
     @property
@@ -84,7 +86,7 @@ class Intake(Protocol):
 
     @property
     def wake(self) -> Waker:
-        """Publishes the wake-up for a message after the message is committed."""
+        """The `Waker` that tells the workers about a message after the message is committed."""
         ...
 
 
@@ -155,7 +157,10 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """Close the connections to MCP servers, Redis, the snapshot store and PostgreSQL. Threads must have ended."""
+        """Close the connections to MCP servers, Redis, the snapshot store and PostgreSQL.
+
+        All other threads of the process must have ended.
+        """
         for each in (self.connections, self.redis_memory, self.snapshots, self.breakers, self.database):
             if each is not None:
                 each.close()

@@ -1,11 +1,11 @@
 """All settings: `PERDURE_*` environment variables or a `.env` file.
 
 Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number in the documentation is a setting with that number
-as its default. Each program calls `Settings.load()` once; an invalid value raises `SettingsError`, which names the
+as its default. Each program calls `Settings.load()` once. An invalid value raises `SettingsError`, which names the
 variable, the value and what is accepted.
 
-The vendors' SDKs and Flower read their own variables from the process's environment, so `load` copies the `VENDORS`
-variables of `.env` there.
+The vendors' SDKs and Flower read their own variables from the process's environment. Therefore `load` copies the
+variables listed in `VENDORS` from `.env` into that environment.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class ConsolidationSettings(_Group):
 class BreakerSettings(_Group):
     """`PERDURE_BREAKER__*`: when calls to a failing callee are refused, and when it is probed again.
 
-    `registry` is `fleet` (perdure's own breakers) or the entry point of a third party's registry.
+    `registry` is `fleet` (perdure's own breakers), or the name of the entry point of another package's registry.
     """
 
     enabled: bool = True
@@ -245,7 +245,8 @@ class BreakerSettings(_Group):
 class RetrySettings(_Group):
     """`PERDURE_RETRY__*`: the number of attempts, and the delay before each attempt after the first.
 
-    The delay grows from `base_s` by `multiplier` up to `cap_s`, varied by the fraction `jitter`.
+    The first delay is `base_s`. Each further delay is longer by the factor `multiplier`, up to `cap_s`. Random jitter
+    changes each delay by at most the fraction `jitter`.
     """
 
     max_attempts: Count = 3
@@ -270,7 +271,10 @@ class McpSettings(_Group):
 
 
 class FlowerSettings(_Group):
-    """`PERDURE_FLOWER__*`: access to Flower's pages. `hosts`: the host names that it serves besides loopback's."""
+    """`PERDURE_FLOWER__*`: access to Flower's pages.
+
+    `hosts` lists the host names under which Flower is served, in addition to loopback names.
+    """
 
     auth: FlowerAuth = FlowerAuth.PASSWORD
     hosts: Annotated[tuple[str, ...], NoDecode] = ()
@@ -344,8 +348,8 @@ class CasebankSettings(_Group):
 class DiscordSettings(_Group):
     """`PERDURE_DISCORD__*`: the channel `discord`, enabled by `token`.
 
-    `public_key` verifies interactions that arrive by webhook. `api_url`: the base of the REST API, Discord's own by
-    default.
+    `public_key` verifies interactions that arrive by webhook. `api_url` is the base URL of the REST API; the default is
+    Discord's own.
     """
 
     token: SecretStr | None = None
@@ -356,8 +360,8 @@ class DiscordSettings(_Group):
 class SlackSettings(_Group):
     """`PERDURE_SLACK__*`: the channel `slack`, enabled by `token`.
 
-    `signing_secret` verifies events that arrive by webhook; with `app_token` they arrive over Socket Mode. `api_url`:
-    the base of the Web API, Slack's own by default.
+    `signing_secret` verifies events that arrive by webhook. If `app_token` is set, events arrive over Socket Mode.
+    `api_url` is the base URL of the Web API; the default is Slack's own.
     """
 
     token: SecretStr | None = None
@@ -369,8 +373,8 @@ class SlackSettings(_Group):
 class TelegramSettings(_Group):
     """`PERDURE_TELEGRAM__*`: the channel `telegram`, enabled by `token`.
 
-    `webhook_secret` verifies updates that arrive by webhook; without it, `perdure channels` polls for them. `api_url`:
-    the base of the Bot API, Telegram's own by default.
+    `webhook_secret` verifies updates that arrive by webhook. Without `webhook_secret`, `perdure channels` polls for
+    updates. `api_url` is the base URL of the Bot API; the default is Telegram's own.
     """
 
     token: SecretStr | None = None
@@ -530,7 +534,7 @@ class Settings(BaseSettings):
         return tuple(ReplyTask.parse(entry, self.redis_prefix) for entry in self.reply_tasks)
 
     def reachable(self) -> Reachable:
-        """`PERDURE_REPLY_URLS`: receivers that replies may be sent to besides public addresses."""
+        """`PERDURE_REPLY_URLS`: receivers that replies may be sent to, in addition to public addresses."""
         return Reachable.parse(self.reply_urls)
 
     @classmethod
@@ -559,8 +563,8 @@ class Settings(BaseSettings):
     def signing_key(self) -> bytes:
         """`PERDURE_SECRET_KEY`, or a key generated once in `PERDURE_DATA_DIR`.
 
-        It signs user tokens, the tokens of chat buttons and the header `X-Perdure-Signature`, and is the key for the
-        codes of quotations.
+        The key signs user tokens, the tokens of chat buttons and the header `X-Perdure-Signature`. The codes that mark
+        quotations in prompts are derived from the same key.
         """
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()

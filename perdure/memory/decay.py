@@ -1,8 +1,8 @@
 """Decay: the current value of each memory, and the archiving of old, unread memories of little value.
 
-The value is always computed from the importance and the age, never from the previous value, so repeated runs do not
-compound. The formula exists twice: as functions, and in the SQL that updates the rows in place. A test checks that
-both agree. Called by the task `memory.decay`, every six hours, and by `perdure memory decay`.
+The value is always computed from the importance and the age, never from the previous value. Repeated runs therefore do
+not lower the value further. The formula exists twice: as Python functions, and in the SQL that updates the rows in
+place. A test checks that both agree. Called by the task `memory.decay`, every six hours, and by `perdure memory decay`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DecayResult:
-    """Counts of memories examined, changed in value, and archived."""
+    """The numbers of memories that were examined, that got a different value, and that were archived."""
 
     looked_at: int = 0
     changed: int = 0
@@ -53,12 +53,12 @@ def decayed(importance: float, rate: float, hours: float) -> float:
 
 
 def is_faded(value: float, age_days: float, unread_days: float) -> bool:
-    """Whether a memory is to be archived: of little value, old, and long unread."""
+    """Whether to archive a memory: its value is low, it is old, and it was not recalled for a long time."""
     return value < ARCHIVE_BELOW and age_days > ARCHIVE_AFTER_DAYS and unread_days > ARCHIVE_AFTER_DAYS
 
 
 def decay(database: Database, progress: Callable[[int], None] = lambda _: None) -> DecayResult:
-    """Update the value of every memory and archive the faded ones, a thousand per commit.
+    """Update the values of all memories and archive the faded ones, in commits of a thousand. See `is_faded`.
 
     `progress` receives the number of memories examined so far.
 

@@ -1,12 +1,13 @@
 """Vectors of messages and memories, made in the background.
 
-The commit that stores a message or memory also adds it to `unembedded`. `embed_missing`, called by each sweep, claims
-some of these rows with a lease, embeds their texts without an open transaction, and writes the vectors in one
-statement. If the embedder fails, the rows are postponed. Search finds a text without a vector by its words only.
+The commit that stores a message or memory also adds it to the table `unembedded`. Each sweep calls `embed_missing`,
+which claims some rows of this table with a lease. It embeds their texts without an open transaction, and writes the
+vectors in one statement. If the embedder fails, the rows are postponed. While a text has no vector, only word search
+finds it.
 
-Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a walk over all messages and
-memories adds those without a vector of the new embedder to `unembedded`, page by page; older vectors stay. The walk is
-repeated daily, so that missed rows are found.
+Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a background scan reads all
+messages and memories page by page. The scan adds each row that lacks a vector of the new embedder to `unembedded`.
+Older vectors stay. The scan is repeated daily, so that missed rows are found.
 
 `build_index` builds the HNSW indexes of an embedder once it has enough vectors.
 """
@@ -57,9 +58,9 @@ class RegisteredEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRound:
-    """The numbers of texts embedded and refused in one round, and the embedder's error if it failed.
+    """The result of one round: how many texts were embedded and refused, and the embedder's error, if any.
 
-    `more`: the round was full, or the walk over older texts is not finished.
+    `more` is true if the batch was full, or if older texts remain to be checked for missing vectors.
     """
 
     embedded: int = 0
@@ -75,7 +76,7 @@ def vector_literal(vector: Vector) -> str:
 
 
 def text_to_embed(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
-    """The text that is embedded: the author and the day, if known, then the content.
+    """The text to embed: the author, the day and the content. Only the content if author or day is unknown.
 
     A chat message alone has little context, and questions often name the author or the day of a message.
     """
@@ -85,7 +86,7 @@ def text_to_embed(content: str, author: str | None = None, occurred_at: datetime
 
 
 def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedder:
-    """The row of the embedder `name` with `dimensions`, inserted if it is new."""
+    """Return the row of the embedder `name` with these `dimensions`. Inserts the row if it does not exist."""
     parameters = {"name": name, "dimensions": dimensions}
     # If another process inserts the row concurrently, the first run returns none.
     rows = executor.run(queries.REGISTER, parameters) or executor.run(queries.REGISTER, parameters)
@@ -95,7 +96,7 @@ def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedd
 def embed_missing(
     database: Database, embedder: Embedder, *, batch: int = BATCH, call: ModelCall | None = None
 ) -> EmbeddingRound:
-    """Embed at most `batch` texts without a vector.
+    """Embed at most `batch` of the texts that have no vector yet.
 
     If the embedder fails, returns its error and postpones the texts.
 
@@ -138,10 +139,10 @@ def embed_sessions(
 
 
 def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
-    """Build an embedder's indexes if they are missing and it has at least `rows` vectors; returns whether it did so.
+    """Build the missing indexes of an embedder that has at least `rows` vectors. Returns whether it built them.
 
-    Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call it. An
-    interrupted build leaves an invalid index, which the next call drops and builds again.
+    Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call this
+    function. An interrupted build leaves an invalid index, which the next call drops and builds again.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -228,7 +229,7 @@ def _dimensions(embedder: Embedder, call: ModelCall | None) -> int:
 
 
 def _walk(database: Database, registered: RegisteredEmbedder) -> bool:
-    """Add the next page of rows without a vector to `unembedded`; returns whether there are more pages."""
+    """Read the next page, and add its rows that lack a vector to `unembedded`; returns whether pages remain."""
     parameters = {"embedder_id": registered.embedder_id, "every_s": _WALK_EVERY_S}
     places = database.run(queries.PLACE, parameters)
     if not places:

@@ -1,7 +1,7 @@
-"""Layer 5: the memories that are recalled most often for a user.
+"""Layer 5 of memory: the memories that are recalled most often for a user.
 
-Each recall records the memories that it returned. Every six hours the memories recalled most often in the last
-`PATTERN_DAYS` days are ranked again, so that a prompt can include them without a search. Refreshing is idempotent.
+Each recall records the memories that it returned. Every six hours, a task ranks the memories that were recalled most
+often in the last `PATTERN_DAYS` days. A prompt can then include them without a search. Refreshing is idempotent.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
 
 `session` groups a user's lines into sessions. Imported sessions have ended and await consolidation. `session` and
-`message_id` identify a line: importing a file twice changes nothing, and a longer file adds its new lines. Invalid
-lines are reported with number and reason; valid ones are imported. An exported file can be imported into any database.
+`message_id` together identify a line. If a file is imported again, only its new lines are added. Valid lines are
+imported. Each invalid line is reported with its number and the reason. An exported file can be imported into any
+database.
 
 Called by `perdure messages import` and `perdure messages export`.
 """
@@ -91,9 +92,9 @@ class BadLine:
 
 @dataclass(slots=True)
 class ImportResult:
-    """Counts of a file's lines: `added`, already stored (`known`), and invalid (`refused`).
+    """Counts of a file's lines: new (`added`), already stored (`known`) and invalid (`refused`).
 
-    `sessions` are the sessions with new messages.
+    `sessions` are the ids of the sessions to which messages were added.
     """
 
     added: int = 0
@@ -114,8 +115,8 @@ def import_messages(
 ) -> Iterator[ImportResult]:
     """Import the lines of a file in portions; after each portion, yields the counts of all lines so far.
 
-    A portion is committed session by session. `agent` becomes the agent of new sessions; `tenant` is the tenant of
-    lines without one. To embed the messages, pass the `sessions` of the result to `embed_sessions`.
+    A portion is committed session by session. `agent` becomes the agent of new sessions. `tenant` is the tenant of
+    lines that name no tenant. To embed the messages, pass the `sessions` of the result to `embed_sessions`.
 
     Raises:
         Unavailable: the database cannot be reached; a repeated import is safe.
@@ -160,7 +161,7 @@ def _all_messages(database: Database) -> Iterator[Row[Any]]:
 
 
 def _messages_of(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
-    """Messages of a user or a tenant, read a few sessions at a time because no index has them in this order."""
+    """The messages of a user or a tenant. Each statement reads a few sessions, because no index covers all of them."""
     statement = queries.SESSIONS_OF_TENANT if user is None else queries.SESSIONS_OF_USER
     sessions = [row.session_id for row in database.run(statement, {"user_id": user, "tenant": tenant})]
     for start in range(0, len(sessions), _SESSIONS_PER_PAGE):
@@ -180,7 +181,7 @@ def _paged(database: Database, statement: Statement, parameters: dict[str, Any])
 
 
 def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> ImportLine | None:
-    """The parsed line, with the user's key as `user_id`; `None` if it is blank or refused."""
+    """Parse a line; its `user_id` becomes the user's key. Returns `None` for a blank or refused line."""
     if not text.strip():
         return None
     if len(text) > MAX_LINE_CHARS:

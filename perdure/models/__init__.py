@@ -1,5 +1,5 @@
-"""Models and embedders: their protocols, the providers, the offline model, and fallback and retries around a model.
+"""Models and embedders: protocols, providers, the offline model, retries and fallbacks.
 
-`turns`, `sessions`, `memory` and `casebank` call models and embedders through the protocols; `resolve` makes models
-from settings.
+`turns`, `sessions`, `memory` and `casebank` call models and embedders through the protocols. `resolve` makes the models
+that the settings name.
 """

@@ -23,7 +23,7 @@ _USAGE = frozenset({"input_tokens", "output_tokens", "cached_tokens"})
 
 
 def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The members of a stored record that this release does not know. They are kept for newer releases."""
+    """The members of a stored `record` that are not in `known`. They are kept for the newer release that wrote them."""
     return {name: value for name, value in record.items() if name not in known}
 
 
@@ -129,7 +129,7 @@ class ModelRequest:
 class ModelReply:
     """A model's reply: text, tool calls, or both. `model` is the name that the provider reported.
 
-    `fallback`: the reply is a fallback's, because the requested model failed.
+    `fallback` is true if a fallback replied because the requested model failed.
     """
 
     content: str
@@ -190,7 +190,7 @@ class ModelCall:
             raise self._reason
 
     def delta(self, text: str) -> None:
-        """Report a piece of streamed text, provisional until the step is committed.
+        """Report a piece of streamed text. The text is provisional until the step is committed.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
@@ -201,14 +201,14 @@ class ModelCall:
             self._on_delta(text)
 
     def rewind(self) -> None:
-        """Withdraw all text reported so far; the next text begins the reply again."""
+        """Withdraw all text reported so far. The next reported text is the beginning of a new reply."""
         streamed, self._streamed = self._streamed, False
         if streamed and self._on_rewind is not None:
             self._on_rewind()
 
     @contextmanager
     def part(self, timeout_s: float) -> Iterator[ModelCall]:
-        """A part of this call, which ends after `timeout_s` or with this call, whichever is earlier.
+        """Begin a part of this call. The part ends after `timeout_s` seconds, or earlier if this call ends.
 
         The end of the part does not end this call: another part may follow.
 
@@ -227,7 +227,8 @@ class ModelCall:
     def aborting(self, on_abort: Callable[[], None]) -> Iterator[None]:
         """Call `on_abort`, from the aborting thread, if the call ends within the block.
 
-        If the block then raises an error, `aborting` raises the reason why the call ended instead.
+        After such a block, `aborting` raises `CallAborted` or `DeadlineExceeded`. This error replaces any other error
+        that the block raised.
         """
         with self._lock:
             self._on_abort = on_abort
@@ -251,7 +252,7 @@ class ModelCall:
         self._end(DeadlineExceeded("The model did not answer in time."))
 
     def expire_overdue(self) -> None:
-        """End the call, or only its running part, if its deadline has passed."""
+        """End the call if its deadline has passed. If only its running part is overdue, end that part."""
         part = self._part
         if part is not None:
             part.expire_overdue()

@@ -50,7 +50,10 @@ class GuardedModel:
         wait: Callable[[ModelCall, float], None] = wait_within,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """All attempts of one call share `timeout_s`. `draw` draws the jitter. Tests replace `wait` and `draw`."""
+        """All attempts of one call share `timeout_s`. `draw` returns a random number for the jitter.
+
+        Tests replace `wait` and `draw`.
+        """
         self._model = model
         self._breaker = breaker
         self._retry = retry
@@ -87,7 +90,7 @@ class GuardedModel:
 
 @dataclass(frozen=True, slots=True)
 class CallWindow:
-    """A call's remaining time, for `retrying`."""
+    """The time limit of one model call, in the form that `retrying` expects."""
 
     call: ModelCall
     wait_within: Callable[[ModelCall, float], None]
@@ -135,7 +138,7 @@ class ResilientModel:
 
 
 class _CheckedStrategy:
-    """Checks and marks the replies of a strategy. Withdraws streamed text if the strategy has no reply."""
+    """Checks a strategy's reply and marks it as a fallback's reply. Withdraws streamed text if there is no reply."""
 
     def __init__(self, strategy: ModelFallback) -> None:
         self._strategy = strategy
@@ -191,7 +194,7 @@ def _named(model: Model, reply: ModelReply) -> ModelReply:
 
 
 def _final(reply: ModelReply) -> ModelReply:
-    """The reply marked as a fallback's, without tool calls, because the request had no tools.
+    """Mark a reply as a fallback's, and remove its tool calls, because the request had no tools.
 
     Raises:
         InvalidResponse: the reply has no text.

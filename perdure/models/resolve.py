@@ -1,9 +1,11 @@
-"""Makes models from their names, as in `PERDURE_MODEL`, with breaker, retries and fallback.
+"""Makes models from their names, as in `PERDURE_MODEL`, and adds breaker, retries and fallback to them.
 
-Other packages add providers through entry points of the group `perdure.models`: the entry point's name is the scheme,
-and its object is called with the text after the colon, the settings and the clock. `PERDURE_FALLBACK` is `models` or
-the name of an entry point of the group `perdure.fallbacks`, whose object is called with the settings, the clock and a
-function that returns a guarded model by its name.
+Other packages add providers through entry points of the group `perdure.models`. The entry point's name is the scheme,
+the part of a model's name before the colon. The entry point's object is called with the text after the colon, the
+settings and the clock.
+
+`PERDURE_FALLBACK` is `models` or the name of an entry point of the group `perdure.fallbacks`. The object of such an
+entry point is called with the settings, the clock and a function. This function returns a guarded model by its name.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _OTHER_MODELS = "models"
 
 
 def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
-    """Make the model `name`, without breaker and retries. Errors name `variable`, the setting whose value is `name`.
+    """Make the model `name`, without breaker and retries.
+
+    `variable` is the setting whose value is `name`. Error messages contain `variable`.
 
     Raises:
         SettingsError: there is no such model, or it cannot be set up.
@@ -66,7 +70,9 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
 
 
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:
-    """Make the strategy of `PERDURE_FALLBACK`; `None` for `models`, the models of `PERDURE_FALLBACK_MODELS`.
+    """Make the strategy that `PERDURE_FALLBACK` names.
+
+    Returns `None` for the value `models`, which means the models of `PERDURE_FALLBACK_MODELS`.
 
     Raises:
         SettingsError: there is no such strategy, or it cannot be set up.
@@ -92,11 +98,11 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 
 
 class Models:
-    """The models of one process, each made once. Threads may share it.
+    """The models of one process. Each model is made only once. Threads may share this object.
 
     Each model has retries, a breaker and a fallback strategy. The breaker's name is `llm:` plus the model's name, such
-    as `llm:openai:gpt-5`. The strategy is `fallback`, or the strategy of `PERDURE_FALLBACK`. The built-in `offline`
-    cannot fail and has none of these.
+    as `llm:openai:gpt-5`. The strategy is the argument `fallback` if it is given, otherwise the strategy of
+    `PERDURE_FALLBACK`. The built-in model `offline` cannot fail, and has no retries, breaker or fallback.
     """
 
     def __init__(
@@ -106,7 +112,7 @@ class Models:
         breakers: BreakerRegistry | None = None,
         fallback: ModelFallback | None = None,
     ) -> None:
-        """Without `breakers`, creates breakers whose circuits belong to this process.
+        """Without `breakers`, creates breakers that other processes do not share.
 
         Raises:
             SettingsError: the strategy of `PERDURE_FALLBACK` does not exist or cannot be set up.
@@ -122,7 +128,7 @@ class Models:
     def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
         """The model `name`; by default, the model of `PERDURE_MODEL`.
 
-        Errors name `variable`, the setting whose value is `name`.
+        `variable` is the setting whose value is `name`. Error messages contain `variable`.
 
         Raises:
             SettingsError: there is no such model, or the model or one of its fallbacks cannot be set up.
@@ -134,7 +140,7 @@ class Models:
             return self._resolved[wanted]
 
     def guarded(self, name: str, variable: str = "PERDURE_FALLBACK") -> Model:
-        """The model `name` with breaker and retries and without a fallback, for fallback strategies.
+        """The model `name` with breaker and retries, but without a fallback. Fallback strategies call this method.
 
         Raises:
             SettingsError: there is no such model, or it cannot be set up.

@@ -17,7 +17,10 @@ Found = list[tuple[Any, Any, int, str, Any]]
 
 
 def look_up(host: str, port: int) -> Future[Found]:
-    """A future of the TCP addresses of `host`, or of the resolver's `OSError`; complete at once for an IP address."""
+    """Look up the TCP addresses of `host`. The future gets the addresses or the resolver's `OSError`.
+
+    For an IP address, the future is complete at once.
+    """
     found: Future[Found] = Future()
     found.set_running_or_notify_cancel()
     if _is_address(host):

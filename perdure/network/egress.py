@@ -1,9 +1,10 @@
 """Checks URLs from users or models, and makes requests that connect only to a checked address.
 
-A URL may name this host's own services, or a network behind the firewall. `check` rejects a URL if its text alone shows
-this, in every spelling of an address. `resolve` looks the name up once and checks each of its addresses. `pinned`
-makes a request that connects to a checked address, because a second look-up might return an unchecked one. TLS still
-checks the certificate against the name. Callers follow a redirect only after the same checks.
+A URL may lead to services of this host, or to a network behind the firewall. `check` rejects a URL if the text of the
+URL alone shows this, however the address is spelled. `resolve` looks the host name up once and checks each address
+found. `pinned` makes a request that connects to a checked address, because a second look-up might return an unchecked
+one. TLS still checks the certificate against the host name. Before callers follow a redirect, they check its URL in the
+same way.
 
 Called by `http_get` and the delivery of replies.
 """
@@ -61,7 +62,7 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
 
 
 async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
-    """The addresses of the URL's host, all of them allowed; at least one.
+    """Look up the addresses of the URL's host, and check that all of them are allowed. Returns at least one.
 
     Raises:
         Refused: an address is not allowed, or there is none.
@@ -92,7 +93,7 @@ def pinned(
 
 
 def port_of(url: httpx2.URL) -> int:
-    """The port in `url`, or its scheme's default."""
+    """The port in `url`, or the default port of the URL's scheme."""
     return url.port or PORTS[url.scheme]
 
 
@@ -119,7 +120,10 @@ def _path(url: httpx2.URL) -> str:
 
 
 def _literal(host: str) -> Address | None:
-    """The address in `host`, in any spelling: octal, hexadecimal, fewer than four parts. `None` for a name."""
+    """The IP address that `host` spells, or `None` if `host` is a name.
+
+    Accepts any spelling of an IPv4 address: octal, hexadecimal, or with fewer than four parts.
+    """
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
 """Names of queues at the broker: perdure's own queues, and the queues that `reply_to` may name.
 
-On Redis a queue's name is a key, so a reply to an arbitrary name could write to the keys of kombu, of Celery's results
-or of perdure. `PERDURE_REPLY_TASKS` lists the tasks and their queues. `Settings` rejects an entry with a reserved
-queue; accepting a message and delivering its reply both call `reply_queue`.
+On Redis a queue's name is a key. A reply to an arbitrary queue could therefore overwrite keys of kombu, of Celery's
+results or of perdure. `PERDURE_REPLY_TASKS` lists the allowed tasks and their queues. `Settings` rejects an entry with
+a reserved queue. `reply_queue` is called when a message is accepted, and again when the reply is delivered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTROL = ".pidbox"
 
 @dataclass(frozen=True, slots=True)
 class ReplyTask:
-    """An entry of `PERDURE_REPLY_TASKS`: a task's name or a glob of names, and their queue."""
+    """An entry of `PERDURE_REPLY_TASKS`. `task` is a task's name or a glob of names; `queue` is their queue."""
 
     task: str
     queue: str
@@ -54,9 +54,10 @@ class ReplyTask:
 
 
 def reply_queue(entries: Iterable[ReplyTask], task: str, queue: str | None) -> str | None:
-    """The queue for a reply to `task`; `None` if no entry allows it.
+    """The queue for a reply to `task`; `None` if no entry allows the reply.
 
-    If `queue` is `None`, the first matching entry's queue is returned.
+    If `queue` is given, an entry must allow this queue for `task`. If `queue` is `None`, returns the queue of the first
+    entry that matches `task`.
     """
     allowed = [entry.queue for entry in entries if fnmatchcase(task, entry.task)]
     return next((each for each in allowed if queue is None or each == queue), None)

@@ -22,7 +22,7 @@ _ACCEPTED = "accepted: a network such as 10.1.0.0/16, or a glob of URLs such as 
 
 @dataclass(frozen=True, slots=True)
 class UrlGlob:
-    """`SCHEME://HOST[:PORT][/PATH]`; a `port` or `path` of `None` matches any."""
+    """A glob `SCHEME://HOST[:PORT][/PATH]`. If `port` or `path` is `None`, any port or any path matches."""
 
     scheme: str
     host: str
@@ -31,9 +31,10 @@ class UrlGlob:
 
     @classmethod
     def parse(cls, entry: str) -> UrlGlob:
-        """Parse an entry.
+        """Parse an entry of `PERDURE_REPLY_URLS`.
 
-        The port `*` is any port. Without a port the scheme's default applies, without a path any path matches.
+        The port `*` matches any port. Without a port, only the scheme's default port matches. Without a path, any path
+        matches.
 
         Raises:
             ValueError: the entry is malformed.
@@ -89,7 +90,7 @@ class Reachable:
         return is_public(address) or any(inner in network or address in network for network in self.networks)
 
     def has_url(self, scheme: str, host: str, port: int, path: str) -> bool:
-        """Whether a glob allows a URL with these parts; the addresses of its host are then not checked."""
+        """Whether a glob allows a URL with these parts. The addresses of an allowed URL's host are not checked."""
         return any(glob.matches(scheme, host, port, path) for glob in self.urls)
 
 
@@ -98,7 +99,7 @@ ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network(
 
 
 def _unquoted(path: str) -> str:
-    """`path`, unquoted until it no longer changes, because each server in a chain may unquote it."""
+    """Unquote `path` until it no longer changes, because each server in a chain may unquote it once more."""
     while (decoded := unquote(path)) != path:
         path = decoded
     return path

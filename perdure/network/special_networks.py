@@ -68,7 +68,10 @@ def reached(address: Address) -> Address:
 
 
 def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that traffic to `address` reaches: mapped, translated (NAT64) or tunnelled (6to4)."""
+    """The IPv4 address that traffic to `address` reaches; `None` if `address` contains no IPv4 address.
+
+    An IPv6 address contains an IPv4 address if it is mapped, translated (NAT64) or tunnelled (6to4).
+    """
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour

@@ -20,12 +20,12 @@ ACCEPTED = f"accepted: {_PREFIX} and base64 of at least {_MIN_BYTES} bytes; seve
 
 
 def make_secret() -> str:
-    """A new secret, `whsec_` and base64, as webhook libraries expect it."""
+    """Generate a secret in the form that webhook libraries expect: `whsec_` followed by base64."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(_NEW_BYTES)).decode()
 
 
 def parse_secrets(text: str) -> tuple[bytes, ...]:
-    """The keys of the secrets in `text`, separated by spaces or commas; at least one.
+    """Parse the secrets in `text`, which are separated by spaces or commas. Returns one key per secret.
 
     Raises:
         ValueError: a secret is malformed or too short, or there is none. The error's message contains no secret.

@@ -28,7 +28,7 @@ from perdure.settings import BreakerSettings
 
 
 class State(StrEnum):
-    """Whether calls are admitted: all, none, or a few probes."""
+    """The state of a circuit: `CLOSED` admits all calls, `OPEN` admits none, `HALF_OPEN` admits a few probes."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,7 +36,10 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an admitted call ended. `RELEASED`: not counted, because it was cancelled or its request was invalid."""
+    """How an admitted call ended.
+
+    A `RELEASED` call does not count, because it was cancelled or its request was invalid.
+    """
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -62,8 +65,8 @@ class Policy:
 class Circuit:
     """The state of one breaker.
 
-    `failures` counts consecutive failures, `successes` all successes. `probes` maps the id of each running probe to the
-    end of its lease.
+    `failures` counts consecutive failures. `successes` counts all successes. `probes` maps the id of each running probe
+    to the time at which its lease ends.
     """
 
     epoch: int
@@ -108,7 +111,7 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
 def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: Outcome) -> Circuit:
     """The circuit after the outcome of an admitted call.
 
-    An outcome of an earlier epoch changes only `successes` or `last_failure_ms`.
+    If the call was admitted in an earlier epoch, its outcome changes only `successes` or `last_failure_ms`.
     """
     present = admission.epoch == circuit.epoch
     match outcome:
@@ -126,12 +129,15 @@ def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, out
 
 
 def reset(circuit: Circuit, now: int) -> Circuit:
-    """The closed circuit, after an operator's request. Outcomes of calls under way cannot change its state."""
+    """The closed circuit, after an operator's request. Calls admitted earlier cannot change the new state."""
     return _move(replace(circuit, failures=0), State.CLOSED, now)
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """When a circuit that refuses calls admits a call again at the latest; `None` if the circuit refuses no calls."""
+    """The latest time at which a circuit that refuses calls admits a call again.
+
+    Returns `None` if the circuit refuses no calls.
+    """
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms
     return min(circuit.probes.values(), default=None)
@@ -149,7 +155,7 @@ def _after_failure(circuit: Circuit, policy: Policy, now: int) -> Circuit:
 
 
 def _cooldown_is_over(circuit: Circuit, policy: Policy, now: int) -> bool:
-    """Whether the cooldown is over, or the clock was set back to before the opening."""
+    """Whether the cooldown is over, or the clock was set back to a time before the circuit opened."""
     opened_at = circuit.opened_at_ms or 0
     return not opened_at <= now < opened_at + policy.cooldown_ms
 

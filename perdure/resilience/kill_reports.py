@@ -1,7 +1,7 @@
 """Recent kills of workers by their watchdogs, for the operator. Redis stores them; PostgreSQL has no copy.
 
-They are a sorted set, ordered by the time of the kill on Redis's clock. `perdure.workers.watchdog.kill_report` writes
-the set, `/readyz` reads it.
+The kills are a sorted set, ordered by the time of the kill on Redis's clock. `perdure.workers.watchdog.kill_report`
+writes the set, and `/readyz` reads the set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fleet's circuits in Redis: each transition is one script, in Redis's own time.
+"""The fleet's circuits in Redis. Each transition is one Lua script, which uses Redis's clock.
 
 The scripts implement the machine of `circuit.py` in Lua. Change both together; a property test compares them. A circuit
 is a hash. Its probes are a sorted set, ordered by the ends of their leases. The hash and the set expire after a week
@@ -138,7 +138,8 @@ return answer()
 class FleetCircuits:
     """The circuits in the Redis at `url`, under keys that begin with `prefix`. Thread-safe.
 
-    `url` is in kombu's or redis-py's form. Tests set `ahead_ms`, milliseconds ahead of Redis's time, and `timeout_s`.
+    `url` is in kombu's or redis-py's form. Only tests set `ahead_ms` and `timeout_s`. `ahead_ms` returns the number of
+    milliseconds to add to Redis's time.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class FleetCircuits:
             )
 
     def free(self, name: str, call_id: str) -> None:
-        """Free the slot of a probe whose admission may have been lost.
+        """Free the slot of a probe, after the answer to its admission or its outcome may have been lost.
 
         Raises:
             Unavailable: Redis cannot be reached.

@@ -88,7 +88,7 @@ Listener = Callable[[Transition], None]
 class Metrics:
     """A breaker as operators see it. Times are in milliseconds since 1970.
 
-    `failure_count` counts consecutive failures, `success_count` all successes.
+    `failure_count` counts consecutive failures. `success_count` counts all successes.
     """
 
     name: str
@@ -137,7 +137,9 @@ class Breakers:
         return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
-        """The breakers that were used in the last week, by name: the fleet's, or this process's without Redis.
+        """The breakers that were used in the last week, sorted by name.
+
+        These are the fleet's breakers, or this process's breakers if Redis is not configured.
 
         Raises:
             Unavailable: Redis cannot be reached.

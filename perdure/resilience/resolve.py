@@ -1,8 +1,8 @@
 """Creates the breakers that `PERDURE_BREAKER__REGISTRY` names.
 
-Other packages add registries through entry points of the group `perdure.breakers`: the entry point's name is the
-setting's value, and its object is called with the settings, the clock and a callback for changes of a breaker's state
-(when a model's breaker closes, parked turns resume).
+Other packages add registries through entry points of the group `perdure.breakers`. The entry point's name is the
+setting's value. The entry point's object is called with the settings, the clock and a callback. The registry calls the
+callback for each change of a breaker's state: when a model's breaker closes, parked turns resume.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _VARIABLE = "PERDURE_BREAKER__REGISTRY"
 
 
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
-    """The breakers that the settings name. If breakers are disabled: perdure's own breakers, which admit every call.
+    """Create the breakers that the settings name.
+
+    If breakers are disabled, returns perdure's own breakers, which then admit every call.
 
     Raises:
         SettingsError: no registry has that name, or it cannot be loaded.

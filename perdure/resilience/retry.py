@@ -67,6 +67,9 @@ def pause_before_next(error: BaseException, policy: RetrySettings, tried: int, d
 
 
 def backoff_s(policy: RetrySettings, tried: int, drawn: float) -> float:
-    """Exponential backoff after `tried` attempts in seconds, capped, with jitter from `drawn` in [0, 1)."""
+    """The backoff in seconds after `tried` attempts. It grows exponentially up to a cap.
+
+    `drawn`, a number in [0, 1), determines the jitter.
+    """
     grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MAX_EXPONENT), policy.cap_s)
     return min(grown * (1 + policy.jitter * (2 * drawn - 1)), policy.cap_s)

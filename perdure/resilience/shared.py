@@ -29,7 +29,7 @@ _MAX_UNRELEASED = 100
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of a breaker's state that this process caused. `fleet`: the change applies to all workers."""
+    """A change of a breaker's state that this process caused. If `fleet` is true, the change applies to all workers."""
 
     name: str
     before: State
@@ -40,7 +40,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer of `admit`. `fleet`: Redis gave the answer. Report the call's outcome to the same store (`settle`)."""
+    """The answer of `admit`. `fleet` is true if Redis gave the answer.
+
+    Pass `fleet` to `settle`, so that the call's outcome reaches the store that admitted the call.
+    """
 
     answer: Answer
     fleet: bool
@@ -111,7 +114,10 @@ class SharedCircuits:
             self._fleet.close()
 
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer. If the answer is lost, Redis may have granted a probe's slot, which is freed later."""
+        """Ask the fleet's store to admit a call.
+
+        If the answer is lost, Redis may have granted a probe's slot. This slot is freed later.
+        """
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:

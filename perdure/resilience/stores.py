@@ -1,4 +1,4 @@
-"""The store protocol of circuits, and the store in a process's memory.
+"""The protocol of stores for circuits, and a store in the memory of one process.
 
 Each transition is atomic. `redis_circuits.py` stores circuits in Redis, for all workers.
 """
@@ -16,10 +16,10 @@ from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, Stat
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of an event. Times are in milliseconds of the store's own clock.
+    """The answer of a store. Times are in milliseconds of the store's own clock.
 
-    `until`: when a circuit that refuses calls admits a call again at the latest, if known. `admission`: set if the call
-    was admitted.
+    `until` is the latest time, if known, at which a circuit that refuses calls admits a call again. `admission` is set
+    if the call was admitted.
     """
 
     now: int

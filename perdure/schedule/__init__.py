@@ -12,7 +12,8 @@
     own.py       users' schedules, for one tool call
     reminder_queries.py
 
-A message fires a slot; the slot is settled when its work is done. A message may be duplicate or late, because the
-ledger does not run a settled slot again. A message may be lost, because the sweeper of any worker fires unclaimed slots
-again. Beat (`schedules`), the workers' sweeper and `tasks.scheduled` call this package.
+A message at the broker fires a slot. The slot is settled when its work is done. A duplicate or late message does no
+harm, because the ledger does not run a settled slot again. A lost message does no harm either, because the sweeper of
+any worker fires unclaimed slots again. Beat (`schedules`), the workers' sweeper and `tasks.scheduled` call this
+package.
 """

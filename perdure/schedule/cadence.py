@@ -1,9 +1,9 @@
 """Computes the slots of an entry, in UTC or in a zone's local time. Pure.
 
-A slot is an instant. `Every` counts minutes since the epoch, independent of a zone. `AtTimes` has local times of day: a
-time in a gap (the clocks go forward) means the first instant after the gap, and a time that occurs twice means the
-first occurrence. Times that map to the same instant are one slot. For every cadence `previous(t) <= t < next(t)`, and
-no slot lies between the two.
+A slot is an instant at which the entry's task is due. `Every` counts minutes since the epoch, independent of a zone.
+`AtTimes` has local times of day. If the clocks go forward and skip such a time, the slot is the first instant after the
+gap. If a time occurs twice, the slot is the first occurrence. Times that map to the same instant are one slot. For
+every cadence `previous(t) <= t < next(t)`, and no slot lies between the two.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ HEADER = "perdure_entry"
 
 @dataclass(frozen=True)
 class Entry:
-    """A scheduled task. `name` is the key in the ledger: a renamed entry is a new one.
+    """A scheduled task. `name` is the key in the ledger, so a renamed entry counts as a new entry.
 
-    A slot's lease is renewed for at most `within_s` seconds: longer work counts as hung, and another worker repeats it.
+    A slot's lease is renewed for at most `within_s` seconds. Work that takes longer counts as hung, and another worker
+    repeats it.
     """
 
     name: str

@@ -1,8 +1,9 @@
 """Claims a slot, renews its lease while the work runs, and settles it. A settled slot does not run again.
 
-The message that fires a slot does not name the slot: `claim` computes the newest one from the database's clock. If
+The message that fires a slot does not name the slot: `claim` computes the newest slot from the database's clock. If
 several slots were missed, only the newest runs. If a message is late or duplicate, or is sent after the clock was set
-back, the computed slot is done already. A thread renews the lease during the work, for at most `Entry.within_s`.
+back, the newest slot is already settled, and nothing runs. A thread renews the lease during the work, for at most
+`Entry.within_s`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ClaimedSlot:
-    """A slot that this process has claimed under `token`; `attempts`: the slot's attempts, including this one."""
+    """A slot that this process has claimed under `token`. `attempts` counts the attempts, including this one."""
 
     entry: str
     slot: datetime

@@ -57,7 +57,7 @@ class OwnReminders:
         return reminders.add(self.database, self.settings, new, of_known=True)
 
     def list(self) -> list[dict[str, Any]]:
-        """The user's schedules, the next due first."""
+        """The user's schedules, ordered by the time at which each is due next."""
         return reminders.list_reminders(self.database, self.user)
 
     def remove(self, schedule_id: UUID) -> None:

@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class NewReminder:
-    """A schedule to add. `user` is the user's key; `reply_to`: the receiver of the replies, as in a turn."""
+    """A schedule to add. `user` is the user's key. `reply_to` is the receiver of the replies, as for a turn."""
 
     schedule_id: UUID
     user: str
@@ -62,8 +62,8 @@ class NewReminder:
 def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | None, timezone: str | None) -> Moment:
     """Parse the time, or the cron expression, of a new schedule.
 
-    `at` is an ISO time, in `timezone` (default: the installation's) unless it has an offset; exactly one of `at` and
-    `cron` is given.
+    Give either `at` or `cron`. `at` is an ISO time. If `at` has no offset, it is in `timezone`, or in the
+    installation's zone if `timezone` is `None`.
 
     Raises:
         InvalidRequest: an argument is invalid, or the time is in the past.
@@ -86,7 +86,9 @@ def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | 
 
 
 def add(database: Database, settings: Settings, new: NewReminder, *, of_known: bool = False) -> dict[str, Any]:
-    """Store a schedule; returns it. If the id exists, nothing changes. `of_known`: reject a user who does not exist.
+    """Store a schedule and return it. If a schedule with this id exists, nothing changes.
+
+    With `of_known`, rejects a user who does not exist.
 
     Raises:
         InvalidRequest: the text or the conversation is blank, the text is too long, or the user does not exist.
@@ -128,7 +130,10 @@ def _parameters(new: NewReminder) -> dict[str, Any]:
 
 
 def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
-    """The schedules of a user (by key), or of all users, the next due first."""
+    """The schedules of one user, or of all users, ordered by the time at which each is due next.
+
+    `user` is the user's key; `None` means all users.
+    """
     statement = queries.LIST if user is None else queries.LIST_OF_USER
     return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": limit})]
 

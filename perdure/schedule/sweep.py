@@ -1,7 +1,7 @@
 """Fires due slots that no worker has claimed.
 
-Runs in every worker, in addition to the sweep of turns; one worker executes each round. Beat is optional: without beat,
-a slot is fired at most one interval of the sweep late.
+Runs in every worker, in addition to the sweep of turns; one worker executes each round. Beat is optional. Without beat,
+a slot fires late by at most one interval of the sweep.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Fire = Callable[[Entry], bool]
 
 
 def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
-    """Execute one round; returns the entries fired, or None if another worker executes it.
+    """Execute one round; returns the entries fired, or None if another worker executes the round.
 
-    An entry's newest slot is not due if it is done, waits for its next attempt, or precedes the entry's registration,
-    or if a worker has a lease on the entry. A due slot that no worker claims is fired again after delays that double.
+    Fires the newest slot of each entry, except in these cases: the slot is done, waits for its next attempt, or
+    precedes the entry's registration. The slot does not fire either while a worker has a lease on the entry. If no
+    worker claims a fired slot, the slot is fired again after delays that double.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,7 +1,7 @@
 """Conversations: keys that callers choose for one user, each with a title and at most one live session.
 
-The table `conversations` has the titles; a session's `scope` has the key (`routing`). All conversations of a
-user share the user's memory.
+The table `conversations` stores the titles. The column `scope` of a session contains the key; see `routing`. All
+conversations of a user share the user's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def list_conversations(
 ) -> list[dict[str, Any]]:
     """The conversations of the user with the key `user`, the most recently active first.
 
-    `archived`: True selects archived conversations, False the others.
+    If `archived` is True, returns only archived conversations; if False, only the others; if `None`, all.
     """
     rows = executor.run(queries.CONVERSATIONS, {"user_id": user, "archived": archived, "limit": limit})
     return [_conversation(row) for row in rows]

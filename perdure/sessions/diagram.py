@@ -2,7 +2,7 @@
 
     python -m perdure.sessions.diagram
 
-prints the diagram of `docs/sessions.md`; a test compares the two.
+This command prints the diagram of `docs/sessions.md`. A test compares the command's output with that file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How a session ends: requested, summarised, cleaned up, ended.
+"""Ends sessions that have a recorded request to end: summarises, cleans up and then ends each session.
 
     active ─▶ summarizing ─▶ ending ─▶ ended
 
-Each arrow is a commit under the session's fencing token: after a crash another process resumes at the last state, and a
+Each arrow is a commit under the session's fencing token. After a crash another process resumes at the last state, and a
 stale process writes nothing. The model is called between commits, never within a transaction. A session ends only when
-all of its turns are settled; later messages go to the next session at once.
+all of its turns are settled. Messages that arrive after the request go to the next session at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ EndOutcome = Ended | Postponed | Released | NotDue
 
 
 class Waker(Protocol):
-    """Publishes wake-ups for sessions. They may be lost: the sweeper issues them again."""
+    """Publishes hints that a session has work for a worker. Hints may be lost; the sweeper publishes them again."""
 
     def session(self, session_id: UUID, priority: int) -> bool:
         """Wake a worker to run the session's turns."""
@@ -82,8 +82,9 @@ class Waker(Protocol):
 class Requested:
     """A recorded request to end a session. After the commit, the caller passes a `Waker` to `wake`.
 
-    `may_end`: no turn is unsettled, so ending can begin; else the turns run first. `freed`: the priority of the turn
-    that waited for an approval, a task or a time and continues now; `None` if no turn waited.
+    `may_end` is true if no turn is unsettled, so that the end can begin. Otherwise the unsettled turns run first. If a
+    turn waited for an approval, a task or a time, the request ended this wait. `freed` is then the priority of that
+    turn, otherwise `None`.
     """
 
     session_id: UUID
@@ -91,7 +92,7 @@ class Requested:
     freed: int | None
 
     def wake(self, waker: Waker) -> None:
-        """Publish the wake-up to end the session or to continue its turn; a running turn needs none."""
+        """Wake a worker to end the session or to continue its turn. Does nothing while a turn is running."""
         if self.may_end:
             waker.ending(self.session_id)
         elif self.freed is not None:
@@ -99,10 +100,10 @@ class Requested:
 
 
 class Hold(Protocol):
-    """The lease of the session that is ending; its keeper renews it."""
+    """The lease of a session that is ending. The process's lease keeper renews the lease."""
 
     def step_within(self, seconds: float) -> None:
-        """Begin a step of at most `seconds`; after that the lease is not renewed."""
+        """Begin a step of at most `seconds`; after that time the lease is no longer renewed."""
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
@@ -114,8 +115,8 @@ class Hold(Protocol):
 class Ender:
     """Ends sessions.
 
-    `timeout_s` bounds the model's call for a summary. `holding` renews the lease that was claimed under a fence.
-    `clean` removes the session's data outside PostgreSQL under that fence; it is idempotent.
+    `timeout_s` limits the model call that writes the summary. `holding` returns a context manager that renews the
+    session's lease. `clean` removes the session's data outside PostgreSQL under the session's fence; it is idempotent.
     """
 
     database: Database
@@ -127,7 +128,7 @@ class Ender:
     clean: Callable[[UUID, Fence], None]
 
     def end(self, session_id: UUID) -> EndOutcome:
-        """Summarise, clean up and end the session, beginning from its present state.
+        """Summarise, clean up and end the session. Continues from the state that an earlier attempt reached.
 
         Raises:
             Unavailable: the database cannot be reached; the sweeper tries again.
@@ -234,7 +235,10 @@ def expire_idle(database: Database, idle_s: float) -> list[UUID]:
 
 
 def endings_due(database: Database, most: int, backoff_s: float, lease_s: float) -> list[UUID]:
-    """Up to `most` sessions that are to end and that no worker has claimed; marks them as woken."""
+    """Return at most `most` sessions that are to end and that no worker has claimed.
+
+    Records that a worker is woken for these sessions, so that the pause before the next wake-up doubles.
+    """
     rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s, "lease_s": lease_s})
     return [row.session_id for row in rows]
 

@@ -25,9 +25,10 @@ _MAX_BIGINT = 2**63 - 1
 
 
 def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None) -> UUID:
-    """Copy a session through its last turn settled at or before `tick` (default: the present); returns the copy's id.
+    """Copy a session up to and including its last turn settled at or before `tick`. Returns the copy's id.
 
-    The fork of an ended session has no working variables: they are deleted at the session's end.
+    By default, copies the whole session as it is now. The fork of an ended session has no working variables, because
+    they are deleted when the session ends.
 
     Raises:
         InvalidRequest: `tick` is negative.

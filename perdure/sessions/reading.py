@@ -56,11 +56,11 @@ def list_sessions(
     given_up: bool = False,
     conversation: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Sessions of the user with the key `user`, of a tenant's users, or of all; newest first, at most `limit`.
+    """List at most `limit` sessions of one user, of one tenant's users, or of all users; newest first.
 
-    `conversation`, which requires `user`, lists only the sessions of that conversation.
+    `user` is the user's key. With `conversation`, which requires `user`, lists only the sessions of that conversation.
 
-    `given_up` lists only sessions whose consolidation was abandoned, most recently abandoned first.
+    With `given_up`, lists only sessions whose consolidation was abandoned, most recently abandoned first.
     """
     if user is not None and conversation is not None:
         statement = queries.LIST_OF_SCOPE
@@ -113,7 +113,7 @@ def _session(row: Row[Any]) -> dict[str, Any]:
 
 
 def _summary_kind(row: Row[Any]) -> str | None:
-    """`model`, or `extractive` (quoted from the conversation); `None` without a summary."""
+    """How the summary was made: `model`, or `extractive` if it quotes the conversation. `None` without a summary."""
     if not row.summary:
         return None
     return "extractive" if row.summary_extractive else "model"

@@ -15,7 +15,7 @@ MAX_TITLE_CHARS = 80
 
 
 def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> str:
-    """The scope that a message is routed in."""
+    """The scope by which a message is routed to a session."""
     if conversation is not None:
         return f"/{conversation}"
     return channel if setting is Scope.CHANNEL else ""

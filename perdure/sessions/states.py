@@ -65,7 +65,7 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
 
 
 def sql(trigger: Trigger, column: str = "state") -> str:
-    """The SQL expression for the state that `trigger` leads to from the state in `column`.
+    """The SQL expression for the state to which `trigger` leads from the present state in `column`.
 
     PostgreSQL raises an error (`IllegalTransition`) if the table has no such transition, and writes nothing.
     """

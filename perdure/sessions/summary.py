@@ -36,7 +36,10 @@ _EXTRACT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A session's summary and key topics. `extractive`: quoted from the conversation, not written by a model."""
+    """A session's summary and key topics.
+
+    `extractive` is true if the summary was quoted from the conversation and not written by a model.
+    """
 
     text: str
     key_topics: tuple[str, ...]

@@ -64,8 +64,8 @@ def parse(text: str, expected_agent_id: UUID | None = None) -> AgentSnapshot:
 def checked_variables(variables: object) -> dict[str, Any]:
     """A copy of `variables` after a round trip through JSON.
 
-    The engine continues with this copy, so that variables are the same before and after a crash: a tuple becomes a
-    list, a numeric key becomes text.
+    The engine continues with this copy, so that variables are the same before and after a crash. For example, a tuple
+    becomes a list, and a numeric key becomes text.
 
     Raises:
         InvalidRequest: `variables` are not a JSON object, or hold a value that cannot be stored; the message names it.

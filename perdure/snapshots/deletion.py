@@ -1,4 +1,7 @@
-"""Deletes the snapshots of a session that ends: the rows that PostgreSQL has with every store, and the store's copy."""
+"""Deletes the snapshots of a session that ends, in PostgreSQL and in the snapshot store.
+
+PostgreSQL has rows to delete whatever the snapshot store is.
+"""
 
 from __future__ import annotations
 

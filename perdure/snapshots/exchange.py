@@ -1,10 +1,10 @@
 """Export and import of snapshots, for operators.
 
-An export is the snapshot of the last commit and the pending messages, assembled from PostgreSQL. An import restores
-only the working variables, at the session's present tick. It never rewrites the transcript; `turns.restore_snapshot`
-accepts the pending messages again. `restore` claims the session's lease, so no turn begins with variables that are
-about to be replaced. As when a turn settles, the store saves the snapshot first, then one statement commits. If that
-commit is missing, the saved snapshot is not used.
+An export consists of the snapshot of the last commit and the pending messages. It is assembled from PostgreSQL. An
+import restores only the working variables, at the session's present tick. It never rewrites the transcript;
+`turns.restore_snapshot` accepts the pending messages again. `restore` claims the session's lease, so no turn begins
+with variables that are about to be replaced. As when a turn settles, the store first saves the snapshot, and then one
+statement commits. If this statement does not commit, the saved snapshot is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.snapshots.store import SnapshotStore
 
 
 def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURNS) -> AgentSnapshot:
-    """The snapshot of the session's last commit with the messages of its last `history_turns` turns.
+    """The snapshot of the session's last commit. It contains the messages of the last `history_turns` turns.
 
     The snapshot of an ended session has no working variables.
 
@@ -38,13 +38,15 @@ def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURN
 
 
 def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, lease_s: float) -> None:
-    """Restore the variables of `snapshot` in its session; a store other than PostgreSQL also gets the pending events.
+    """Restore the variables of `snapshot` in its session.
+
+    A store other than PostgreSQL also saves the pending events of `snapshot`.
 
     Raises:
         NotFound: there is no such session.
         Conflict: the session has ended, has a turn that has begun, or is at another tick; nothing was changed.
         SnapshotUnavailable: the store cannot be used; nothing was changed.
-        Unavailable: the database cannot be reached; it is safe to repeat.
+        Unavailable: the database cannot be reached; a retry is safe.
     """
     parameters = {"session_id": snapshot.agent_id, "tick": snapshot.tick_index, "lease_s": lease_s}
     claimed = database.run(queries.CLAIM_FOR_IMPORT, parameters)

@@ -115,7 +115,7 @@ class FileSnapshots:
         return self.directory / str(agent_id)
 
     def _make(self, folder: Path) -> None:
-        """Create the agent's directory, but not its parent, whose absence may mean that a disk is not mounted."""
+        """Create the agent's directory. An absent parent, perhaps an unmounted disk, is an error."""
         self._require_directory()
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -128,7 +128,7 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside; if `damaged` is given, only if the file still contains these bytes."""
+        """Set the file at `path` aside. With `damaged`, does so only if the file still contains these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)
@@ -164,7 +164,7 @@ def _file(version: Version) -> str:
 
 
 def _versions(folder: Path) -> Iterator[tuple[Version, str]]:
-    """The version and name of each file in `folder`, temporary ones included."""
+    """The version and name of each snapshot file in `folder`, including temporary files."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:

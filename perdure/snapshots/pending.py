@@ -1,8 +1,8 @@
-"""Pending messages, accepted but not begun, as the events of a snapshot.
+"""Converts pending messages to the events of a snapshot. A message is pending until its turn begins.
 
-The queue of a session is in PostgreSQL (`turns` and `inbox`) with every store; each snapshot reads it from there
-(`queries.pending`). An event holds all that is needed to accept its message again, here or in another installation: an
-import does that (`turns.restore_snapshot`).
+The queue of a session is always in PostgreSQL (`turns` and `inbox`), whatever the snapshot store is. Each snapshot
+reads the queue there (`queries.pending`). An event holds all that is needed to accept its message again, in this or
+another installation. An import accepts the messages in this way (`turns.restore_snapshot`).
 """
 
 from __future__ import annotations

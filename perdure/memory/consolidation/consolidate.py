@@ -2,11 +2,11 @@
 
     ended ─▶ claimed ─▶ extracted, embedded ─▶ one transaction: merged and marked ─▶ consolidated
 
-A run claims the session with the lease and the fencing token that turns use as well. Therefore workers share a batch
-without conflicts, and an erasure of the user fences the run. The run calls the model and the embedder without an open
-transaction. One commit writes the memories and marks the session as consolidated, so that a crash neither loses nor
-duplicates memories. A run that fails stores its error with the session, and later runs retry the session. After
-`PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned and not marked as consolidated.
+Like a turn, a run claims the session with a lease and a fencing token. Several workers can therefore process one batch
+without conflicts. If the user is erased during a run, the run writes nothing. The run calls the model and the embedder
+without an open transaction. One commit writes the memories and marks the session as consolidated, so that a crash
+neither loses nor duplicates memories. If a run fails, it stores its error with the session, and a later run retries the
+session. After `PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned and not marked as consolidated.
 
 Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
@@ -70,7 +70,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The session is open, consolidated or abandoned, another process has claimed it, or the user was erased."""
+    """The session is not due, is claimed by another process, or belongs to an erased user.
+
+    A session is not due while it is open, and after it was consolidated or abandoned.
+    """
 
 
 ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
@@ -254,7 +257,7 @@ class Consolidator:
         return NotDue() if merged is None else Consolidated(merged)
 
     def _extract(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
-        """The session's candidates with vectors, in the order of their sources.
+        """The session's candidate memories and their vectors, ordered by the candidates' source messages.
 
         Raises:
             CallAborted: the process shuts down.
@@ -314,22 +317,26 @@ def consolidations_due(database: Database, limits: ConsolidationSettings, lease_
 def consolidations_to_wake(
     database: Database, limits: ConsolidationSettings, most: int, backoff_s: float, lease_s: float
 ) -> list[UUID]:
-    """For the sweeper: sessions whose wake-up or worker was lost, and failed sessions whose retry is due."""
+    """The sessions for which the sweeper requests consolidation again, at most `most`.
+
+    The task or the worker of such a session was lost, or the retry after a failed run is due.
+    """
     parameters = {"most": most, "backoff_s": backoff_s, "lease_s": lease_s, "max_runs": limits.max_runs}
     return [row.session_id for row in database.run(queries.TO_WAKE, parameters)]
 
 
 def requeue(database: Database, session_ids: Sequence[UUID]) -> None:
-    """Make the next sweep wake these sessions again, because the broker did not accept their wake-ups."""
+    """Make these sessions due for the next sweep, because the broker did not accept their tasks."""
     database.run(queries.REQUEUE, {"session_ids": list(session_ids)})
 
 
 def retry_abandoned(
     database: Database, limits: ConsolidationSettings, lease_s: float, session_ids: Sequence[UUID] | None = None
 ) -> int:
-    """Make abandoned sessions due again with a run count of 0; returns the number of sessions.
+    """Reset the run count of abandoned sessions to 0 and make them due again. Returns the number of these sessions.
 
-    `session_ids`: only these sessions; `None`: all abandoned ones. The next batch or sweep retries them.
+    `session_ids` limits the call to these sessions; `None` means all abandoned sessions. The next batch or sweep
+    retries the sessions.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -361,7 +368,8 @@ def backlog(database: Database, limits: ConsolidationSettings) -> Backlog:
 def read_conversation(database: Database, session_id: UUID, most_chars: int) -> list[ConversationMessage]:
     """The user's and the assistant's messages of a session, oldest first, each cut to `most_chars` characters.
 
-    Excludes tool results, which may contain recalled memories, and messages that a fork copied.
+    Excludes messages that a fork copied from its source session. Also excludes tool results, because they may contain
+    recalled memories.
     """
     rows = database.run(queries.CONVERSATION, {"session_id": session_id, "most_chars": most_chars})
     return [

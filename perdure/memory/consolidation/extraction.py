@@ -2,9 +2,10 @@
 
     messages ─▶ chunks ─▶ the summary model, one call each ─▶ strict JSON ─▶ candidates
 
-Every memory has at least one message of the user in this conversation as its source. After an invalid reply the request
-is repeated with the reason. The prompt forbids following instructions in the conversation. The number of calls is
-bounded: in a long conversation the model reads only the beginning of each message.
+At least one source of each memory is a user message of this conversation. After an invalid reply, the request is
+repeated together with the reason why the reply was invalid. The prompt tells the model not to follow instructions in
+the conversation. The number of calls is bounded: in a long conversation the model reads only the beginning of each
+message.
 """
 
 from __future__ import annotations
@@ -70,15 +71,16 @@ class ConversationMessage:
 
 
 def message_chars(messages: int) -> int:
-    """Maximum characters to read of each message of a conversation. `messages` is the number of its messages.
+    """The maximum number of characters to read of each message in a conversation of `messages` messages.
 
-    Without line labels, the conversation then fits into `MAX_CHUNKS` chunks; with labels there may be more chunks.
+    With this limit the conversation fits into `MAX_CHUNKS` chunks if line labels are not counted. With labels there may
+    be more chunks.
     """
     return max(1, min(MESSAGE_CHARS, CHUNK_CHARS * MAX_CHUNKS // max(1, messages)))
 
 
 def chunks(conversation: Sequence[ConversationMessage]) -> Iterator[list[ConversationMessage]]:
-    """The conversation in parts, one for each call, in order and without quotations."""
+    """Split the conversation into parts, one for each model call. Keeps the order and removes quotations."""
     part: list[ConversationMessage] = []
     room = CHUNK_CHARS
     most_lines = max(1, min(_MAX_LINES, CHUNK_CHARS * MAX_CHUNKS // (_MAX_LINES * max(1, len(conversation)))))
@@ -126,7 +128,7 @@ def extract(
 
 
 def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
-    """The distinct candidates of a conversation in the order of their sources; `MOST_MEMORIES` at most."""
+    """Merge equal candidates and keep the `MOST_MEMORIES` most important, in the order of their sources."""
     distinct: dict[str, Candidate] = {}
     for candidate in found:
         key = comparison_key(candidate.content)
@@ -137,13 +139,16 @@ def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _limit_lines(text: str, most: int) -> str:
-    """`text` with at most `most` lines; the last one joins all excess lines. Each line costs a label in the prompt."""
+    """Limit `text` to `most` lines by joining all excess lines. Each line needs a label in the prompt."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join([*lines[: most - 1], " ".join(lines[most - 1 :])] if len(lines) > most else lines)
 
 
 def _labelled(said: ConversationMessage) -> str:
-    """The message with `seq`, date and speaker before every line, so that no line can imitate another speaker."""
+    """Label every line with the message's `seq`, date and speaker.
+
+    Without these labels, a line could imitate another speaker.
+    """
     author = f" ({' '.join(said.author.translate(_UNSAFE).split())[:_AUTHOR_CHARS].strip()})" if said.author else ""
     label = f"[{said.seq}, {said.said_at:%Y-%m-%d}] {said.role}{author}: "
     return "\n".join(label + line for line in said.content.splitlines())
@@ -156,8 +161,8 @@ def _describe(warnings: Sequence[ParseWarning]) -> str:
 def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMessage]) -> list[Candidate]:
     """The candidates with at least one user message among their sources.
 
-    The sources of a candidate are the lines that the model names. If the model names no existing line, they are the
-    lines that share the most words with the candidate.
+    The sources of a candidate are the lines that the model names. If the model names no existing line, the sources are
+    the lines that share the most words with the candidate.
     """
     by_seq = {said.seq: said for said in part}
     by_words = {said.seq: _words(said.content) for said in part}

@@ -1,12 +1,13 @@
 """Merges the candidates of one session into the user's memories, in one transaction.
 
-A candidate is compared with similar memories that are valid now or were valid when the candidate was said, because
-sessions are consolidated in any order. If the candidate agrees with one of these memories, that memory is reinforced.
-Otherwise the candidate contradicts all of these memories, and is stored as a new memory. Of two contradicting memories,
-the later one becomes valid at the time when it was said. The earlier one stays as history with its validity interval.
+A candidate is compared with similar memories that are valid now or were valid when the candidate was said. Past
+memories are included because sessions are consolidated in any order. If one of these memories agrees with the
+candidate, that memory is reinforced. If none agrees, the candidate is stored as a new memory, which contradicts all
+similar memories. Of two contradicting memories, the one said later becomes valid at the time when it was said. The one
+said earlier stays as history with its validity interval.
 
-A lock on the user serialises the merges of all of the user's sessions, so that a fact from two sessions is stored once.
-The session's fencing token is checked first, so that a stale process writes nothing.
+A lock on the user serialises the merges of all sessions of the user, so that a fact from two sessions is stored once.
+The transaction first checks the session's fencing token, so that a stale process writes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Recall: the search over a user's messages and memories. Called by prompts, tools, routes and commands.
 
-`search` finds and ranks; `time_spans` reads times from a question.
+`search` finds and ranks messages and memories. `time_spans` finds the times that a question names.
 """

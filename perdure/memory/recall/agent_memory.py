@@ -1,8 +1,8 @@
 """The memory tools of an agent: remember, recall and forget, for the user of the turn.
 
-An `OwnMemory` is bound to one tool call and so to one user: it cannot reach another user's memory. A new memory has
-the id of the call's effect, so that a call repeated after a crash stores it once. Vectors are made before the
-transaction begins; if the embedder fails, `embed_missing` makes them later.
+An `OwnMemory` is bound to one tool call and so to one user: it cannot reach another user's memory. A new memory has the
+id of the call's effect. If the call is repeated after a crash, the memory is therefore stored only once. Vectors are
+made before the transaction begins; if the embedder fails, `embed_missing` makes them later.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Omits the messages of every other session that a chain of forks connects with this session.
+        Omits the messages of other sessions that are related to this session by forks, directly or through further
+        forks.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -188,7 +188,7 @@ _NEAR_BY_INDEX = """
 
 @functools.cache
 def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """`MESSAGES_NEAR` with the embedder's HNSW index, for a user with many messages."""
+    """A variant of `MESSAGES_NEAR` that uses the embedder's HNSW index, for a user with many messages."""
     return Statement(
         f"recall.messages_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
@@ -205,7 +205,7 @@ def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
 
 @functools.cache
 def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """`MEMORIES_NEAR` with the embedder's HNSW index, for a user with many memories."""
+    """A variant of `MEMORIES_NEAR` that uses the embedder's HNSW index, for a user with many memories."""
     return Statement(
         f"recall.memories_near_{embedder_id}",
         _NEAR_BY_INDEX.format(

@@ -1,12 +1,12 @@
 """Hybrid search over a user's messages (episodic) and memories (semantic), by words and by vectors.
 
-Word and vector scores are each normalised to at most 1 and summed with the weights `PERDURE_MEMORY__RECALL_*`. Rows
-from a time that the query names score higher. A message's neighbours add to its score, because an answer often shares
-no word with the query although the message before it does. Superseded memories rank lower. Every statement reads one
-user's rows only.
+Word and vector scores are each normalised to at most 1, multiplied by the weights `PERDURE_MEMORY__RECALL_*` and
+summed. Messages and memories from a time that the query names score higher. A message's score also grows with the
+scores of its neighbours: an answer often shares no word with the query, but the message before the answer does.
+Superseded memories rank lower. Every statement reads one user's rows only.
 
-Vector search is exact while the user has few rows. For other users it uses the HNSW index, and falls back to the exact
-search if the index finds too few rows. Without an available embedder, only words are searched. Each returned memory is
+Vector search is exact while the user has few rows. For other users it uses the HNSW index. If the index finds too few
+rows, the exact search runs instead. Without an available embedder, the search uses words only. Each returned memory is
 recorded as an access. Accesses slow decay and determine the hot memories.
 
 Called by prompts, the tool `recall`, `POST /v1/memory/search` and `perdure memory search`.
@@ -61,7 +61,7 @@ _VALUE_WEIGHT = 0.15
 
 
 class Layer(StrEnum):
-    """Episodic: messages. Semantic: memories."""
+    """The part of memory that a search reads: `EPISODIC` is messages, `SEMANTIC` is memories."""
 
     EPISODIC = "episodic"
     SEMANTIC = "semantic"
@@ -80,11 +80,11 @@ class PromptWindow:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """One search result. `score` is from 0 to 1; `occurred_at` is the time of the message or of the memory's source.
+    """One search result. `score` is from 0 to 1. `occurred_at` is the time of the message, or of the memory's source.
 
-    Episodic: a message; `id` is the sender's `message_id`, or `session_id:seq` if the sender gave none. Semantic: a
-    memory; `id` is its UUID, `message_ids` are its source messages, and `valid_to` is set if a later statement
-    superseded it.
+    The `id` of a message (`EPISODIC`) is the sender's `message_id`, or `session_id:seq` if the sender gave no id. The
+    `id` of a memory (`SEMANTIC`) is its UUID, and `message_ids` are its source messages. A memory has `valid_to` if a
+    later statement superseded it.
     """
 
     layer: Layer
@@ -141,8 +141,8 @@ class Recall:
     ) -> list[Recalled]:
         """The `k` most relevant messages and memories of this user, best first.
 
-        Excludes the messages `in_prompt` and all messages of `exclude_sessions`. `call` limits the time of the query's
-        embedding. `record=False`: the search does not count as an access.
+        Excludes the messages that `in_prompt` describes, and all messages of `exclude_sessions`. `call` limits the time
+        for embedding the query. With `record=False`, the search does not count as an access.
 
         Raises:
             InvalidRequest: `k` is not from 1 to 100.
@@ -163,7 +163,7 @@ class Recall:
         return found[:k]
 
     def nearest_memories(self, user_id: str, query: str) -> Sequence[Any]:
-        """`(memory_id, similarity)` of the nearest memories by vectors alone, for benchmarks."""
+        """The memories nearest by vector alone, as rows of `(memory_id, similarity)`. Used by benchmarks."""
         return self._prepare(user_id, query, None).near(queries.MEMORIES_NEAR)
 
     def _prepare(
@@ -314,7 +314,7 @@ class _Query:
         return self._run(statement, common=_COMMON_SHARE, **bounds)
 
     def near(self, exact: Statement) -> Sequence[Any]:
-        """The nearest rows of a layer by vectors. `exact` is the layer's statement for an exact search."""
+        """The rows whose vectors are nearest to the query's vector. `exact` is the statement for an exact search."""
         if self.vector is None:
             return ()
         messages = exact is queries.MESSAGES_NEAR
@@ -380,7 +380,11 @@ def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
 
 
 def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[_Range]:
-    """Non-overlapping ranges that cover `alone`, and `with_neighbours` with `_SEQ_REACH` messages on each side."""
+    """Cover the given places with ranges of messages that do not overlap.
+
+    The ranges include `_SEQ_REACH` messages before and after each place of `with_neighbours`, but only the message
+    itself for each place of `alone`.
+    """
     reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in with_neighbours]
     ranges: list[_Range] = []
     for session_id, first, last in sorted([*reach, *((session_id, seq, seq) for session_id, seq in alone)]):
@@ -392,7 +396,7 @@ def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[
 
 
 def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
-    """The places of the messages in each range, in the order of `seq`."""
+    """Group the places of messages by range. Each group is in the order of `seq`."""
     ranges: defaultdict[int, list[_Place]] = defaultdict(list)
     for row in rows:
         ranges[row.stretch].append(_place(row))
@@ -402,7 +406,10 @@ def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
 def _with_neighbours(
     direct: Mapping[_Place, float], ranges: Iterable[Sequence[_Place]], share: float
 ) -> dict[_Place, float]:
-    """Each message's direct score plus a part of its best neighbour's score. The part decreases with the distance."""
+    """Add to each message's direct score a fraction of its best neighbour's score.
+
+    The fraction decreases with the distance between the two messages.
+    """
     scores = {}
     for places in ranges:
         direct_scores = [direct[place] for place in places]

@@ -124,7 +124,7 @@ def _latest(today: date, month: int, day: int | None = None) -> _Days:
 
 
 def _ago(count: int, unit: str, today: date) -> _Days:
-    """The whole day, calendar week, month or year `count` units before today's."""
+    """The whole day, calendar week, month or year that lies `count` units before the current one."""
     match unit:
         case "day":
             return _day(today - timedelta(days=count))

@@ -44,7 +44,10 @@ class Cache:
         self._pause_until = 0.0
 
     def attempt(self, action: str, work: Callable[[Any], Result]) -> Result | None:
-        """The result of `work(client)`; `None` if it fails or Redis is skipped. A failure is logged with `action`."""
+        """Return the result of `work(client)`, or `None` if Redis fails. Logs a failure with the text `action`.
+
+        After a connection error or a timeout, calls within five seconds return `None` without using Redis.
+        """
         with self._lock:
             if self._clock.monotonic() < self._pause_until:
                 return None

@@ -17,7 +17,7 @@ def stream_key(prefix: str, turn_id: UUID) -> str:
 
 
 def streams_key(prefix: str, session_id: UUID) -> str:
-    """The key of the set of a session's turns that have a stream."""
+    """The key of a Redis set. The set holds those turns of a session that have a stream."""
     return f"{prefix}events-of:{session_id}"
 
 

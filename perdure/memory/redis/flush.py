@@ -1,8 +1,9 @@
-"""Restores, from working memory, turns that PostgreSQL lost.
+"""Restores turns that PostgreSQL lost, from the copy in working memory.
 
-PostgreSQL is always written first, so it lacks a turn only if it lost commits, as in a failover or after restoring a
-backup. One statement appends the lost turns to the session, under the session's current fencing token. A stale process
-writes nothing. A turn is refused if PostgreSQL has another remembered turn with a higher token.
+Every turn is written to PostgreSQL first. PostgreSQL therefore lacks a turn only if it lost commits, for example in a
+failover or when a backup was restored. One statement appends the lost turns to the session, under the session's current
+fencing token. A stale process writes nothing. A turn is refused if PostgreSQL has another remembered turn with a higher
+token.
 
 Called when a worker shuts down, for each session that the worker holds, and when a session ends.
 """
@@ -32,7 +33,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The flush is complete. Counts of turns written and turns refused; each refused turn is logged."""
+    """The flush is complete. `written` and `refused` are numbers of turns. Each refused turn is logged."""
 
     written: int
     refused: int = 0
@@ -103,7 +104,7 @@ def transcript_fault(messages: Sequence[RememberedMessage], *, replied: bool) ->
 
 
 def _all_answered(messages: Sequence[RememberedMessage]) -> bool:
-    """Whether each tool call has one result, in the order of the calls, right after the message with the calls."""
+    """Whether each message with tool calls is followed by one result per call, in the order of the calls."""
     awaited: list[str] = []
     for message in messages:
         if message.role is Role.TOOL:
@@ -131,7 +132,10 @@ def _comparison(remembered: Sequence[RememberedTurn]) -> dict[str, Any]:
 
 
 def _writable(session_id: UUID, remembered: Sequence[RememberedTurn], row: Row[Any]) -> list[RememberedTurn]:
-    """The turns in `remembered` that PostgreSQL lacks and that may be written. Logs each lost turn that may not."""
+    """The turns in `remembered` that PostgreSQL lacks and that may be written.
+
+    Logs each turn that PostgreSQL lacks and that may not be written.
+    """
     newest = max((turn.token for turn in remembered if turn.turn_id in row.known), default=0)
     writable = []
     for turn in remembered:
@@ -171,7 +175,7 @@ def _write(
 
 
 def _rows(writable: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of the turns and of their messages, both numbered from 1."""
+    """The rows of the turns and the rows of their messages. Each list is numbered from 1."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     for position, turn in enumerate(writable, start=1):

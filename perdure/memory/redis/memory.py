@@ -43,10 +43,10 @@ class RedisMemory:
         )
 
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
-        """Write the remembered turns that PostgreSQL lacks; returns the number written.
+        """Write the remembered turns that PostgreSQL lacks; returns the number of turns written.
 
         Returns `None` if the fence is stale, or if PostgreSQL lacks turns and the session has an unsettled turn. The
-        next process that claims the session flushes it.
+        next process that claims the session writes the missing turns.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.
@@ -64,12 +64,12 @@ class RedisMemory:
                 assert_never(outcome)
 
     def end_session(self, database: Database, session_id: UUID, fence: Fence) -> bool:
-        """Flush an ending session's memory to PostgreSQL and delete it from Redis.
+        """Write an ending session's working memory to PostgreSQL, then delete the session's memory from Redis.
 
         Idempotent. Returns False and deletes nothing if `fence` is stale.
 
         Raises:
-            Unavailable: Redis or PostgreSQL cannot be reached; the caller must call it again.
+            Unavailable: Redis or PostgreSQL cannot be reached, or a turn is unsettled; the caller must repeat the call.
         """
         outcome = flush(database, self.working, session_id, fence)
         match outcome:

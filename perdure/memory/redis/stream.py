@@ -1,7 +1,7 @@
-"""Layer 0: a user's events other than messages: typing, channel switches, presence.
+"""Layer 0 of memory: a user's typing, channel switches and presence, but not the user's messages.
 
-One Redis Stream per user with about `MAX_ENTRIES` entries; Redis drops the oldest ones. Losing a stream does no harm.
-The caller supplies the time of each event. When a session ends, the events up to that time are deleted.
+Each user has one Redis Stream of about `MAX_ENTRIES` entries; Redis drops the oldest ones. Losing a stream does no
+harm. The caller supplies the time of each event. When a session ends, the events up to that time are deleted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Stream:
         self._cache = cache
 
     def append(self, user_id: str, event: StreamEvent) -> bool:
-        """Append to the user's stream in one round trip. Returns False if Redis fails, which is logged."""
+        """Append `event` to the user's stream in one round trip. If Redis fails, logs the failure and returns False."""
         entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at), "by": event.by}
 
         def work(client: Any) -> bool:
@@ -107,9 +107,10 @@ class Stream:
         return bool(self._cache.attempt(f"a {event.kind} event on a user's stream", work))
 
     def note(self, user_id: str, event: StreamEvent) -> bool:
-        """Append like `append`, unless an event of this kind, channel and author was written within `NOTED_EVERY_S`.
+        """Append `event`, unless the stream has a recent event of the same kind, channel and author.
 
-        Prevents repeated reports of typing and presence from filling the stream. Returns False if nothing was appended.
+        An event is recent for `NOTED_EVERY_S` seconds. This limit keeps repeated reports of typing and presence from
+        filling the stream. Returns False if nothing was appended.
         """
         given = [event.kind, event.channel, _milliseconds(event.at), event.by, NOTED_EVERY_S * 1000]
         noted = self._cache.attempt(
@@ -128,7 +129,9 @@ class Stream:
         return [event for event in found if event is not None]
 
     def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
-        """Delete the user's events up to `until`; returns their number. `channel`: only its events; `None`: all.
+        """Delete the user's events up to `until`; returns the number of deleted events.
+
+        If `channel` is given, deletes only the events of that channel; `None` means all channels.
 
         Raises:
             Unavailable: Redis cannot be reached.

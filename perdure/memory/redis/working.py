@@ -1,8 +1,8 @@
-"""Layer 1: working memory, a copy of a session's last turns in Redis.
+"""Layer 1 of memory: working memory, a copy of a session's last turns in Redis.
 
 A turn is added after its commit in PostgreSQL, with the fencing token of that commit. The copy may be lost. It expires
-`PERDURE_MEMORY__WORKING_TTL_S` after the last turn. If PostgreSQL lost the commit in a failover, `flush` writes the
-turn back. Each session has one Redis list, with one entry per turn.
+`PERDURE_MEMORY__WORKING_TTL_S` seconds after the last turn. If PostgreSQL lost the commit in a failover, `flush` writes
+the turn back. Each session has one Redis list, with one entry per turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    """A record that keeps the members that this release does not know."""
+    """A record that keeps members that this release does not know, because a newer release may have added them."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -66,7 +66,7 @@ class RememberedMessage(_Record):
 
 
 class RememberedTurn(_Record):
-    """A settled turn with its messages in order; `token` is the fencing token of its settling commit."""
+    """A settled turn with its messages in order. `token` is the fencing token of the commit that settled the turn."""
 
     turn_id: UUID
     seq: _Int8
@@ -81,7 +81,7 @@ class RememberedTurn(_Record):
 
 
 class WorkingMemory:
-    """The working memories of all sessions. Each holds the last `turns` turns, until `ttl_s` seconds after the last."""
+    """The working memories of all sessions. Each keeps `turns` turns and expires `ttl_s` seconds after the last one."""
 
     def __init__(self, cache: Cache, turns: int, ttl_s: float) -> None:
         self._cache = cache
@@ -89,9 +89,9 @@ class WorkingMemory:
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
     def remember_turn(self, session_id: UUID, turn: RememberedTurn, notice: tuple[str, str] | None = None) -> bool:
-        """Add a committed turn in one round trip. Returns False if Redis fails, which is logged.
+        """Add a committed turn in one round trip. If Redis fails, logs the failure and returns False.
 
-        `notice`: a Redis channel, and the message to publish on it.
+        `notice` is an optional pair: a Redis channel, and the message to publish on it.
         """
         entry = turn.model_dump_json(exclude_none=True)
 
@@ -110,7 +110,7 @@ class WorkingMemory:
     def read(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
         """The remembered turns, in order.
 
-        Turns that were settled while Redis was unavailable are missing: PostgreSQL has all of them.
+        A turn that was settled while Redis was unavailable is missing here. PostgreSQL has all turns.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -146,7 +146,10 @@ def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]
 
 
 def _parse(session_id: UUID, position: int, entry: bytes) -> RememberedTurn | None:
-    """The turn of an entry; `None` if it is invalid, which is logged without its content."""
+    """Parse a list entry as a turn. If the entry is invalid, logs the reason and returns `None`.
+
+    The log does not contain the entry's content.
+    """
     try:
         load_object(entry.decode())  # rejects text that PostgreSQL cannot store
         return RememberedTurn.model_validate_json(entry)

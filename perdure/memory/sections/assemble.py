@@ -1,9 +1,9 @@
-"""The memory sections of a prompt: finds their content and fits it into the budgets.
+"""Assembles the memory sections of a prompt: finds their content and fits it into the token budgets.
 
-One statement finds the content that does not depend on the question. Then the recall search runs, and one statement
-finds the sources and relations of the recalled memories. Each statement reads a bounded number of rows. If there is
-nothing to recall, the search is skipped. No connection is held while the question is embedded. Cases of the CaseBank
-share the budget of recalled memories.
+A first statement finds the content that does not depend on the question. Then the recall search runs, and a second
+statement finds the sources and relations of the recalled memories. Each statement reads a bounded number of rows. If
+there is nothing to recall, the search is skipped. No connection is held while the question is embedded. Cases of the
+CaseBank share the budget of recalled memories.
 
 `turns.prompt` calls `assemble_sections` once a turn. If it fails, the turn continues without memory.
 """
@@ -56,9 +56,9 @@ class SectionsRequest:
     """The turn whose prompt is assembled.
 
     `question` is the user's message. `embedder` is the name of the embedder that embeds it. `previous_id` is the user's
-    previous session. `long`: the session has turns outside the prompt's window. `authors` are the keys of the authors
-    whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of cases; `None`:
-    the agent has no bank.
+    previous session. `long` is true if the session has turns outside the prompt's window. `authors` are the keys of the
+    authors whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of cases,
+    or `None` if the agent has no bank.
     """
 
     user_id: str
@@ -90,7 +90,7 @@ def assemble_sections(
     stream: Stream | None,
     quoter: Quoter,
 ) -> AssembledSections:
-    """The non-empty memory sections, each within its budget, the most important last.
+    """Render the non-empty memory sections, each within its budget. The most important section comes last.
 
     Pass the `quoter` that quotes all other texts of this prompt.
 

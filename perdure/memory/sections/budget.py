@@ -52,7 +52,7 @@ def render(section: Section, quoter: Quoter | None = None) -> str:
 
 
 def fitting(section: Section) -> list[str]:
-    """The first pieces that fit the budget; if the first piece does not fit, its beginning."""
+    """The leading pieces that fit the budget together, or the beginning of the first piece if it does not fit."""
     room = section.budget * _BYTES_PER_TOKEN - _size(quoted(section.mark, section.title, ["."])) + 1
     spent = accumulate(_size(piece) + 1 for piece in section.pieces)
     kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
@@ -62,7 +62,7 @@ def fitting(section: Section) -> list[str]:
 
 
 def cut_to(text: str, budget: int) -> str:
-    """`text` within `budget` tokens; a mark at its end shows that it was cut."""
+    """Cut `text` to `budget` tokens if it is longer. A mark at the end shows that text was removed."""
     return text if estimate_tokens(text) <= budget else _head(text, budget * _BYTES_PER_TOKEN)
 
 
@@ -74,7 +74,7 @@ def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> l
 
 
 def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The first of `tools` that fit the budget together. Authors list the most important tools first."""
+    """The leading `tools` that fit the budget together. Authors list the most important tools first."""
     spent = accumulate(_schema_tokens(tool) for tool in tools)
     return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
 

@@ -1,4 +1,5 @@
-"""Embedders make vectors of texts: the protocol, the built-in, OpenAI and sentence-transformers embedders, the cache.
+"""Embedders, which make vectors of texts.
 
-Called by memory and the CaseBank; `resolve` makes the embedder of `PERDURE_EMBEDDER`.
+Contains the protocol, a cache, and three embedders: built-in, OpenAI and sentence-transformers. Called by memory and
+the CaseBank; `resolve` makes the embedder of `PERDURE_EMBEDDER`.
 """

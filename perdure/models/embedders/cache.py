@@ -1,4 +1,4 @@
-"""A cache of vectors in memory, so that a repeated text costs one call of the provider."""
+"""A cache of vectors in memory, so that the provider embeds a repeated text only once."""
 
 from __future__ import annotations
 

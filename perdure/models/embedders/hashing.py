@@ -1,11 +1,12 @@
 """`hash:384`: the built-in embedder. Needs neither network nor model, and gives equal vectors on every machine.
 
-Feature hashing (Weinberger et al., 2009): a hash maps each word, and each n-gram of its characters, to a sign and to an
-element of the vector. The signed weight is added to that element. Texts that share words are near; texts that share
-parts of words ("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays
-similar with any particle. Scripts without spaces are split into single characters and pairs.
+Feature hashing (Weinberger et al., 2009): a hash function maps each word, and each n-gram of its characters, to a
+component of the vector and to a sign. The signed weight is added to that component. Texts that share words have similar
+vectors. Texts that share only parts of words ("consolidated", "consolidation") have less similar vectors. Korean
+syllables are decomposed, so that a noun keeps a similar vector when a particle follows it. Text in scripts without
+spaces is split into single characters and pairs.
 
-A search with these vectors is as good as a search by words and stems: synonyms are not similar, and negation is
+A search with these vectors finds what a search by words and stems finds: synonyms are not similar, and negation is
 ignored. Unrelated texts have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
 """
 
@@ -89,7 +90,7 @@ def words(text: str) -> list[str]:
 
 
 def _salience(word: str) -> float:
-    """The weight of a word by its length. Short words weigh less, because they occur in almost every sentence."""
+    """The weight of a word, from its length. Short words weigh less, because they occur in almost every sentence."""
     if any(each.isdigit() or _is_unspaced(each) for each in word):
         return 1.0
     return min(len(word), _TELLING_LENGTH) / _TELLING_LENGTH
@@ -97,9 +98,10 @@ def _salience(word: str) -> float:
 
 @functools.lru_cache(maxsize=_CACHED_WORDS)
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
-    """The elements of a vector to which a word adds, and the values that it adds.
+    """The vector components to which a word adds, each with the value that the word adds there.
 
-    The values have a sum of squares of 1: a quarter of it for the whole word, the rest shared by the word's n-grams.
+    The squares of the values sum to 1. The whole word has a quarter of this sum; the word's n-grams share the rest
+    equally.
     """
     grams = list(_grams(word))
     share = math.sqrt((1 - _WHOLE_WORD_WEIGHT) / len(grams))
@@ -122,6 +124,6 @@ def _is_unspaced(character: str) -> bool:
 
 
 def _place(feature: str, dimensions: int) -> tuple[int, float]:
-    """The element of the vector for a feature, and the sign of its value."""
+    """The index of the vector component for a feature, and the sign of the feature's value."""
     digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest())
     return (digest >> 1) % dimensions, 1.0 if digest & 1 else -1.0

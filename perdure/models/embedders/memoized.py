@@ -10,7 +10,7 @@ from perdure.models.protocol import ModelCall
 
 
 class MemoizedEmbedder:
-    """Caches the vectors and the failures of `embedder`. The cache has no size limit: make one per turn."""
+    """Caches the vectors and the failures of `embedder`. The cache has no size limit, so create one object per turn."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder

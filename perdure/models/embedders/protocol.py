@@ -34,7 +34,9 @@ class Embedder(Protocol):
         ...
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text, in the same order, within the deadline of `call`; without `call`, the embedder's.
+        """One vector for each text, in the order of `texts`.
+
+        The call must finish by the deadline of `call`. Without `call`, the embedder's own deadline applies.
 
         Raises:
             CallAborted: the engine aborted the call.

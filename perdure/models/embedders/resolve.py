@@ -1,7 +1,8 @@
 """Makes an embedder from its name, as in `PERDURE_EMBEDDER`.
 
-Other packages add embedders through entry points of the group `perdure.embedders`: the entry point's name is the
-scheme, and its object is called with the text after the colon, the settings and the clock.
+Other packages add embedders through entry points of the group `perdure.embedders`. The entry point's name is the
+scheme, the part of an embedder's name before the colon. The entry point's object is called with the text after the
+colon, the settings and the clock.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ BATCH = 32
 
 
 class SentenceTransformersEmbedder:
-    """One model in memory. Threads may share it, but only one embeds at a time."""
+    """One model in memory. Threads may share it, but only one thread at a time embeds texts."""
 
     def __init__(self, model: str, clock: Clock, timeout_s: float) -> None:
         """Load the model, which takes seconds.

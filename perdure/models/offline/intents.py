@@ -1,4 +1,7 @@
-"""The intent of a user's message, recognised by patterns: a tool call, a calculation, the time, a task."""
+"""Recognises the intent of a user's message by patterns.
+
+Examples of intents are a tool call, a calculation, a question for the time, and a request for a summary.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def asks_identity(text: str) -> bool:
 
 
 def is_greeting(text: str) -> bool:
-    """Whether `text` consists of a greeting."""
+    """Whether `text` is a greeting and nothing else."""
     return _GREETING.fullmatch(text.strip()) is not None
 
 
@@ -112,7 +115,7 @@ def asks_something(text: str) -> bool:
 
 
 def referenced_line(text: str) -> int | None:
-    """The index of the message that `text` asks for: 0 for the user's first, -1 for the last; `None` for no message."""
+    """The user message that `text` asks for: 0 is the first, -1 is the last. `None` if it asks for none."""
     found = _WHICH_OF_MINE.search(text)
     if found is None:
         return None
@@ -121,7 +124,10 @@ def referenced_line(text: str) -> int | None:
 
 
 def time_zone(text: str) -> str | None:
-    """The time zone that `text` names, `""` if it names none; `None` if `text` does not ask for the time."""
+    """The time zone that `text` names, or `""` if `text` asks for the time without naming a zone.
+
+    Returns `None` if `text` does not ask for the time.
+    """
     if not _TIME.search(text):
         return None
     if named := _ZONE.search(text):
@@ -153,7 +159,7 @@ def calculation(text: str) -> str | None:
 
 
 def _sign(text: str, words: Match) -> str:
-    """The operator that `words` name if they are between numbers or parentheses; otherwise `words` unchanged."""
+    """Replace `words` by the operator that they name, if they stand between numbers or parentheses."""
     before, after = text[words.start() - 1 : words.start()], text[words.end() : words.end() + 1]
     between = (before.isdecimal() or before == ")") and (after.isdecimal() or after == "(")
     return _SIGNS[words[1].lower()] if between else words[0]
@@ -162,7 +168,7 @@ def _sign(text: str, words: Match) -> str:
 def tool_calls(text: str, known: Collection[str]) -> Iterator[ToolCall]:
     """The calls that `text` requests, such as `call weather with {"city": "Lyon"}`, 20 at most.
 
-    A name that is not `known` counts only if the text calls it a tool.
+    A name that is not in `known` counts only if the word "tool" stands directly before or after it.
     """
     for number, requested in enumerate(islice(_TOOL.finditer(text), _MOST_CALLS), start=1):
         name = requested["name"]

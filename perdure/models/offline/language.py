@@ -103,9 +103,10 @@ def _stem(word: str) -> str:
 
 
 def most_relevant(question: str, lines: Sequence[str], weights: Sequence[float]) -> int | None:
-    """The index of the line most relevant to `question`, the last among equals; `None` if no line shares a term.
+    """The index of the line most relevant to `question`; `None` if no line shares a term with it.
 
-    A shared term counts more if it is rare among the lines. `weights` has a factor for each line.
+    Of several equally relevant lines, the last one is chosen. A shared term counts more if it is rare among the lines.
+    `weights` has a factor for each line.
     """
     wanted = terms(question)
     found = [terms(line) & wanted for line in lines]
@@ -122,7 +123,7 @@ def extract(text: str, *, sentences_kept: int = 5) -> str:
     """An extractive summary of `text`: its most representative sentences, in their order.
 
     SumBasic (Nenkova and Vanderwende, 2005): repeatedly takes the sentence whose terms have the highest mean
-    probability, then squares the probability of these terms, so that the next sentence covers others.
+    probability. It then squares the probability of these terms, so that the next sentence covers other terms.
     """
     left = {sentence: terms(sentence) for sentence in sentences(text)}
     order = list(left)

@@ -1,4 +1,5 @@
-"""Model providers over their SDKs: OpenAI and Anthropic, their wire formats, the transport, error mapping.
+"""Model providers, which call OpenAI and Anthropic through their SDKs.
 
-Called through `models.resolve`; the OpenAI embedder shares the client.
+Contains the wire formats, the HTTP transport and the mapping of errors. Called through `models.resolve`; the OpenAI
+embedder shares the OpenAI client.
 """

@@ -1,7 +1,7 @@
 """`anthropic:NAME`: the Messages API through the official SDK.
 
-As in the module `openai`, requests and events use the SDK's `client.post` instead of its pydantic models, and the SDK's
-retries are off. Only this module maps the SDK's errors to `perdure.errors`.
+Like the module `openai`, this module uses the SDK's `client.post` instead of the SDK's pydantic models, for requests
+and for events. The SDK's retries are off. Only this module maps the SDK's errors to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AnthropicModel:
     def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
         """Read the server's address and key from the environment, as the SDK does.
 
-        `variable` is the setting that names the model, for the error message.
+        `variable` is the setting whose value names the model. Error messages contain `variable`.
 
         Raises:
             SettingsError: `ANTHROPIC_API_KEY` is missing, or `ANTHROPIC_BASE_URL` is not a URL.
@@ -93,7 +93,7 @@ class AnthropicModel:
 
 @contextmanager
 def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
-    """Bind the SDK's requests within the block to `call`, and map the SDK's errors."""
+    """Within the block, bind the SDK's requests to `call` and map the SDK's errors to `perdure.errors`."""
     exchange = Exchange(name)
     with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:

@@ -74,7 +74,7 @@ class ReplyAssembler:
     """Assembles a reply from the chunks of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: the tool names of the request; without them, calls keep the model's names."""
+        """`names` translates the names of the request's tools. Without it, calls keep the names that the model used."""
         self._draft = ReplyDraft(names or WireNames())
         self._by_index: dict[int, ToolCallDraft] = {}
 
@@ -119,11 +119,12 @@ class ReplyAssembler:
         self._draft.extend_call(call, name=name if name != call.name else "", arguments=piece)
 
     def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
-        """The call that a fragment continues, or a new one.
+        """The call that a fragment continues, or a new call.
 
-        A fragment begins a new call if its index is new, or if it has both a name and another id: some servers give
-        every call the index 0. Without an index, a new id begins a call. Without index and id, a new name begins a
-        call, and so does any name after complete arguments.
+        A fragment with an index begins a new call if the index is new, or if the fragment has a name and the id of
+        another call. The second case occurs because some servers give every call the index 0. A fragment without an
+        index begins a new call if its id is new. A fragment without index and id begins a new call if its name differs
+        from the last call's name. Any name also begins a new call if the last call's arguments are complete.
         """
         if isinstance(index, int):
             call = self._by_index.get(index)

@@ -1,4 +1,4 @@
-"""The URL and key of a provider's server, from the same environment variables as in the vendor's SDK."""
+"""The URL and key of a provider's server, read from the environment variables that the vendor's SDK uses."""
 
 from __future__ import annotations
 

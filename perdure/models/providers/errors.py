@@ -1,7 +1,7 @@
 """Maps a provider's failures, by status, code and `Retry-After`, to the errors of perdure.
 
     failure                                        error              transient
-    429, or its code in mid-stream                 RateLimited        yes
+    429, or a rate limit error in mid-stream       RateLimited        yes
     408, 5xx, 529, an error in mid-stream          ProviderError      yes
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
@@ -9,8 +9,8 @@
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
 
-Users may see the errors' messages, so a message contains no text of the provider. Status, code and request id, which a
-provider's support needs, are logged and added to the error as a note.
+Users may see the errors' messages, so a message contains no text of the provider. Status, code and request id are
+logged and added to the error as a note, because a provider's support needs them.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Exchange:
     request_id: str | None = None
 
     def log_success(self) -> None:
-        """Log the request id of a reply, for requests to the provider's support."""
+        """Log the request id of a successful reply, because the provider's support asks for it."""
         _log.info("%s answered: request id %s", self.name, self.request_id)
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
-        """Log the failed request, add it to `error` as a note, and return `error`."""
+        """Log the details of a failed request, add them to `error` as a note, and return `error`."""
         details = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
         _log.warning("%s", details)
         error.add_note(details)

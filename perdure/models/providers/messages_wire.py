@@ -99,7 +99,10 @@ def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str
 
 
 def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
-    """Alternating messages of user and assistant, the user's first and last."""
+    """Merge consecutive messages of one role, so that user and assistant alternate.
+
+    The first and the last message are the user's; a short user message is inserted where one is missing.
+    """
     turns: list[dict[str, Any]] = []
     for role, blocks in spoken:
         if not turns and role == "assistant" and blocks:
@@ -138,7 +141,7 @@ class ReplyAssembler:
     """Assembles a reply from the events of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: the tool names of the request; without them, calls keep the model's names."""
+        """`names` translates the names of the request's tools. Without it, calls keep the names that the model used."""
         self.complete = False
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}

@@ -1,8 +1,8 @@
 """`openai:NAME`: Chat Completions of OpenAI or a compatible server, through the official SDK.
 
-Requests and events use the SDK's documented `client.post` instead of its pydantic models, which would take a quarter of
-a call's CPU time with ten turns of context. The SDK's retries are off: `GuardedModel` retries. Only this module maps
-the SDK's errors to `perdure.errors`.
+This module uses the SDK's documented `client.post` instead of the SDK's pydantic models, for requests and for events.
+With ten turns of context, the pydantic models would take a quarter of a call's CPU time. The SDK's retries are off,
+because `GuardedModel` retries. Only this module maps the SDK's errors to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OpenAIModel:
     def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
         """Read the server's address and key from the environment, as the SDK does.
 
-        `variable` is the setting that names the model, for the error message.
+        `variable` is the setting whose value names the model. Error messages contain `variable`.
 
         Raises:
             SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
@@ -96,7 +96,7 @@ def options_of(call: ModelCall) -> RequestOptions:
 
 @contextmanager
 def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
-    """Bind the SDK's requests within the block to `call`, and map the SDK's errors."""
+    """Within the block, bind the SDK's requests to `call` and map the SDK's errors to `perdure.errors`."""
     exchange = Exchange(name)
     with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:

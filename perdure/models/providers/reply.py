@@ -1,6 +1,7 @@
-"""A reply under construction, for every wire format: bounded, storable, and complete or refused.
+"""A reply under construction, for every wire format.
 
-The wire modules add the text and calls of a provider's events.
+The draft limits the length of the reply, replaces characters that PostgreSQL cannot store, and refuses an incomplete
+reply. The wire modules add the text and calls of a provider's events.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ReplyDraft:
         self._size = 0
 
     def add_text(self, text: str) -> str:
-        """Add text and return the part that can be shown; half of a surrogate pair at its end is held back.
+        """Add text and return the part that can be shown. Half a surrogate pair at the end is held back.
 
         Raises:
             InvalidResponse: the reply is too long.

@@ -50,7 +50,7 @@ class Compressed(httpx2.TransportError):
 
 
 class CallSocket:
-    """The socket on which a call's thread is blocked, if any, so that another thread can shut it down."""
+    """Tracks the socket on which a call's thread is blocked, so that another thread can shut the socket down."""
 
     def __init__(self, call: ModelCall) -> None:
         self._call = call
@@ -71,7 +71,7 @@ class CallSocket:
                 _shut_down(self._socket)
 
     def addresses_of(self, host: str, port: int, timeout: float | None) -> Found:
-        """Look `host` up. Waits until the call's deadline, at most `timeout` seconds.
+        """Look up the addresses of `host`. Waits at most `timeout` seconds, and not beyond the call's deadline.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
@@ -115,7 +115,7 @@ _bound_socket: ContextVar[CallSocket] = ContextVar("bound_socket")
 
 @contextmanager
 def bind_call(call: ModelCall) -> Iterator[CallSocket]:
-    """Bind this thread's requests within the block to `call`."""
+    """Within the block, bind this thread's HTTP requests to `call`."""
     call_socket = CallSocket(call)
     token = _bound_socket.set(call_socket)
     try:
@@ -125,11 +125,11 @@ def bind_call(call: ModelCall) -> Iterator[CallSocket]:
 
 
 class Transport(httpx2.BaseTransport):
-    """An httpx transport with one connection pool, through the environment's proxy if there is one.
+    """An httpx transport with one connection pool. If the environment names a proxy, connections use the proxy.
 
-    Requests must be made inside `bind_call`. The number of connections is not limited, because each belongs to a
-    waiting thread. Requests go to the origin of `base_url` only and ask for uncompressed bodies, because the SDKs
-    decompress without a bound.
+    Requests must be made inside `bind_call`. The number of connections is not limited, because each connection belongs
+    to a waiting thread. Requests go to the origin of `base_url` only. They ask for uncompressed bodies, because the
+    SDKs decompress a body without limiting its size.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -147,7 +147,7 @@ class Transport(httpx2.BaseTransport):
 
         Raises:
             ForeignRedirect: the server redirected the request to another origin.
-            Compressed: the reply is compressed. A compressed error or redirect gets an empty body instead.
+            Compressed: a successful reply is compressed. In other responses, an empty body replaces a compressed one.
         """
         raw = request.url
         if _origin(raw) != self._origin:

@@ -28,16 +28,19 @@ class WireNames:
         self._by_wire_name = {wire: name for name, wire in self._wire.items()}
 
     def to_wire(self, name: str) -> str:
-        """The provider's name for `name`: a tool of the request, a former tool, or one that a model invented."""
+        """The provider's form of the tool name `name`.
+
+        The request need not contain the tool: it may be a former tool, or one that a model invented.
+        """
         return self._wire.get(name) or sanitized(name)
 
     def from_wire(self, wire: str) -> str:
-        """The name of the tool whose provider's name is `wire`; `wire` itself if there is no such tool."""
+        """The name of the tool that the provider calls `wire`; `wire` itself if there is no such tool."""
         return self._by_wire_name.get(wire, wire)
 
 
 def sanitized(name: str) -> str:
-    """`name` with characters that providers refuse replaced by `_`."""
+    """Replace each character of `name` that providers refuse by `_`. Also cuts the name to `MAX_NAME` characters."""
     return _replace_characters(name[:MAX_NAME]) or "unknown"
 
 
@@ -46,7 +49,10 @@ def _replace_characters(text: str) -> str:
 
 
 def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
-    """`wanted`, with a number if it is in `used`; adds the result to `used`."""
+    """Make `wanted` unique: if it is in `used`, append a number. Adds the result to `used`.
+
+    The result has at most `longest` characters.
+    """
     unique = wanted[:longest] or "call"
     number = 1
     while unique in used:
@@ -64,7 +70,7 @@ class WireIds:
     """
 
     def __init__(self, *, translate: bool) -> None:
-        """`translate`: the provider restricts the characters of ids, so `assign` replaces the others."""
+        """With `translate`, `assign` replaces the characters that the provider does not allow in ids."""
         self._translate = translate
         self._used: set[str] = set()
         self._assigned: Mapping[str, str] = {}

@@ -1,7 +1,7 @@
-"""Requests without tools: earlier tool calls and their results become text.
+"""Makes requests without tools: earlier tool calls and their results become text.
 
-If a request has no tools, some providers refuse a transcript with tool calls, and some models still call tools.
-Called for fallback models.
+If a request has no tools, some providers refuse a transcript with tool calls, and some models still call tools. Called
+for fallback models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_TOOLS = "You have no tools at the moment. Answer from the conversation alone
 
 
 def flatten_tool_calls(request: ModelRequest) -> ModelRequest:
-    """The same conversation without tools, with calls and results as text."""
+    """The same conversation without tools. Earlier tool calls and their results become text."""
     flattened = tuple(_flattened(request.messages))
     if request.tools or flattened != request.messages:
         quotes = any(message.role is Role.TOOL for message in request.messages)
@@ -33,7 +33,7 @@ def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
 
 
 def _flattened(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each message as text; the results of one reply's calls become one user message."""
+    """Convert each message to text. The results of all calls of one reply become one user message."""
     names: dict[str, str] = {}
     quoter = Quoter()
     for is_result, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
