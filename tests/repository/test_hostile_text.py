@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -215,13 +216,29 @@ def imported(module: ast.Module) -> set[str]:
     return named | {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
 
 
-SOURCES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules()}
-WITH_PATTERNS = {
-    name: module
-    for name, module in SOURCES.items()
-    if imported(module) & {"perdure.text.patterns", "perdure.text.linear", "unicodedata"}
-    or name == "perdure.text.untrusted"
-}
+@cache
+def sources() -> dict[str, ast.Module]:
+    """The syntax tree of each module, by the module's name."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules()}
+
+
+def modules_with_patterns() -> dict[str, ast.Module]:
+    """The modules that match patterns or read Unicode tables.
+
+    Every test process collects this file, so only the modules whose text names such a module are parsed here.
+    """
+    named = ("perdure.text", "unicodedata")
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules()}
+    parsed = {name: ast.parse(text) for name, text in texts.items() if any(each in text for each in named)}
+    return {
+        name: module
+        for name, module in parsed.items()
+        if imported(module) & {"perdure.text.patterns", "perdure.text.linear", "unicodedata"}
+        or name == "perdure.text.untrusted"
+    }
+
+
+WITH_PATTERNS = modules_with_patterns()
 for _name in WITH_PATTERNS:
     import_module(_name)
 PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in enumerate(patterns.REGISTERED)}
@@ -229,15 +246,15 @@ PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in e
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
     """Only the modules of `MAY_IMPORT_RE` import `re`, because one message could stop a worker by backtracking."""
-    assert {name for name, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
-    assert [name for name, module in SOURCES.items() if "re2" in imported(module)] == ["perdure.text.patterns"]
+    assert {name for name, module in sources().items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
+    assert [name for name, module in sources().items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
 def test_every_pattern_is_registered_once() -> None:
     """Each pattern is compiled at import. A pattern compiled in a function would not be registered at import."""
     calls = {
         (name, node.lineno)
-        for name, module in SOURCES.items()
+        for name, module in sources().items()
         if name != "perdure.text.patterns"
         for function in ast.walk(module)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "_pattern"
