@@ -1,8 +1,9 @@
 """The statements on the table of snapshots, and the fragments that write a snapshot with a step.
 
-A row holds the variables from its tick on; `sessions.variables_tick` is the tick of the present row, NULL if there is
-none. Each step that changes variables appends a row, so that a fork finds the variables of any tick. A writer holds the
-lock on the session's row, which serialises the writers of a session.
+A row stores the variables as they are from the row's tick until the tick of the next row. `sessions.variables_tick` is
+the tick of the newest row, or NULL if the session has no row. Each step that changes variables appends a row, so that a
+fork finds the variables of any tick. A writer holds the lock on the session's row, which serialises the session's
+writers.
 """
 
 from __future__ import annotations

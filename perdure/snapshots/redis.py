@@ -1,8 +1,7 @@
-"""Snapshots in Redis: one hash per session. One script compares the versions and writes the snapshot.
+"""Snapshots in Redis: one hash for each session. A script compares the versions and writes the snapshot atomically.
 
-Snapshots are as durable as the server: with `appendfsync everysec` a power failure loses the last second. The engine
-then recognises that the remaining snapshot is outdated, and rebuilds it. Every wait is bounded: a request times out
-after a second.
+Snapshots are as durable as the server: with `appendfsync everysec`, a power failure loses the last second. The engine
+then recognises that the remaining snapshot is outdated, and rebuilds it. A request to Redis times out after a second.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class RedisSnapshots:
         self._client.close()
 
     def _keys(self, agent_id: UUID) -> tuple[str, str]:
-        """The snapshot's key and the key of a snapshot that is set aside; the braces keep both on one cluster node."""
+        """The key of the snapshot and the key of the one set aside; the braces keep both keys on one cluster node."""
         key = f"{self._prefix}snapshot:{{{agent_id}}}"
         return key, f"{key}:set-aside"
 

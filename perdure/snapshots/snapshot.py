@@ -28,7 +28,7 @@ LIMIT = 2**53
 
 
 class Status(StrEnum):
-    """A session's state in capitals; `active` is `WAITING_FOR_EVENT`."""
+    """The state of a session in capitals, except that the state `active` is called `WAITING_FOR_EVENT`."""
 
     INITIALIZING = "INITIALIZING"
     WAITING_FOR_EVENT = "WAITING_FOR_EVENT"

@@ -142,7 +142,7 @@ def refuse_stale(agent_id: UUID, offered: Version, stored: Version | None) -> No
 
 
 def parse_stored(data: bytes, agent_id: UUID, version: Version) -> Stored:
-    """Parse `data`, stored for `agent_id` under a name or key with `version`.
+    """Parse `data`, which is stored for `agent_id`; its file name or key contains `version`.
 
     Raises:
         InvalidRequest: the data is damaged, or does not match `agent_id` or `version`.

@@ -68,8 +68,8 @@ class Answer:
 
     `status` is `done`, `failed`, `waiting_approval` (a call needs a decision and `approve` is `None`) or `parked` (no
     model replies and the agent has `on_unavailable="park"`, or a Celery task has no function in `tasks`). `reply` is
-    the text that the user receives, for a failed turn the error's message; `None` while the turn waits. `transcript`
-    holds the messages of this turn.
+    the text that the user receives. It is the error's message if the turn failed, and `None` while the turn waits.
+    `transcript` holds the messages of this turn.
     """
 
     status: str
@@ -195,7 +195,7 @@ class Conversation:
         )
 
     def _window(self) -> list[Entry]:
-        """The messages of the most recent turns: one turn fewer than a prompt may hold, to leave room for the next."""
+        """The messages of the most recent turns. A prompt has room for one more turn: the next one."""
         turns = [list(messages) for _, messages in groupby(self._store.messages, key=lambda each: each["turn_id"])]
         kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
         return [_entry(message) for messages in kept for message in messages]
@@ -256,7 +256,10 @@ class Conversation:
         return self._read(settled, verdict.status, error, verdict.steps)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """`ending`, but with the agent's message if it is a failure and the agent has a message for its code."""
+        """Return `ending`.
+
+        If the turn failed and the agent has a message for the error's code, replace the reply by it.
+        """
         messages = self._agent.error_messages
         if not isinstance(ending, Failed) or messages is None:
             return ending

@@ -60,7 +60,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The row of the statement `turns.read_call`: a call of a Celery tool."""
+    """The row that the statement `turns.read_call` returns: a call of a Celery tool."""
 
     effect_id: UUID
     agent: str

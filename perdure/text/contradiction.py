@@ -69,10 +69,10 @@ def _shorten(side: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The parts of one text that are compared.
+    """The features of one text that `difference` compares.
 
     `opposites` holds, for each group of exclusive words, the sides that the text uses. `rest` is a hash of the text
-    beyond `MAX_CHARS`, empty if the text is not longer.
+    beyond `MAX_CHARS`. It is empty if the text is not longer than that.
     """
 
     numbers: tuple[str, ...]
@@ -90,7 +90,10 @@ class Features:
 
     @property
     def name_bits(self) -> int:
-        """A 63-bit Bloom filter of the names. A text whose `word_bits` lack one of its bits lacks one of the names."""
+        """A 63-bit Bloom filter of the names.
+
+        If another text's `word_bits` lack one of these bits, that text lacks a name.
+        """
         return _bits(map(stem, self.names))
 
     @property
@@ -156,13 +159,13 @@ def _bits(words: Iterable[str]) -> int:
 
 
 def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """The numbers in `these` that are not in `others`; all of `these` if `others` contains every number."""
+    """The numbers in `these` that are not in `others`. If `others` contains all of them, all numbers in `these`."""
     known = frozenset(others)
     return ", ".join([number for number in these if number not in known] or these)
 
 
 def _opposites(left: Features, right: Features) -> Difference | None:
-    """A negative prefix on one side only, or different sides of one group of exclusive words."""
+    """The difference if only one text has a negative prefix, or if they use opposed words of one exclusive group."""
     if found := _negated_by_prefix(left.words, right.words):
         return Difference(DifferenceKind.OPPOSITE, *found)
     if found := _negated_by_prefix(right.words, left.words):

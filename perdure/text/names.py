@@ -69,7 +69,7 @@ def _opens_sentences(word: str) -> bool:
 
 
 def missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
-    """The names that are not in `words` and whose stems are not in `words` either."""
+    """The names that are absent from `words`, as a whole and as a stem."""
     return sorted(name for name in names if name not in words and stem(name) not in words)
 
 

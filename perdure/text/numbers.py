@@ -90,7 +90,10 @@ def _korean_numbers(text: str) -> Iterator[str]:
 
 
 def _counted_number(text: str, start: int) -> tuple[int, int] | None:
-    """The number at `start` (0 if only a counter is there) and the end of its counter; `None` without a counter."""
+    """The number at `start` and the end of its counter. The number is 0 if no number precedes the counter.
+
+    Returns `None` if there is no counter.
+    """
     for tens in _prefixes(text, start, _KOREAN_TENS):
         for ones in _prefixes(text, start + len(tens), _KOREAN_NUMBERS):
             at = start + len(tens) + len(ones)

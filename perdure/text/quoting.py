@@ -1,4 +1,4 @@
-"""Quotations: untrusted texts in a prompt or a tool's result, between marks with a code that the texts cannot contain.
+"""Quotations of untrusted texts in a prompt or a tool's result. Two marks with a code enclose each quotation.
 
     <recalled_memory 5f0c1f6b9d3e2a47>
     …
@@ -6,8 +6,8 @@
 
 The code is 64 bits of an HMAC over the quoted text, under a key that no prompt contains. The text's author cannot
 predict the code, and a code seen in an earlier prompt is valid for that prompt's text only. A random code would differ
-in each prompt. With this code, an unchanged section keeps its text, so that the provider's prompt cache stays valid. If
-a text contains the code of an earlier quotation of the same prompt, asterisks replace that code. All other text stays
+in each prompt. The HMAC gives an unchanged section the same code, so that the provider's prompt cache stays valid. If a
+text contains the code of an earlier quotation of the same prompt, asterisks replace that code. All other text stays
 unchanged, because a mark with another code, or without a code, does not end a quotation.
 
 Consolidation removes quotations (`without_quotations`), so that recalled text is not extracted again as a memory.
@@ -48,8 +48,8 @@ _MARK = compiled(
 class Quoter:
     """Quotes the texts of one prompt, or of one tool's result.
 
-    `key` is the HMAC key of the codes: processes with the same key give a text the same code. The default is a random
-    key of this process.
+    `key` is the HMAC key of the codes. Processes with the same key compute the same code for a text. The default key is
+    random and differs in each process.
     """
 
     def __init__(self, key: bytes = b"") -> None:

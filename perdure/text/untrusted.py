@@ -51,7 +51,7 @@ NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
 
 
 def whole(value: object) -> object:
-    """`value`; a float without a fraction becomes an `int`, because JSON Schema counts it as an integer."""
+    """Return `value`, but convert a float without a fraction to an `int`: JSON Schema counts it as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

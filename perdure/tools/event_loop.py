@@ -34,7 +34,7 @@ _REPLACED_S = 10.0
 
 
 class Cancelled(Exception):
-    """The call was cancelled: because no turn waits for it (`unwanted`), or by its own code."""
+    """The call was cancelled, either because no turn waits for it (`unwanted`) or by its own code."""
 
     def __init__(self, *, unwanted: bool) -> None:
         super().__init__("the call was cancelled")

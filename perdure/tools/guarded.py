@@ -19,9 +19,9 @@ from perdure.tools.sources import RunnableTool
 
 
 class _Late(Abandoned):
-    """A call ended after its time-out: with the result `text`, or with an error, which is `__cause__`.
+    """Raised inside the breaker when a call ended after its time-out, so that the breaker ignores the outcome.
 
-    The breaker counts it neither as success nor as failure.
+    It carries the result as `text`, or the error as `__cause__`.
     """
 
     def __init__(self, text: str | None = None) -> None:
@@ -38,7 +38,7 @@ def call(
     lease_s: float,
     is_over: Callable[[], bool],
 ) -> str:
-    """Call the tool; see `RunnableTool.call`. `lease_s`: seconds that the breaker waits for the outcome at most.
+    """Call the tool; see `RunnableTool.call`. The breaker waits at most `lease_s` seconds for the outcome.
 
     `is_over` returns True once the call has timed out. The breaker ignores an outcome after that: `note_overdue` counts
     the time-out.

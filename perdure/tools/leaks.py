@@ -1,4 +1,4 @@
-"""Counts threads of tools and hooks that exceeded their time limit. Python cannot stop a thread.
+"""Counts the threads of tools and hooks that run past their time limit. Python cannot stop a thread.
 
 A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` such threads shuts down, so that a new process replaces it.
 """
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Leaks:
-    """The threads of this process that still run after their time limit. `most`: the limit on their number."""
+    """The threads of this process that still run after their time limit. `most` is the maximum number of them."""
 
     def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None

@@ -107,8 +107,8 @@ class Tool:
     """A function that a model may call, `def` or `async def`. Make one with `@tool`.
 
     `parameters` is a JSON schema of type object. `timeout_s`, in seconds, overrides `PERDURE_TURN__TOOL_TIMEOUT_S`.
-    `probe` finds out whether a call with an unknown outcome took effect. `breaker` is the NAME of the circuit breaker
-    `tool:NAME` for the service that the tool calls; several tools may name the same one.
+    `probe` finds out whether a call with an unknown outcome took effect. `breaker` names the service that the tool
+    calls: the circuit breaker is `tool:` followed by this name. Several tools may use one breaker.
     """
 
     name: str
@@ -225,10 +225,10 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
-    The docstring's text becomes the description, its `Args:` section (Google style) describes the parameters, and a
-    parameter annotated `ToolContext` is injected. With `requires_approval` (True, or a function that returns True for
-    the arguments) a call waits for a person's approval. `breaker` is the NAME of the circuit breaker `tool:NAME` for
-    the calls.
+    The docstring's text becomes the description. Its `Args:` section (Google style) describes the parameters. The
+    engine passes the context to a parameter annotated `ToolContext`. With `requires_approval` (True, or a function that
+    returns True for the arguments) a call waits for a person's approval. Calls pass the circuit breaker `tool:NAME`,
+    where NAME is `breaker`.
 
     Raises:
         SettingsError: the function cannot be a tool; the message gives the reason.

@@ -130,7 +130,7 @@ class ChannelSuite:
         assert sorted(harness.sent()) == sorted(f"text {number}" for number in range(24))
 
     def test_a_signed_request_is_its_services(self, harness: ChannelHarness) -> None:
-        """A request that the service signed is accepted; one with another body or no signature is refused."""
+        """A request that the service signed is accepted. One with a changed body or without a signature is refused."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates

@@ -13,8 +13,9 @@ from uuid import UUID
 class TaskCall:
     """A task to send. `arguments` are keyword arguments; no worker may begin the task after `expires_s` seconds.
 
-    If `queue` is `None`, the application's routes choose the queue. `effect_id` is the id of the tool call. `task_id`
-    equals it, unless the call has several tasks; then `part` is the task's index.
+    If `queue` is `None`, the application's routes choose the queue. `effect_id` is the id of the tool call. If the call
+    has one task, `task_id` equals `effect_id`. If it has several, each has its own `task_id`, and `part` is the task's
+    index.
     """
 
     task_id: UUID
@@ -27,7 +28,7 @@ class TaskCall:
 
 
 class Sent(Enum):
-    """Whether the broker has the task, after an attempt to send it."""
+    """The result of an attempt to send a task: whether the broker has it."""
 
     YES = auto()
     NO = auto()
@@ -38,7 +39,7 @@ class Sent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """The task's end. `value` is its return value, or the message of its error if it `failed`."""
+    """The outcome of an ended task. `value` is its return value, or the error's message if it `failed`."""
 
     failed: bool
     value: Any
@@ -46,7 +47,7 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True)
 class TaskRuns:
-    """The task runs. `progress` is the value that it last passed to `update_state`, or `None`."""
+    """The state of a running task. `progress` is the value that it last passed to `update_state`, or `None`."""
 
     progress: Any = None
 

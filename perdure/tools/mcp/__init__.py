@@ -1,4 +1,4 @@
-"""Tools of MCP servers: declared with an agent, connected by the process that runs it.
+"""Tools of MCP servers. An agent's author declares a server; the process that runs the agent connects to it.
 
     server.py             the declaration by an agent's author
     connections.py        the connections of one process, and their thread

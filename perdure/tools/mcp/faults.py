@@ -1,7 +1,7 @@
 """The errors of calls to an MCP server.
 
-The transports report failures as JSON-RPC errors with the codes below: the SDK assigns no other kind of error to a
-single call. A server that sends these codes itself affects only its own calls.
+The transports report failures as JSON-RPC errors with the codes below, because the SDK assigns only JSON-RPC errors to
+a single call. A server that sends these codes itself affects only its own calls.
 """
 
 from __future__ import annotations

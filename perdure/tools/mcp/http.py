@@ -107,6 +107,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _error_response(code: int, message: str) -> httpx2.Response:
-    """A JSON-RPC error response, upon which the SDK fails only this request."""
+    """A JSON-RPC error response. The SDK then fails only the request that it answers."""
     error = {"code": code, "message": first_line(message)}
     return httpx2.Response(HTTPStatus.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})

@@ -87,9 +87,10 @@ class ServerConnection:
         timeout_s: float,
         process_groups: set[int],
     ) -> None:
-        """`jitter` returns a number from [0, 1) for the back-off. `timeout_s` is the time limit of a call.
+        """Create the connection; `keep` opens it.
 
-        The declaration of the server may override `timeout_s`.
+        `jitter` returns a number from [0, 1) for the back-off. `timeout_s` is the time limit of a call, unless the
+        server's declaration overrides it.
         """
         self._server = server
         self._breaker = breaker

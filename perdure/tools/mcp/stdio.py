@@ -91,7 +91,7 @@ async def stdio(
 
 @dataclass(slots=True)
 class _StderrTail:
-    """The end of a server's stderr. After a tool call it is not logged, since it may quote the arguments."""
+    """The end of a server's stderr. After a tool call it may quote the arguments, so it is no longer logged."""
 
     data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
@@ -188,7 +188,7 @@ async def _discard(process: Process) -> None:
 
 
 async def _end(name: str, process: Process, stderr_tail: _StderrTail) -> None:
-    """End the server and its process group."""
+    """End the server and all processes of its process group."""
     by_itself = process.returncode is not None
     if process.stdin is not None:
         process.stdin.close()

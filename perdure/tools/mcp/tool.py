@@ -72,7 +72,7 @@ class RemoteTool:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call needs a person's approval. `arguments` are unchecked: see `parse`."""
+        """Whether a call needs a person's approval. `arguments` come from `parse`, so the schema was not checked."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
