@@ -28,7 +28,7 @@ class RunnableTool(Protocol):
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds for one call; None: `PERDURE_TURN__TOOL_TIMEOUT_S`."""
+        """Seconds for one call. If it is None, `PERDURE_TURN__TOOL_TIMEOUT_S` applies."""
         ...
 
     @property
@@ -38,7 +38,10 @@ class RunnableTool(Protocol):
 
     @property
     def breaker(self) -> str | None:
-        """NAME of the breaker `tool:NAME` for calls; None if the tool has no breaker, or uses one itself."""
+        """The NAME of the breaker `tool:NAME` through which the engine calls the tool.
+
+        None if the tool has no breaker, or passes its calls through a breaker by itself.
+        """
         ...
 
     @property

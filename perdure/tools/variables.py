@@ -49,7 +49,7 @@ class VariableSet:
             self._committed = values
 
     def replay(self, changes: Iterable[Change]) -> None:
-        """Apply, in the order of their numbers, the changes of calls whose results another worker recorded."""
+        """Apply the changes of calls whose results another worker recorded, in the order of the changes' numbers."""
         for number, name, *value in sorted(changes, key=lambda change: change[0]):
             self._last = number
             after = {key: kept for key, kept in self._values.items() if key != name}

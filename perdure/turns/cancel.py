@@ -72,7 +72,7 @@ def settle_begun(runtime: Intake, transaction: Transaction, tenure: Tenure, row:
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
-    """Settle a turn if it still waits; returns whether the session then has no more turns to run."""
+    """Settle a turn if it still waits. Returns True if the session then has no more turns to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()

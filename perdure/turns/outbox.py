@@ -1,7 +1,8 @@
 """The outbox: delivers replies and requests for approval to their receivers, at least once.
 
-A worker that begins an attempt first postpones the delivery's due time, so that no other worker attempts the delivery
-before then. If the worker dies, the next attempt follows at that time. The receiver deduplicates by the delivery's id.
+Before a worker attempts a delivery, it postpones the delivery's due time, so that no other worker attempts the delivery
+meanwhile. If the worker dies, the next attempt follows at the postponed time. The receiver deduplicates by the
+delivery's id.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REFUSALS_FORGIVEN_S = 86_400.0
 
 
 class DeliveryFailed(Exception):
-    """The receiver has not confirmed the delivery. `status_code`: the HTTP status of its response, if any."""
+    """The receiver has not confirmed the delivery. `status_code` is the HTTP status of its response, if any."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -83,9 +84,9 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed. `retry_s`: seconds until the next attempt; `None`: it was the last.
+    """The attempt failed. The next begins in `retry_s` seconds; `None` after the last attempt.
 
-    `next_id`: as in `Delivered`.
+    `next_id` has the same meaning as in `Delivered`.
     """
 
     retry_s: float | None
@@ -145,7 +146,7 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter, not attempted again."""
+    """The newest deliveries, optionally of one status. A `failed` one is a dead letter: it is not retried."""
     rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
     return [
         {

@@ -10,9 +10,9 @@ _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_inter
 
 
 def _receiver(delivery: str) -> str:
-    """SQL for the receiver of a delivery; must equal the expression in `deliveries_pending_idx`.
+    """SQL for the receiver of a delivery. It must equal the expression in the index `deliveries_pending_idx`.
 
-    One receiver gets the deliveries of a conversation in the order of their turns.
+    A receiver gets the deliveries of a conversation in the order of their turns.
     """
     target = f"{delivery}.target"
     return f"""md5(coalesce({target} ->> 'url', {target} ->> 'task',
@@ -20,7 +20,7 @@ def _receiver(delivery: str) -> str:
 
 
 def _place(delivery: str, turn: str, session: str) -> str:
-    """SQL for the sort key of a delivery in its conversation: by turn, requests for approval before the reply."""
+    """SQL for the sort key of a conversation's deliveries: by turn, requests for approval before the reply."""
     return f"""({session}.created_at, {session}.session_id, {turn}.seq,
                      coalesce({delivery}.asking_seq, {2**63 - 1}))"""
 

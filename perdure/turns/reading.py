@@ -203,7 +203,7 @@ def _error(row: Row[Any]) -> dict[str, str] | None:
 
 
 def _delay(row: Row[Any]) -> dict[str, str | None] | None:
-    """The error that delays a turn, and when the next try begins at the latest; `None` if no error delays it."""
+    """The error that delays a turn, and the latest time at which the next try begins; `None` if no error delays it."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
@@ -221,7 +221,7 @@ def delay_message(turn: Mapping[str, Any]) -> str | None:
 
 
 class Delays:
-    """Reports that a turn's answer is delayed, once each time the turn is parked."""
+    """Reports that a turn's answer is delayed. Each time the turn is parked, it reports once."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor

@@ -30,9 +30,9 @@ _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of an import. `accepted`: messages accepted now; `known`: messages accepted before.
+    """The result of an import. `accepted` counts messages accepted now, `known` messages accepted before.
 
-    `variables_left`: the reason why the working variables were not restored; `None` if they were restored.
+    `variables_left` is the reason why the working variables were not restored; `None` if they were restored.
     """
 
     accepted: int

@@ -67,7 +67,7 @@ class Decision(BaseModel):
 
 
 class Waits(Enum):
-    """Whether a turn waits for its calls, and the reason if it does not."""
+    """Whether a turn waits for its calls. If it does not, the member names the reason."""
 
     YES = auto()
     CANCELLED = auto()

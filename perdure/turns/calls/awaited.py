@@ -62,7 +62,7 @@ _MAX_PROGRESS = 1_000
 
 
 class Awaiting(Exception):
-    """At least one call waits for a task or a time. `results`: the results of the message's other calls."""
+    """At least one call waits for a task or a time. `results` holds the results of the message's other calls."""
 
     def __init__(self, results: Sequence[Result]) -> None:
         super().__init__("calls wait for a task or a time")
@@ -130,9 +130,9 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
 def wait(
     runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
 ) -> Waits | None:
-    """Record `results`, and release the session until the message's other calls have results or one of them is due.
+    """Record `results`, and release the session until the waiting calls have results or one of them is due.
 
-    `asking`: the turn's id and the `seq` of the message.
+    `asking` is the turn's id and the `seq` of the message that requests the calls.
 
     Returns `None` if no call waits any more: the turn continues at once.
 
@@ -159,10 +159,10 @@ def wait(
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
     """Record the result of a task, and wake its session if no other call of the turn waits.
 
-    Returns False if the call already has a result.
+    `part` is the number of the ended task, for a call with a list of arguments. A result that arrives after the turn
+    stopped waiting is recorded in the effect's row only.
 
-    A result that arrives after the turn stopped waiting is recorded in the effect's row only. `part`: the number of the
-    ended task, for a call with a list of arguments.
+    Returns False if the call already has a result.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -188,7 +188,7 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
 def _outcome(
     executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
 ) -> tuple[str, str] | None:
-    """Status and text of a call after one of its tasks has ended; `None` until all of its tasks have ended."""
+    """The call's status and text after one of its tasks has ended; `None` while other tasks still run."""
     limit = _max_chars(runtime, row.agent, row.tool)
     if row.parts is None:
         return _rendered(ended, limit)

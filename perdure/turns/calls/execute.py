@@ -60,7 +60,7 @@ TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have tak
 
 
 class NotBegun(Exception):
-    """The lease or the time limit had expired before the tool's function was called, so the call is not in doubt."""
+    """The lease or the time limit expired before the tool's function was called, so the call had no effect."""
 
 
 class CallThread:
@@ -119,7 +119,7 @@ def _set_if(event: threading.Event, *, condition: bool) -> bool:
 
 
 def _loggable_cause(error: BaseException | None) -> BaseException | None:
-    """The error if its traceback may be logged, `None` if a message in its chain of causes is very long."""
+    """Return the error if its traceback may be logged; `None` if it, or one of its causes, has a very long message."""
     each = error
     for _ in range(_MOST_CAUSES):
         if each is None:
@@ -160,7 +160,7 @@ class Executor:
         self._intended_at: dict[UUID, float] = {}
 
     def intended(self, effect_ids: Iterable[UUID], at: float) -> None:
-        """Start the calls' time limits at `at`, the monotonic time at which their intents were sent to the database."""
+        """Start the calls' time limits at `at`, the monotonic time at which the intents were sent to the database."""
         for effect_id in effect_ids:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 

@@ -1,10 +1,10 @@
-"""A call of a Celery tool with a list of arguments: one task per element, at most `max_parallel` queued or running.
+"""A Celery tool called with a list of arguments: one task for each element, at most `max_parallel` of them at a time.
 
 Each task is a part of the call. The call's row holds the status and the result of every part, in the order of the
-arguments. A part is `waiting`, then `taken` (a process is about to send its task), `sent`, and `done` or `failed`. A
-part is committed as `taken` before its task is sent, so a crash in between leaves the part in doubt. The sweeper sends
-a `pure` or `idempotent` part again with the same id; an `unsafe` part counts as sent. Each result frees a place for the
-next waiting part.
+arguments. A part is first `waiting`, then `taken` (a process is about to send its task), then `sent`, and at the end
+`done` or `failed`. A part is committed as `taken` before its task is sent. If the process crashes in between, it is
+unknown whether the task was sent. The sweeper sends a `pure` or `idempotent` part again with the same id; an `unsafe`
+part counts as sent. Each result frees a place for the next waiting part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEAST_CHARS = 200
 
 @dataclass(slots=True)
 class Part:
-    """One task of a call. `extra`: further fields of the stored part, which this release does not know."""
+    """One task of a call. `extra` holds those fields of the stored part that this release does not know."""
 
     status: str = "waiting"
     result: str | None = None
@@ -68,7 +68,9 @@ def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
 
 
 def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
-    """Send waiting parts up to `max_parallel`. `again`: also send parts that are `taken`, unless the tool is `unsafe`.
+    """Send waiting parts, so that at most `max_parallel` are queued or running.
+
+    With `again`, parts that are `taken` are sent again, unless the tool is `unsafe`.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,7 +1,7 @@
-"""The agent's hooks around a call whose result comes from outside the worker.
+"""The agent's hooks around a call that runs outside the worker.
 
-`before` runs before the task is sent, `after` before the result enters the transcript; either may run again after a
-crash.
+`before` runs before the task is sent, `after` runs before the result enters the transcript. After a crash, both may run
+again.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ MAX_CALLS = 32
 class Planned:
     """One call of a reply: ready to run, or refused with a reason for the model.
 
-    `repeated`: an earlier attempt has begun and its outcome is unknown.
+    `repeated` tells that an earlier attempt has begun and its outcome is unknown.
     """
 
     position: int

@@ -46,7 +46,7 @@ class Result:
 
 
 def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
-    """From effect rows, the results of a message's calls and the calls' uncommitted changes of working variables."""
+    """The recorded results of a message's calls, and the calls' uncommitted changes of working variables."""
     rows = effect_rows(executor, turn_id, asking)
     results = [recorded_result(position, rows.get(position)) for position in range(len(asking.tool_calls))]
     return with_edited_arguments(asking, rows, results), recorded_changes(rows)
@@ -90,7 +90,7 @@ def is_intended(row: Row[Any] | None) -> bool:
 
 
 def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
-    """The result of a call that does not run: denied, or refused before or after the decision."""
+    """The result of a call that does not run, because a person denied it or it was refused."""
     if row is not None and row.status == "denied":
         return recorded_result(planned.position, row)
     if row is None and planned.refusal is None:  # refused when the reply was planned, so it has no effect row

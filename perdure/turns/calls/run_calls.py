@@ -76,9 +76,10 @@ class CallRunner:
         self._executor = Executor(runtime, hold, turn, agent, self._variables)
 
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
-        """Run the calls of `asking` (`planned` is `None`: resume them), and commit their results.
+        """Run the calls that the message `asking` requests, and commit their results.
 
-        `intended_at`: the monotonic time at which the statement that committed the planned calls' intents was sent.
+        If `planned` is `None`, the calls are resumed. `intended_at` is the monotonic time at which the statement that
+        committed the planned calls' intents was sent.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -104,7 +105,7 @@ class CallRunner:
     def _run(self, results: list[Result], begun: Sequence[Planned], *, still_wait: bool = False) -> list[Result]:
         """Run the calls in `begun`, and add their results to `results`.
 
-        `still_wait`: whether a call that an earlier worker began still waits for a task or a time.
+        `still_wait` tells whether a call that an earlier worker began still waits for a task or a time.
 
         Raises:
             Awaiting: a call waits for a task or a time.
@@ -208,7 +209,10 @@ class CallRunner:
         return results, again, still_wait
 
     def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The result of a call for a task or a time. `None`: there is no result yet. A call: its task must be sent."""
+        """The state of a call for a task or a time: its result, the planned call if its task must be sent, or `None`.
+
+        `None` means that there is no result yet.
+        """
         if row.status != "intended":
             return recorded_result(fresh.position, row)
         return awaited.resume(self._runtime, self._hold, row, fresh)

@@ -41,7 +41,7 @@ _CHANGED = "The session changed while the message was being accepted; please sen
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The turn of an accepted message. `duplicate`: the message had been accepted before."""
+    """The turn of an accepted message. `duplicate` tells that the message had been accepted before."""
 
     turn_id: UUID
     session_id: UUID

@@ -52,10 +52,11 @@ class TurnRef:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A session's state between its turns: tick, working variables, version of the valid snapshot.
+    """A session's state between its turns: its tick, its working variables, and the version of its valid snapshot.
 
     `variables` is JSON, as of the tick `variables_tick`. If there are no variables, both are None. If the claim could
-    not see the row of the variables yet, only `variables` is None. `wakes` counts wake-ups that no claim followed.
+    not see the row of the variables yet, only `variables` is None. `wakes` is the number of wake-ups since the last
+    claim.
     """
 
     tick: int = 0
@@ -110,10 +111,10 @@ class LeaseLost(Exception):
 
 
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
-    """Take a session's lease if it is free, and begin its oldest unsettled turn.
+    """Take a session's lease if it is free, and begin the session's oldest unsettled turn.
 
-    `alone`: this process runs only this session, so it may claim a turn that needs isolation. Any process may claim a
-    turn that is out of attempts, since the turn is only settled.
+    `alone` tells that this process runs only this session, so it may claim a turn that needs isolation. A turn that is
+    out of attempts may be claimed by any process, since it is only settled.
     """
     parameters = {
         "session_id": session_id,

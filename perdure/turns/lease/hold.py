@@ -118,7 +118,7 @@ class Hold:
         _abort(call)
 
     def expire_overdue(self) -> None:
-        """Abort the model call if its deadline has passed, or its present attempt if the attempt's has passed."""
+        """Abort the model call if it is overdue. If only its present attempt is overdue, abort that attempt."""
         with self._lock:
             call = self._call
         if call is not None:

@@ -54,7 +54,7 @@ def may_wait(turn: TurnRef, clock: Clock) -> bool:
 class Delayed:
     """No model answers: the turn continues after `wait_s` seconds.
 
-    `steps`: the turn's steps so far; `spent_s`: its time under lease, without the failed call.
+    `steps` is the number of the turn's steps so far. `spent_s` is the turn's time under lease, without the failed call.
     """
 
     error: PerdureError

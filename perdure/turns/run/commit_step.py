@@ -26,7 +26,7 @@ from perdure.turns.run.transcript import Entry, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The content of one commit, except working variables. `asks`: whether the last entry requests tool calls."""
+    """The content of one commit, except working variables. `asks` tells that the last entry requests tool calls."""
 
     entries: Sequence[Entry]
     asks: bool = False

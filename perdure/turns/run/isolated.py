@@ -1,4 +1,4 @@
-"""The worker's watch over turns that run in a child process.
+"""Decides when a worker kills a child process that runs a turn.
 
 A child in which a tool holds the GIL notices neither a cancellation nor a lost lease nor its time limit, so the worker
 decides when to kill the child. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the
@@ -29,8 +29,8 @@ IDLE_S = 60.0
 class Standing:
     """A session and its oldest unsettled turn.
 
-    `limit_s` is the turn's time limit, `spent_s` its time under lease at the last commit; `is_silent`: the lease was
-    not renewed when its holder should have renewed it.
+    `limit_s` is the turn's time limit. `spent_s` is its time under lease at the last commit. `is_silent` tells that the
+    holder has missed the time at which it should have renewed the lease.
     """
 
     fence: Fence
@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The reason to kill a process. `ending`: the ending of its turn; `None` if there is no turn to settle."""
+    """The reason to kill a process. `ending` is the ending of its turn, or `None` if there is no turn to settle."""
 
     reason: str
     ending: Ending | None = None
