@@ -60,9 +60,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Whose cases a search covers: the cases of all users if `everybody`, else the cases of the users of `tenant`.
+    """Whose cases a search covers.
 
-    If `tenant` is `None`: the cases of the users without a tenant.
+    With `everybody`, the cases of all users. Otherwise the cases of the users of `tenant`, or, if `tenant` is `None`,
+    of the users without a tenant.
     """
 
     tenant: str | None

@@ -156,7 +156,7 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
-    """An arm over a vector index, used if `{many}_many` is true.
+    """An arm that searches a vector index. It runs only if the CTE `{many}_many` is true.
 
     CASE makes the planner estimate that half of the rows match.
     """

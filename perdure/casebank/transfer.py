@@ -86,7 +86,7 @@ def import_lines(
 def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
     """Lines for `import_lines`, in the order of the case ids. Includes archived cases.
 
-    `tenant`: only the cases of this tenant; `bank`: only the cases of this bank; `None`: all.
+    `tenant` limits the export to one tenant, `bank` to one bank. `None` sets no limit.
     """
     after = ""
     while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):

@@ -47,7 +47,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A user at a terminal: the user id within `tenant`, and the agent's name (`None`: the session's agent)."""
+    """A user at a terminal: the user id within `tenant`, and the agent's name.
+
+    Without a name, the session's agent replies.
+    """
 
     user_id: str
     tenant: str | None = None

@@ -33,7 +33,7 @@ class PackedCases:
         return len(self._ids)
 
     def append(self, case: Facts, readers: str | None = None) -> None:
-        """Append a case. `readers` identifies the users whose prompts the case may enter; `None`: all users."""
+        """Append a case. `readers` identifies the users whose prompts it may enter; `None` stands for all users."""
         self._readers.append(_mark(readers))
         self._ids.append(case.case_id)
         self._usage.append(case.usage_count)

@@ -59,14 +59,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A rule that applies to a case, and the reason as text."""
+    """The decision of one rule on one case, and the reason as text."""
 
     rule: Rule
     reason: str
 
 
 def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """The verdict if the rate is known and below the limit after more than `low_success_min_usage` uses."""
+    """The verdict if the rate is known and too low, and the case has more than `low_success_min_usage` uses."""
     if case.success_rate is None or case.usage_count <= limits.low_success_min_usage:
         return None
     if case.success_rate >= limits.low_success_percent:
@@ -78,7 +78,7 @@ def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
 
 
 def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
-    """The verdict if the last access, or the creation of a case never accessed, is over `inactive_days` ago."""
+    """The verdict if the last access is over `inactive_days` ago. The creation counts if there was no access."""
     if now - case.last_active_at <= timedelta(days=limits.inactive_days):
         return None
     since = "not accessed since" if case.last_accessed_at else "never accessed since it was created on"
@@ -110,7 +110,7 @@ def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict 
 
 
 def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
-    """Sort key, best keeper first: higher usage, higher rate with unknown last, older, case id."""
+    """Sort key, best keeper first: by higher usage, then higher rate (unknown last), then age, then case id."""
     known = case.success_rate is not None
     return -case.usage_count, not known, -(case.success_rate or 0.0), case.created_at, case.case_id
 
@@ -123,7 +123,7 @@ def weight(case: Facts) -> int:
 def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = None) -> Facts:
     """The keeper after the merge: summed usage, the latest access, and the mean of the known rates, weighted by usage.
 
-    `keeper_weight`: the number of uses from which the keeper's rate is computed; `None`: `weight(keeper)`.
+    `keeper_weight` is the number of uses from which the keeper's rate is computed. `None` stands for `weight(keeper)`.
     """
     absorbed = sorted(losers, key=keeper_order)
     rated = [(each.success_rate, weight(each)) for each in absorbed if each.success_rate is not None]

@@ -120,7 +120,7 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
 
 
 def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
-    """Claim an unfinished run without a valid lease; `None` if there is none. `dry_runs`: include dry runs."""
+    """Claim an unfinished run without a valid lease; `None` if there is none. `dry_runs` includes dry runs."""
     taken = database.run(queries.TAKE_OVER, {"lease_s": LEASE_S, "dry_runs": dry_runs})
     return _claimed_run(taken[0]) if taken else None
 

@@ -1,4 +1,4 @@
-"""The channels that the settings enable. The library of a channel is imported only if the channel is enabled."""
+"""Creates the channels that the settings enable. A channel's library is imported only if the channel is enabled."""
 
 from __future__ import annotations
 

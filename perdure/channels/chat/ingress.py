@@ -83,7 +83,7 @@ _NUMBER_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """The keys of an event's user and conversation. `own`: the chat's conversation before any `/new` or `/open`."""
+    """The keys of an event's user and conversation. `own` is the chat's conversation before any `/new` or `/open`."""
 
     user: str
     conversation: str | None

@@ -50,7 +50,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent. `if_known`: ignored unless the agent already takes part in the conversation."""
+    """A message for the agent. With `if_known`, it counts only if the agent already takes part in the conversation."""
 
     place: Place
     sender: Sender
@@ -71,7 +71,7 @@ class Edited:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """A message was deleted. `sender`: its author; `None` if the service does not report the author."""
+    """A message was deleted. `sender` is its author, or `None` if the service does not report the author."""
 
     place: Place
     sender: Sender | None

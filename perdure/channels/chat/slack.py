@@ -106,7 +106,10 @@ class _ShortPauses(RateLimitErrorRetryHandler):
 
 
 class Slack:
-    """The channel `slack`. Thread-safe. `api_url` is the base URL of the Web API; `None`: Slack's own."""
+    """The channel `slack`. `api_url` is the base URL of the Web API; `None` stands for Slack's own URL.
+
+    Threads may share it.
+    """
 
     name = "slack"
     most_chars = 4_000
@@ -378,7 +381,10 @@ def _is_from_person(message: Update) -> bool:
 
 
 def _place(event: Update, message: Update) -> Place:
-    """The place for the reply to `message`: the message's thread, else, in a group, a new thread below it."""
+    """The place for the reply to `message`: the message's thread.
+
+    In a group without one, a new thread below the message.
+    """
     channel = event["channel"]
     group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")
     thread = message.get("thread_ts") or (message["ts"] if group else None)

@@ -29,7 +29,10 @@ def split(text: str, most: int) -> list[str]:
 
 
 def _cut(text: str, room: int) -> int:
-    """The length of the next part: to the end of a paragraph, line or word in the last half of `room`, else `room`."""
+    """The length of the next part.
+
+    It ends a paragraph, line or word in the last half of `room`; otherwise it is `room`.
+    """
     for separator in ("\n\n", "\n", " "):
         found = text.rfind(separator, room // 2, room)
         if found > 0:

@@ -57,7 +57,10 @@ _REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEB
 
 
 class Telegram:
-    """The channel `telegram`. `api_url` is the Bot API's base URL; `None`: Telegram's own. Threads may share it."""
+    """The channel `telegram`. `api_url` is the Bot API's base URL; `None` stands for Telegram's own URL.
+
+    Threads may share it.
+    """
 
     name = "telegram"
     most_chars = 4_096

@@ -56,8 +56,8 @@ class KeyKind(StrEnum):
 class Caller:
     """The holder of a key or a token.
 
-    `tenant`: the tenant whose users the caller has access to; `None`: users without a tenant. `user`: for a token, the
-    key of the only user that the caller has access to.
+    `tenant` is the tenant whose users the caller has access to; `None` stands for users without a tenant. For a token,
+    `user` is the key of the only user that the caller has access to.
     """
 
     kind: KeyKind

@@ -90,7 +90,10 @@ _NAMED = compiled(r"<@!?([0-9]{1,20})>")
 
 
 class Discord:
-    """The channel `discord`. `api_url` is the base URL of the REST API; `None`: Discord's own. Threads may share it."""
+    """The channel `discord`. `api_url` is the base URL of the REST API; `None` stands for Discord's own URL.
+
+    Threads may share it.
+    """
 
     name = "discord"
     most_chars = 2_000
