@@ -41,7 +41,7 @@ class ErrorMessages(Protocol):
     """The messages that an agent's users receive when a turn fails."""
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The message for an error's `code`; `None`: perdure's own message is sent.
+        """The message for an error's `code`. If it is `None`, perdure's own message is sent.
 
         `language` is from the metadata of the user's message.
         """
@@ -164,7 +164,10 @@ class Agent:
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether `name` has the prefix of one of the agent's MCP servers, which may lack a tool of this name."""
+        """Whether the agent may have a tool `name`: the name has the prefix of one of its MCP servers.
+
+        The server need not have such a tool.
+        """
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 

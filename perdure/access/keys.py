@@ -25,7 +25,10 @@ _FILE = "file:"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The SHA-256 of a key, and the tenant whose users it gives access to; `None`: users without a tenant."""
+    """The SHA-256 of a key, and the tenant whose users the key gives access to.
+
+    Without a tenant, the key gives access to the users who have no tenant.
+    """
 
     tenant: str | None
     digest: bytes

@@ -90,5 +90,5 @@ def user_of(key: str) -> str:
 
 
 def author_of(key: str | None) -> str | None:
-    """The author's id in a case's user key; `None`: the case is shared within its tenant."""
+    """The author's id in a case's user key; `None` if the case is shared within its tenant."""
     return None if key is None or key.endswith(SEPARATOR * 2) else user_of(key)

@@ -1,4 +1,4 @@
-"""User tokens: signed, expiring, for one user each; a service mints them for a browser or a phone.
+"""User tokens. Each is signed, expires, and is for one user; a service mints it for a browser or a phone.
 
 A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `aud`, `exp` and
 `iat`. Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.

@@ -18,7 +18,7 @@ _ROUND_S = 0.5
 def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:
     """Wait for a turn to settle and return it in the format of `GET /v1/turns/{id}`.
 
-    `turn` is the result of `perdure.send`, or a turn's id. `timeout` is in seconds; `None`: no limit. Call `result`
+    `turn` is the result of `perdure.send`, or a turn's id. `timeout` is in seconds; `None` sets no limit. Call `result`
     after the commit: perdure's connection cannot see an uncommitted turn. A failed turn is returned, with its `error`.
 
     Raises:

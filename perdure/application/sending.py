@@ -54,7 +54,7 @@ _on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message in the caller's transaction. `session_id` is `None`: a worker assigns the session after the commit."""
+    """A message in the caller's transaction. `session_id` is `None`, because a worker assigns the session later."""
 
     turn_id: UUID
     session_id: UUID | None = None

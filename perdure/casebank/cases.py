@@ -40,9 +40,10 @@ _SKEW = timedelta(minutes=1)
 class NewCase:
     """A case to be added. Set both `query_vector` and `embedder` (the embedder that made it), or neither.
 
-    `user_id` is the key of the author. `None`: the case belongs to all users without a tenant. A key of
-    `tenants.everybodys`: the case belongs to all users of that tenant. Empty: the author is unknown, and no user sees
-    the case. `shared_at`: when an administrator shared the author's case with all users of the author's tenant.
+    `user_id` is the key of the author. Three other values are possible. With `None`, the case belongs to all users
+    without a tenant. With a key of `tenants.everybodys`, it belongs to all users of that tenant. If `user_id` is empty,
+    the author is unknown, and no user sees the case. `shared_at` is the time when an administrator shared the author's
+    case with all users of the author's tenant.
     """
 
     case_id: str
@@ -65,7 +66,7 @@ class NewCase:
 def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
     """Add a case. Returns False if its id is taken or a case learnt from the same turn exists.
 
-    `dimensions`: the dimensions of the embedder's vectors, if known.
+    `dimensions` is the number of dimensions of the embedder's vectors, if known.
 
     Raises:
         InvalidRequest: a field is invalid; the message names it.

@@ -1,8 +1,8 @@
 """Executions: which turns had a case in their prompt, and how those turns ended.
 
-The statement that settles a turn inserts them (`queries.WITH_USES`) and locks no case, so turns of different users
-do not wait for each other. `count` adds them to the cases' use counts later. The task `casebank.count` and reflection
-call it. A user's feedback overrides how the turn ended.
+The statement that settles a turn inserts its executions (`queries.WITH_USES`) and locks no case, so turns of different
+users do not wait for each other. `count` adds the executions to the cases' use counts later. The task `casebank.count`
+and reflection call `count`. A user's feedback overrides how the turn ended.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ _ID_DIGITS = 32
 
 
 def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> RunContext:
-    """A `RunContext` that POSTs its notices. To wait, it calls `pause` with the seconds. Threads may share it."""
+    """A `RunContext` that POSTs its notices, and calls `pause` with the seconds for which it waits.
+
+    Threads may share it.
+    """
 
     def post(url: str, body: bytes) -> None:
         settings = runtime.settings

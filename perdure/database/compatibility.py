@@ -61,9 +61,9 @@ Query = Callable[[Statement], Sequence[Row[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A database's revision (`None`: no migration has run), and the oldest release that can use its schema.
+    """A database's revision (`None` if no migration has run), and the oldest release that can use its schema.
 
-    `elsewhere`: the tables are in the schema `public`, where earlier releases kept them.
+    `elsewhere` tells that the tables are in the schema `public`, where earlier releases kept them.
     """
 
     revision: str | None

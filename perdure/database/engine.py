@@ -89,7 +89,7 @@ _UNREACHABLE = "The database cannot be reached; please try again."
 
 @dataclass(frozen=True)
 class Statement:
-    """A named statement. `writes`: each run outside of a `Transaction` is a commit.
+    """A named statement. With `writes`, each run outside of a `Transaction` is a commit.
 
     Parameters in `sql` have the form `%(name)s`. Each connection prepares the statement once, under its name, since
     parsing and planning cost more than running it.
@@ -307,7 +307,7 @@ class _Session:
 def _rows(
     connection: Connection, statement: Statement, parameters: Mapping[str, Any], *, first: bool = True
 ) -> Sequence[Row[Any]]:
-    """Run `statement`. `first`: the statement begins a transaction."""
+    """Run `statement`. `first` tells that the statement begins a transaction."""
     info = connection.info  # discarded with the pooled connection
     session: _Session = info[_SESSION]
     if session.local is not None:
@@ -331,7 +331,10 @@ def _rendered(connection: Connection, sql: str) -> str:
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
-    """Make SQLAlchemy close a useless connection, and replace each older connection of the pool at its next use."""
+    """Make SQLAlchemy close a connection that has become useless.
+
+    Each older connection of the pool is replaced at its next use.
+    """
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
         return
@@ -347,7 +350,7 @@ def _code(error: BaseException | None) -> str | None:
 
 
 def _limits(schema: str, lease_s: float) -> dict[str, str]:
-    """The settings of each connection, with which a paused client loses its locks within a third of the lease."""
+    """The settings of each connection. They make a paused client lose its locks within a third of the lease."""
     return {
         "search_path": quoted(schema),
         "idle_in_transaction_session_timeout": str(int(min(lease_s / 3, 10) * 1000)),

@@ -75,7 +75,7 @@ _GRANTEES = text("""
 
 
 def tables_at(revision: str | None, revisions: tuple[str, ...]) -> set[str]:
-    """The tables that exist at `revision`; if it is not one of `revisions`, the tables of the newest revision."""
+    """The tables that exist at `revision`. For a revision that is not in `revisions`, the tables of the newest one."""
     until = revisions.index(revision) if revision in revisions else len(revisions)
     return {name for each in revisions[: until + 1] for name in _CREATED_IN.get(each, "").split()}
 

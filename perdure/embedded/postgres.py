@@ -296,7 +296,7 @@ class _Postgres:
 
 
 def _is_postgres(pid: int, data: Path) -> bool:
-    """Whether process `pid` may be a server of `data`: it runs postgres, and its arguments name no other directory."""
+    """Whether process `pid` may be a server of `data`: it runs postgres, and no argument names another directory."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:

@@ -178,7 +178,7 @@ class _Child:
 
     @property
     def status(self) -> int:
-        """The exit status once it has ended; negative: the signal that ended it."""
+        """The exit status once the process has ended. A negative status is the number of the signal that ended it."""
         return self._popen.wait()
 
     def terminate(self) -> None:

@@ -70,7 +70,7 @@ class Duplicates:
 
 
 class Group:
-    """Cases whose vectors have the same embedder and dimensions. Holds open files; use it in a `with`."""
+    """Cases whose vectors have the same embedder and number of dimensions. Holds open files; use it in a `with`."""
 
     def __init__(self, dimensions: int) -> None:
         self.cases = PackedCases()
@@ -237,7 +237,7 @@ class _Search:
     ) -> NDArray[np.bool_]:
         """The pairs of `near`, an array `(keepers, losers)`, that are left to decide.
 
-        Drops a pair if its questions differ for certain and the loser's difference from another case is already
+        Drops a pair if its questions certainly differ and a difference between its loser and another case is already
         recorded. Vectorised, because a thousand questions that differ only in a number make half a million pairs.
         """
         if not self._limits.duplicate_guard or not near.any():
@@ -249,7 +249,7 @@ class _Search:
         return worth
 
     def _same_readers(self, keepers: NDArray[np.intp], losers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """`(keepers, losers)` bool: which pairs have the same readers."""
+        """An array `(keepers, losers)` of booleans: whether the two cases of each pair have the same readers."""
         readers = self._cases.readers
         same: NDArray[np.bool_] = readers[keepers][:, None] == readers[losers][None, :]
         return same
@@ -300,7 +300,7 @@ class _Signatures:
         self._fingerprints, self._names, self._words = (np.zeros(count, dtype=np.int64) for _ in range(3))
 
     def apart(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """`(left, right)` bool: which pairs differ for certain, in numbers, negations or a name."""
+        """An array `(left, right)` of booleans: whether a pair certainly differs in numbers, negations or a name."""
         self._load(left)
         self._load(right)
         rows, columns = left[:, None], right[None, :]

@@ -85,9 +85,10 @@ TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The users that a request may name: the users of `tenant` (`None`: without a tenant), or a token's user.
+    """The users that a request may name: the users of `tenant`, or only the user of the caller's token.
 
-    `all_users`: the caller is an operator and the request names no tenant, so a list may cover all users.
+    If `tenant` is `None`, these are the users without a tenant. `all_users` tells that the caller is an operator and
+    the request names no tenant, so a list may cover all users.
     """
 
     caller: Caller

@@ -77,7 +77,7 @@ Shape = Callable[[PerdureError], Response]
 
 
 def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
-    """Make `app` answer errors with problem documents, and on paths below a key of `shapes` in that key's shape."""
+    """Make `app` answer errors with problem documents. Paths below a key of `shapes` get that key's shape instead."""
     app.state.error_shapes = dict(shapes)
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)

@@ -47,7 +47,7 @@ T = TypeVar("T")
 class Gateway:
     """The shared state of one gateway process. Belongs to one event loop.
 
-    `authenticate`: the application's own authentication, in place of `keys`.
+    `authenticate` is the application's own authentication, which replaces `keys`.
     """
 
     def __init__(self, runtime: Runtime, keys: Keys, authenticate: Authenticate | None = None) -> None:

@@ -74,7 +74,7 @@ def _summary(counted: Mapping[str, Any] | None) -> str | None:
 
 
 def _case(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
-    """One case: id, reason, the reason for sparing it later (if any), and the question or the texts of duplicates."""
+    """One case: its id, the reason, the reason for sparing it (if any), and its question or both duplicates."""
     yield _text(f"{number:>3}. {line['case_id']}: {line['reason']}")
     if line["outcome_reason"] is not None:
         yield _indented(_text(f"spared when the plan was applied: {line['outcome_reason']}"))

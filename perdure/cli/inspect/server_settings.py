@@ -30,7 +30,7 @@ _OF_REDIS = ("maxmemory-policy", "appendonly", "slowlog-log-slower-than")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One dangerous setting: its server, its value, the risk, and how to fix it."""
+    """One dangerous setting: the server that has it, its value, the risk, and how to fix it."""
 
     where: str
     setting: str

@@ -68,7 +68,7 @@ def raise_descriptor_limit() -> int:
 
 
 def connection_limit(descriptors: int) -> int:
-    """The most connections for a process that may open `descriptors` files."""
+    """The most connections that a process may have if it may open `descriptors` files."""
     return min(_MOST, max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2))
 
 

@@ -75,7 +75,7 @@ def up(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Until the supervisor handles SIGINT, SIGTERM and SIGHUP, let each of them interrupt the start cleanly."""
+    """Let SIGINT, SIGTERM and SIGHUP interrupt the start cleanly, until the supervisor handles these signals."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         _ignore_signals()

@@ -47,7 +47,7 @@ class _Left(Exception):
 
 
 class _Ended(SystemExit):
-    """SIGTERM, or SIGHUP from a closed terminal.
+    """SIGTERM arrived, or SIGHUP from a closed terminal.
 
     A `SystemExit`, because the prompt's asyncio loop re-raises that class.
     """

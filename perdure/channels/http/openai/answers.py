@@ -23,7 +23,7 @@ class Rewound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The next part of the answer's text. `progress`: a status line, which is not part of the answer."""
+    """The next part of the answer's text. `progress` is a status line, which is not part of the answer."""
 
     text: str
     progress: bool = False
@@ -43,7 +43,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A line about a committed tool call, after the text of its step; a replay yields it at the same position."""
+    """A line about a committed tool call. It follows the text of the call's step, also in a replay."""
 
     line: str
 

@@ -35,7 +35,10 @@ _DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The data that identify a request. `key`: the `Idempotency-Key`. `is_retry`: the SDK has marked it as a retry."""
+    """The data that identify a request.
+
+    `key` is the `Idempotency-Key`. `is_retry` tells that the SDK has marked the request as a retry.
+    """
 
     message: Incoming
     messages: Sequence[Any]

@@ -2,8 +2,8 @@
 
 A sequence number is a function of the answer's text: the position at which the event's text ends, and a checksum of the
 text before that position. The lines about tool calls, which form a reasoning item, count as text at their position. So
-the numbers are the same after a restart, on any gateway, and in a replay of the committed text. A number of
-withdrawn text matches no event of the text that replaces it, so a client that resumes after such a number gets an
+the numbers are the same after a restart, on any gateway, and in a replay of the committed text. If text is withdrawn,
+the events of its replacement have other numbers. A client that resumes after a number of the withdrawn text gets an
 error. Live text and replays are cut into the same pieces, so a client that filters a replay by number misses nothing.
 """
 

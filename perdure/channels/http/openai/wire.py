@@ -32,7 +32,7 @@ class _Request(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_usage`: the last chunk has the turn's usage."""
+    """Options of a stream. With `include_usage`, the last chunk has the turn's usage."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -115,7 +115,7 @@ def _require_text_format(wanted: object, param: str) -> None:
 
 
 def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
-    """The text of the newest user message; only instructions may follow it. `param`: the list's name, for errors.
+    """The text of the newest user message; only instructions may follow it. `param` is the list's name, for errors.
 
     Raises:
         BadParameter: there is no such message, or it has a part that is not text.

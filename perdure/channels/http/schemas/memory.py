@@ -66,7 +66,7 @@ class SearchResults(Answer):
 
 
 class Consolidate(BaseModel):
-    """The session to consolidate; null: a batch of pending sessions."""
+    """The session to consolidate. Null requests a batch of pending sessions."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 
@@ -75,7 +75,7 @@ class Consolidate(BaseModel):
 
 
 class ConsolidationRequested(Answer):
-    """The session whose consolidation was requested; null: a batch of pending sessions."""
+    """The session whose consolidation was requested. Null stands for a batch of pending sessions."""
 
     model_config = examples({"session_id": None}, {"session_id": SESSION_ID})
 

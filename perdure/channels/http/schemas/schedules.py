@@ -88,7 +88,7 @@ _SCHEDULE: dict[str, Any] = {
 
 
 class Schedule(Answer):
-    """A schedule. `next_due` is null while the schedule is paused. `error`: why its last message was refused."""
+    """A schedule. `next_due` is null while the schedule is paused. `error` tells why its last message was refused."""
 
     model_config = examples(_SCHEDULE)
 

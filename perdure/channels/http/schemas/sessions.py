@@ -21,7 +21,7 @@ class EndSession(BaseModel):
 
 
 class ForkSession(BaseModel):
-    """The tick up to which a session is copied; null: all settled turns."""
+    """The tick up to which a session is copied. Null copies all settled turns."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 1}, {}]})
 

@@ -84,7 +84,7 @@ class Error(Answer):
 
 
 class Delay(Answer):
-    """Why a reply is delayed. `until`: the latest time of the next attempt; null: an attempt is under way."""
+    """Why a reply is delayed. The next attempt begins at `until` at the latest; null if an attempt is under way."""
 
     code: str
     message: str
@@ -101,10 +101,10 @@ class Approval(Answer):
 
 
 class Awaited(Answer):
-    """The task or timer that a parked turn waits for; of several, the one that is due first. `name`: the tool's name.
+    """The task or timer that a parked turn waits for; if there are several, the one that is due first.
 
-    `until`: when the task or timer is due; a task that is still running then counts as lost. `progress`: the task's
-    last progress report, as text.
+    `name` is the tool's name. `until` is the time when the task or timer is due; a task that is still running then
+    counts as lost. `progress` is the task's last progress report, as text.
     """
 
     kind: Literal["task", "timer"]

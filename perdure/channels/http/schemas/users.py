@@ -28,7 +28,7 @@ class Export(Answer):
 class Erased(Answer):
     """The number of erased rows, by table.
 
-    `everywhere`: whether Redis and the snapshots are erased, too; if not, a worker erases them later.
+    `everywhere` tells whether Redis and the snapshots are erased, too. If it is false, a worker erases them later.
     """
 
     model_config = examples({"user_id": "ann", "rows": {"sessions": 1, "turns": 1, "messages": 2}, "everywhere": True})

@@ -21,7 +21,7 @@ Read = Callable[[UUID, int], Awaitable[Committed]]
 
 
 class Follower:
-    """Yields the events of a turn after the position `last`; `None`: from the beginning."""
+    """Yields the events of a turn after the position `last`, or from the beginning if `last` is `None`."""
 
     def __init__(self, hub: Hub, read: Read, turn_id: UUID, last: EventId | None = None) -> None:
         self._hub = hub

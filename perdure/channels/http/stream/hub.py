@@ -71,7 +71,7 @@ class News:
         return taken
 
     def add(self, *, changed: bool) -> None:
-        """Record new entries and wake the stream. `changed`: the turn's state may have changed, too."""
+        """Record new entries and wake the stream. `changed` tells that the turn's state may have changed, too."""
         self._written = True
         self._changed |= changed
         self._event.set()

@@ -77,7 +77,7 @@ async def socket(connection: WebSocket) -> None:
 async def _authenticated(connection: WebSocket, gateway: Gateway) -> tuple[Caller, Request] | None:
     """The caller, and the request with the caller's key or token.
 
-    Returns `None` if the client has disconnected, or if the first frame was late or its token invalid.
+    Returns `None` if the client has disconnected, or if its first frame was late or had an invalid token.
     """
     try:
         request = _own_request(connection) if gateway.authenticate else await _signed_request(connection)
