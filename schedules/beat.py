@@ -32,7 +32,7 @@ class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no typ
         self.cadence = cadence
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        """The time until the first slot after `last_run_at`; negative if the slot has passed."""
+        """The time until the first slot after `last_run_at`. It is negative if the slot has passed."""
         remaining: timedelta = self.cadence.next(last_run_at.astimezone(UTC)) - self.now()
         return remaining
 

@@ -36,7 +36,7 @@ MOST_CONSOLIDATIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The numbers of wake-ups that a round published; `refused`: wake-ups that the broker refused."""
+    """The numbers of wake-ups that a round published. `refused` counts the wake-ups that the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0

@@ -34,7 +34,10 @@ _MOST_A_ROUND = 20
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:
-    """Deleted rows by table. `everywhere`: Redis and the snapshot store are clean; if not, the second pass retries."""
+    """Deleted rows by table.
+
+    `everywhere` tells that Redis and the snapshot store are clean; if not, the second pass retries.
+    """
 
     rows: dict[str, int]
     everywhere: bool

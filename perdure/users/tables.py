@@ -1,7 +1,7 @@
 """The tables with users' data, and the conditions that find one user's rows.
 
-Erasure and export both use this list. A test compares the list with the schema, because every table must be listed
-here, either among the tables with users' data or among those without.
+Erasure and export both use this list. A test requires each table of the schema to be listed here, either among the
+tables with users' data or among those without.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ Committed = TypeVar("Committed")
 def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
     """Retry `commit` until it succeeds; returns its result.
 
-    If a try raised an error but had committed, returns the session's state. Retries for at most the time limit of a
-    turn; a process that shuts down tries twice.
+    If a try raised an error although it had committed, returns the session's state instead. Retries for at most the
+    time limit of a turn; a process that shuts down tries twice.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.

@@ -73,7 +73,7 @@ _MOST_DOUBLINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """This process claimed the session; `settled` turns were settled before it was released."""
+    """This process claimed the session, and settled `settled` turns before it released the session."""
 
     settled: int
 
@@ -130,7 +130,7 @@ class Runner:
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
         """Claim the session unless another worker holds it, run and settle its turns in order, and release it.
 
-        `alone`: this process runs only this session, and a turn may kill it.
+        `alone` tells that this process runs only this session, so that a turn may kill the process.
 
         Raises:
             Unavailable: the database cannot be reached; the call may be repeated.
@@ -249,7 +249,7 @@ class Runner:
     def _ending(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
     ) -> tuple[Ending | Stop, Sequence[str]]:
-        """Run the step loop; returns also the ids of the cases in the prompt."""
+        """Run the step loop; returns its result, and the ids of the cases in the prompt."""
         try:
             turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
         except (PerdureError, SettingsError) as error:

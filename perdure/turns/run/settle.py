@@ -60,8 +60,8 @@ Ending = Replied | Failed | Cancelled
 class Settled:
     """The state after the commit: the number of the session's unsettled turns, and the delivery to publish.
 
-    `may_end`: the session's end is requested, and this was its last turn. `others_wait`: the turn freed a place, and
-    the user has queued sessions.
+    `may_end` tells that the session's end is requested and this was its last turn. `others_wait` tells that the turn
+    freed a place and the user has queued sessions.
     """
 
     unsettled: int
@@ -85,8 +85,8 @@ class Tenure:
 class Verdict:
     """Everything that settling a turn writes, as JSON values.
 
-    `messages`: records of entries, in order. `variables`: the working variables; None if unchanged. `case_ids`: the
-    cases in the prompt. `extra`: members of a held verdict that this release does not know.
+    `messages` are records of entries, in order. `variables` are the working variables, or None if they are unchanged.
+    `case_ids` names the cases in the prompt. `extra` holds members of a held verdict that this release does not know.
     """
 
     status: str
@@ -126,7 +126,7 @@ def conclude(
 ) -> Verdict:
     """The verdict on a turn that ends with `ending`, with results for open calls.
 
-    `case_ids`: the cases in the prompt.
+    `case_ids` names the cases in the prompt.
     """
     closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
@@ -187,7 +187,8 @@ def settle(
 ) -> Settled:
     """Settle a turn.
 
-    `keep`: keep the lease if the session has more turns. `saved`: the store has the snapshot of the new tick.
+    With `keep`, the lease is kept if the session has more turns. `saved` tells that the snapshot store has the snapshot
+    of the new tick.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.

@@ -45,7 +45,7 @@ class NotSaved(Exception):
 
 
 def is_elsewhere(store: SnapshotStore) -> bool:
-    """Whether the store needs a save of its own, because the commit of a step does not write to it."""
+    """Whether the store needs a separate save, because the commit of a step does not write to it."""
     return not isinstance(store, PostgresSnapshots)
 
 
