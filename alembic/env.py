@@ -1,7 +1,8 @@
-"""Alembic's environment: runs the migrations on the connection of `perdure.database.migrate`.
+"""Alembic's environment script. It runs the migrations on the connection that `perdure.database.migrate` supplies.
 
-Each migration from 0014 on declares `readable_from`: the newest revision of the oldest release that can use the schema
-after the migration. Each step, up or down, stores the `readable_from` of its destination revision.
+Each migration from 0014 on declares `readable_from`. This value stands for the oldest release that can use the schema
+after the migration: it is the newest revision of that release. After each step, up or down, the script stores the
+`readable_from` of the revision that the step leads to.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _DECLARE = text("""
 
 
 def declare(ctx: Any, step: Any, **_: Any) -> None:
-    """Record, in the migration's transaction, which releases can use the tables now."""
+    """Record which releases can use the schema after this step, in the transaction of the migration."""
     for arrived_at in step.destination_revisions:
         readable_from = getattr(arrived_at.module, "readable_from", None)
         if readable_from is not None:  # None before 0014, which creates the table

@@ -1,7 +1,8 @@
-"""The agent and the model of the benchmarks. By default the model has no latency, so that only perdure's cost counts.
+"""The agent and the model of the benchmarks.
 
-A worker loads the agent through `PERDURE_AGENTS`, and the model `benchmark:SECONDS` through the entry-point group
-`perdure.models`, in which `setup.py` declares the model. Each turn has two model calls and one tool call.
+By default, the model has no latency, so the figures contain only perdure's own cost. A worker loads the agent through
+`PERDURE_AGENTS`. It loads the model `benchmark:SECONDS` through the entry-point group `perdure.models`, in which
+`setup.py` declares the model. Each turn has two model calls and one tool call.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ assistant = Agent("assistant", instructions="You double numbers.", tools=[double
 
 
 class InProcessModel:
-    """Calls the tool, then answers. Waits `latency_s` seconds before the call if the question starts with `PATIENT`."""
+    """Calls the tool, then answers.
+
+    Waits `latency_s` seconds before the tool call if the question starts with `PATIENT`.
+    """
 
     def __init__(self, latency_s: float = 0.0) -> None:
         self._latency_s = latency_s

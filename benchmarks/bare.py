@@ -1,7 +1,8 @@
-"""The baseline for the gateway: bare FastAPI routes with the same bodies. `python -m benchmarks.bare PORT`.
+"""The baseline for the gateway: bare FastAPI routes that accept and return the same bodies.
 
-Each route exists twice: `/validated` uses no database, `/committed` runs one single-row INSERT or SELECT in autocommit,
-in FastAPI's own threads. uvicorn runs with its defaults, but without an access log.
+`python -m benchmarks.bare PORT` serves the routes. Each route exists twice. The route under `/validated` uses no
+database. The route under `/committed` runs one single-row INSERT or SELECT in autocommit, in FastAPI's own threads.
+uvicorn runs with its default settings, but without an access log.
 """
 
 from __future__ import annotations

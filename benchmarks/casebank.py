@@ -1,10 +1,12 @@
 """The CaseBank with 100,000 cases: the time and memory of a plan, and the latency of searches during a run.
 
-The bank is generated with a known plan: groups of near duplicates around their own centres, low performers, inactive
-cases, and exempt ones. The plan and the run must match the known plan pair by pair. Memory is the peak of this process
-above its level at the start. Searches are timed one after the other while another process does a whole run at its
-default pace. That process is stopped for one second of every three. Searches during a stop are the baseline, so other
-load on the machine and the state of the tables affect the baseline as well.
+The benchmark generates cases for which the correct plan is known. There are groups of near duplicates, low performers,
+inactive cases, and exempt cases. The plan and the run must match the known plan pair by pair. Memory is the peak of
+this process above its level at the start.
+
+This process times one search after another while a second process does a whole run at its default pace. The second
+process is stopped for one second of every three. The searches during a stop are the baseline. Other load on the machine
+and the state of the tables therefore affect the baseline as well.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ class Made:
     def _directions(self) -> NDArray[np.float64]:
         """Ten random unit vectors, one for each case of a group.
 
-        A duplicate's vector is its keeper's vector, turned by an angle whose cosine is between 0.951 and 1.
+        The keeper is the case that absorbs its duplicates. The vector of a duplicate is the keeper's vector, rotated by
+        an angle whose cosine is between 0.951 and 1.
         """
         vectors = self._rng.normal(size=(10, _DIMENSIONS))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -138,7 +141,7 @@ class Made:
 
 
 class Watched:
-    """Peak memory of this process within the block, in MiB above its level at the start."""
+    """Context manager that measures this process's peak memory, in MiB above its level on entry."""
 
     def __enter__(self) -> Self:
         self._process = psutil.Process()
@@ -247,8 +250,8 @@ def _checked(plan: dict[str, Any], truth: Truth) -> float:
 def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
     """Search during a run; returns the times of the searches and of the run.
 
-    The first list has the milliseconds of each search while the run was stopped, the second those of all other
-    searches. The last value is the run's seconds without the stops.
+    The first list contains the milliseconds of each search while the run was stopped. The second list contains the
+    milliseconds of each other search. The last value is the run's duration in seconds, without the stops.
     """
     setup.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)
@@ -275,7 +278,7 @@ def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[floa
 
 @contextmanager
 def _pruning(url: URL) -> Iterator[psutil.Process]:
-    """Yield a process that prunes at the default pace, once it has made its first commit."""
+    """Start a process that prunes at the default pace, and yield it after its first commit."""
     context = multiprocessing.get_context("spawn")
     began = context.Event()
     process = context.Process(target=_prune, args=(url.render_as_string(hide_password=False), began), daemon=True)

@@ -1,8 +1,8 @@
-"""A turn with a short and with a long history: the rows that PostgreSQL reads for its context, and the turn's time.
+"""The rows that PostgreSQL reads for a turn's context, and the turn's time, by length of the history.
 
-Half of the history is in earlier sessions (imported, with their vectors), half in the current
-session. Rows are PostgreSQL's own counts for perdure's tables: rows read by sequential scans plus
-rows fetched through indexes.
+The benchmark runs turns with a short and with a long history. One half of the history is in earlier sessions, which are
+imported with their vectors. The other half is in the current session. The number of rows is PostgreSQL's own count for
+perdure's tables: rows read by sequential scans plus rows fetched through indexes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The baseline: a bare Celery task that makes as many commits as a turn, without an agent.
 
-It is the cheapest durable task that this stack can run. The application has Celery's defaults except for the
-pool, its size and ignored results. It uses SQLAlchemy Core on psycopg2, with as many connections as perdure. Each
-commit is a single-row INSERT in autocommit, one round trip. `celery -A benchmarks.floor worker` runs it.
+It is the cheapest durable task that this stack can run. The Celery application sets the pool, the pool's size and a
+prefetch multiplier of 1, and ignores results. Its other settings are Celery's defaults. The task uses SQLAlchemy Core
+on psycopg2, with as many connections as perdure. Each commit is a single-row INSERT in autocommit, which takes one
+round trip. `celery -A benchmarks.floor worker` starts the worker.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Requests a second of the gateway on keep-alive connections, compared with bare FastAPI routes with the same bodies.
+"""Requests per second of the gateway on keep-alive connections, compared with bare FastAPI routes.
 
-The real gateway process accepts messages (it commits each message and publishes a wake-up through Redis; no worker
-runs) and reads turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model. One variant
-runs one statement per request on the same PostgreSQL; the other uses no database. The three sides of the comparison
-(the gateway and the two variants) alternate by round. One client process sends all requests.
+Three servers are compared. They alternate by round, and one client process sends all requests. The first server is the
+real gateway process, which accepts messages and reads turns. To accept a message, the gateway commits it and publishes
+a wake-up through Redis. No worker runs.
+
+The other two are variants of the bare routes (`benchmarks.bare`). Both variants validate the same bodies as the gateway
+with the same model. One variant runs one statement per request on the same PostgreSQL server. The other variant uses no
+database.
 
 The rate is measured in a closed loop. The latencies of a closed loop follow from its rate (connections / rate, Little's
-law), so the latencies are measured in an open loop at half of the gateway's rate.
+law). The latencies are therefore measured in an open loop at half of the gateway's rate.
 """
 
 from __future__ import annotations
@@ -118,7 +121,7 @@ def _servers(setup: Setup, url: URL) -> Iterator[dict[str, int]]:
 
 @contextmanager
 def _client(setup: Setup, url: URL) -> Iterator[_Client]:
-    """Yield a function that makes the client process carry out an order, and returns the result."""
+    """Yield a function that sends an order to the client process and returns the result."""
     with ExitStack() as stack:
         process = stack.enter_context(
             setup.process(
@@ -163,7 +166,7 @@ def _read(ports: dict[str, int], side: str, turn_id: str) -> dict[str, Any]:
 
 
 def _warmed_up(client: _Client, ports: dict[str, int]) -> dict[str, str]:
-    """Create a session for each user by sending messages; returns each side's last turn id."""
+    """Create a session for each user by sending messages. Returns the id of the last turn for each side."""
     return {side: client(**_accept(ports, side))["last"]["turn_id"] for side in _PREFIXES}
 
 

@@ -93,7 +93,10 @@ def _langgraph(setup: Setup, late: int) -> Growth:
 
 
 def _compared(admin: Connection, turn: Turn, late: int) -> Growth:
-    """Extend an old and a young conversation to their lengths, then sample turns of both alternately."""
+    """Extend an old and a young conversation, then sample turns of the two alternately.
+
+    `late` is the turn number around which the old conversation is sampled.
+    """
     for name, length in (("old", late), ("young", _EARLY)):
         for _ in range(length - _SETTLING - _SAMPLED // 2):
             turn(name)

@@ -1,9 +1,9 @@
-"""The same turn in LangGraph with its PostgreSQL checkpointer, for comparison.
+"""The benchmarks' turn in LangGraph with its PostgreSQL checkpointer, for comparison with perdure.
 
 The agent is built as in LangGraph's documentation: a `StateGraph` over messages, the prebuilt `ToolNode` and
-`tools_condition`, `durability="sync"`, and a `PostgresSaver` with its own connection for each thread (a saver has one
-lock, so a shared saver would be slower). The model is a bare node that returns an `AIMessage`, so LangChain's layer for
-chat models is not counted against LangGraph.
+`tools_condition`, `durability="sync"`, and a `PostgresSaver`. Each thread has its own saver with its own connection,
+because a saver has one lock and a shared saver would be slower. The model is a bare node that returns an `AIMessage`.
+The figures therefore exclude the cost of LangChain's layer for chat models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHOD = (
 
 
 def rate(setup: Setup, conversations: int, threads: int) -> Rate:
-    """Turns per second in `conversations` conversations, which `threads` threads run."""
+    """Measure turns per second with `conversations` conversations on `threads` threads."""
     setup.progress(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
     with setup.database("bench_langgraph", tables=False) as url, ThreadPoolExecutor(threads) as pool:
         with ExitStack() as agents:

@@ -1,7 +1,7 @@
-"""Sends messages, in its own process: `python -m benchmarks.producer perdure|floor ...`.
+"""Sends messages from a separate process: `python -m benchmarks.producer perdure|floor ...`.
 
-It keeps a limited number of messages in flight, so that the worker always has messages waiting but
-never a long backlog. It ends when all messages are done.
+The producer limits the number of messages in flight. The worker therefore always has messages waiting, but never a long
+backlog. The producer ends when all messages are done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def produce(total: int, window: int, send: Send, done: Done) -> None:
 
 
 def perdure_messages(total: int, window: int, users: int) -> None:
-    """Send messages through `accept`, from each of `users` users in rotation; each user has one session."""
+    """Send messages through `accept`, from `users` users in rotation. Each user has one session."""
     settings = Settings.load()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)

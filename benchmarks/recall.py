@@ -3,14 +3,15 @@
     python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
     make bench ARGS="--only recall"                                the bundled data set
 
-FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`,
-`conversation` (`session_N`: lines with `speaker`, `dia_id`, `text` and optionally `blip_caption`; and
-`session_N_date_time`) and `qa` (`question`, `evidence`, `category`). The default is a small data set
-written for this project, which shows that recall works, but is too easy to measure its quality.
+FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`, `conversation`
+(`session_N`: lines with `speaker`, `dia_id`, `text` and optionally `blip_caption`; and `session_N_date_time`) and `qa`
+(`question`, `evidence`, `category`). The default is a small data set written for this project. It shows that recall
+works, but it is too easy to measure the quality of recall.
 
-Each sample becomes a user, imported as `perdure messages import` does. The recall that agents use answers its
-questions, with the time of the sample's last session as the current time. `any@k` and `all@k` are the shares of
-questions with any, or all, of their evidence among the first k messages.
+Each sample becomes a user, whose messages are imported as by `perdure messages import`. The benchmark then searches for
+each question of the sample with the recall that agents use. The current time is the time of the sample's last session.
+`any@k` is the share of questions for which the first k messages contain some of the evidence. `all@k` is the share of
+questions for which they contain all of the evidence.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ _KS = (5, 10, 20)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One question: its category, the ids of the messages that answer it, the ids found, best first, and the time."""
+    """One question: its category, the ids of its evidence, the ids that recall found, and the milliseconds.
+
+    The evidence is the messages that answer the question. The found ids are in order, best first.
+    """
 
     category: int
     evidence: frozenset[str]
@@ -64,11 +68,11 @@ class Answered:
     ms: float
 
     def any(self, k: int) -> bool:
-        """Whether some of the evidence is among the first `k`."""
+        """Whether the first `k` messages found contain some of the evidence."""
         return not self.evidence.isdisjoint(self.found[:k])
 
     def all(self, k: int) -> bool:
-        """Whether all of the evidence is among the first `k`."""
+        """Whether the first `k` messages found contain all of the evidence."""
         return self.evidence <= set(self.found[:k])
 
 

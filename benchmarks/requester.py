@@ -1,12 +1,13 @@
 """The client of the gateway's benchmark, in its own process: `python -m benchmarks.requester`.
 
-It reads orders from stdin, one JSON object per line, and answers each with one line: the requests' latencies in
-milliseconds, the seconds of the whole order, and the last response. Connections are kept alive, with one request in
-flight on each.
+The client reads orders from stdin, one JSON object per line. It answers each order with one line: the latencies of the
+requests in milliseconds, the seconds of the whole order, and the last response. Connections are kept alive, with one
+request in flight on each.
 
-A closed loop (`per_s` is 0) sends the next request on a connection as soon as the last one is answered, which measures
-capacity. An open loop sends `per_s` requests per second, however slow the server is. Its latencies count from the time
-at which a request is due, including the wait for a connection (no coordinated omission).
+In a closed loop (`per_s` is 0), a connection sends its next request as soon as the previous one is answered. This
+measures capacity. In an open loop, the client sends `per_s` requests per second, however slow the server is. Latencies
+in an open loop count from the time at which a request is due. They include the wait for a connection (no coordinated
+omission).
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _SEED = 1
 class Order:
     """Requests to send: `paths` and `bodies` in rotation, on `connections` connections, for `seconds`.
 
-    `per_s`: the rate of an open loop; 0: a closed loop. `random`: exponential gaps instead of equal ones. Each response
-    must have the given `status`. `latencies` (in milliseconds) and `last`, the last body, are results.
+    `per_s` is the rate of an open loop; 0 means a closed loop. If `random` is true, the gaps between requests are
+    exponentially distributed instead of equal. Each response must have the given `status`. `latencies` (in
+    milliseconds) and `last` (the last response body) are results.
     """
 
     port: int
@@ -65,7 +67,7 @@ class Order:
 
 
 class _Load:
-    """Carries out one order: its connections, the idle ones, and the due times of requests without a connection."""
+    """Carries out one order. Tracks its connections, the idle connections, and the due times of queued requests."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -77,7 +79,7 @@ class _Load:
         self._ends = 0.0
 
     def connection(self) -> _Connection:
-        """Add a connection; the protocol factory of `create_connection`."""
+        """Add a connection and return it. This is the protocol factory of `create_connection`."""
         self.made.append(_Connection(self))
         return self.made[-1]
 

@@ -56,19 +56,22 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Setup:
-    """The servers of a run. `quick`: sections do a tenth of the work."""
+    """The servers of a run. If `quick` is true, sections do a tenth of the work."""
 
     servers: Servers
     progress: Progress
     quick: bool
 
     def scaled(self, count: int) -> int:
-        """`count`, or a tenth of it if `quick`."""
+        """Return `count`, or a tenth of `count` if `quick` is true."""
         return max(count // 10, 1) if self.quick else count
 
     @contextmanager
     def database(self, name: str, *, tables: bool = True) -> Iterator[URL]:
-        """Empty Redis and create the database `name`, with perdure's tables if `tables`; drop it after the block."""
+        """Flush Redis and create the database `name`; drop the database after the block.
+
+        If `tables` is true, the database has perdure's tables.
+        """
         url = make_url(self.servers.postgres.url)
         administer(url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
         client = redis.Redis.from_url(client_url(self.servers.redis.url))
@@ -128,7 +131,10 @@ class Setup:
         until(lambda: process.poll() is not None, timeout_s, lambda: self.progress(doing()))
 
     def _site(self) -> Path:
-        """A directory that declares the entry point of the benchmark's model as an installed package does."""
+        """Create a directory with the metadata of an installed package, and return its path.
+
+        The metadata declares the entry point of the benchmark's model.
+        """
         site = self.servers.directory / "site"
         declared = site / "perdure_benchmarks-0.dist-info"
         declared.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""An ordinary user's turns while another user floods the fleet, with and without `PERDURE_TURN__USER_CONCURRENCY`.
+"""The time of ordinary users' turns while another user floods the fleet.
 
-There are two workers with four threads each. 400 messages of one user are accepted before the workers start. Then
-four other users each ask one question after another. The result is the time from accepting a question to settling its
-turn, by the database's clock.
+The benchmark measures with and without the limit `PERDURE_TURN__USER_CONCURRENCY`. There are two workers with four
+threads each. 400 messages of one user are accepted before the workers start. Then four other users ask questions. Each
+of them asks the next question when the turn of the previous question is settled. The result is the time from accepting
+a question to settling its turn, by the database's clock.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ Send = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A flood: the number of its conversations (0: no flood), and the limit on a user's concurrent turns."""
+    """A flood of messages in `conversations` conversations, or no flood if `conversations` is 0.
+
+    `at_once` is the limit on a user's concurrent turns.
+    """
 
     title: str
     name: str
@@ -97,7 +101,10 @@ def _percentile_ms(times: list[float], percent: int) -> float:
 
 
 def _measured(setup: Setup, kind: Kind) -> tuple[list[float], float]:
-    """The ordinary users' times, and the time from the flood's first start to its last settling, in seconds."""
+    """Measure one kind of flood. Returns the seconds of each ordinary turn and the seconds of the whole flood.
+
+    The flood lasts from the start of its first turn until its last turn is settled.
+    """
     setup.progress(kind.title)
     variables = {
         "PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}",
@@ -154,7 +161,7 @@ def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None
 
 
 def _ask(url: URL, send: Send, user: str, questions: int) -> None:
-    """Ask `questions` questions, each once the previous one's turn is settled."""
+    """Ask `questions` questions. Ask the next question when the turn of the previous one is settled."""
     with connected(url) as connection:
         waits = text(f"{_UNSETTLED} AND user_id = :user")
         for _ in range(questions):

@@ -1,7 +1,7 @@
 """Statements and commits of one turn, by name.
 
-The benchmark counts them in one process: named statements in `Database.run`, commits in `Database.observe`,
-and all statements that reach the driver by an event of SQLAlchemy's engine.
+The benchmark runs in one process. It counts named statements in `Database.run` and commits in `Database.observe`. An
+event of SQLAlchemy's engine counts all statements that reach the driver.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ def bench(url: URL) -> Iterator[Bench]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Averages per turn: `sent` and `committed` by statement name, `driven` and `transactions` in total.
+    """Averages per turn.
 
-    `driven` counts the statements that reached the driver; `transactions` is PostgreSQL's own count.
+    `sent` and `committed` contain the number of statements and commits by statement name. `driven` is the number of all
+    statements that reach the driver. `transactions` is PostgreSQL's own count of transactions.
     """
 
     sent: dict[str, float]

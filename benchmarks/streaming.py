@@ -53,7 +53,10 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU milliseconds of one turn in the worker and the gateway. `delays_ms`: each turn's delay of its first text."""
+    """CPU milliseconds of one turn in the worker and in the gateway.
+
+    `delays_ms` contains each turn's delay until its first text.
+    """
 
     worker_ms: float
     gateway_ms: float
@@ -156,7 +159,10 @@ def _run(installation: _Installation, model: _Model, name: str, turns: int, *, l
 
 
 async def _all_turns(url: str, model: _Model, name: str, turns: int, *, listen: bool) -> list[float]:
-    """Run the turns, `_AT_ONCE` concurrently; returns each turn's delay of its first text in ms if `listen`."""
+    """Run the turns, `_AT_ONCE` of them concurrently.
+
+    If `listen` is true, returns the milliseconds until the first text of each turn. Otherwise, returns an empty list.
+    """
     room = asyncio.Semaphore(_AT_ONCE)
     delays: list[float] = []
     async with httpx2.AsyncClient(base_url=url, timeout=_SETTLE_S) as client:
@@ -179,7 +185,7 @@ async def _all_turns(url: str, model: _Model, name: str, turns: int, *, listen: 
 
 
 async def _events(client: Any, turn_id: str) -> AsyncIterator[tuple[str, float]]:
-    """The kind of each event of a turn, and the monotonic time of its arrival."""
+    """Yield the kind of each event of a turn, and the event's arrival time on the monotonic clock."""
     async with client.stream("GET", f"/v1/turns/{turn_id}/events") as response:
         async for line in response.aiter_lines():
             if line.startswith("event: "):
@@ -187,7 +193,7 @@ async def _events(client: Any, turn_id: str) -> AsyncIterator[tuple[str, float]]
 
 
 def _memory(setup: Setup, url: URL, streams: int) -> float:
-    """KiB of a gateway's resident memory per open stream, without a worker."""
+    """Measure a gateway's resident memory per open stream, in KiB. No worker runs."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
     with _gateway(setup, setup.environment(url)) as (address, gateway), connected(url):

@@ -26,7 +26,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The number of turns that count for the rate. A warm-up precedes them, and `_WINDOW` turns follow them."""
+    """The turns to send: `warm_up`, then `counted`, then `_WINDOW` more. The rate includes only `counted`."""
 
     counted: int
     warm_up: int
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the comparison: the worker's application, the producer's arguments, and a count of finished turns."""
+    """One side: the worker's application, the producer's arguments, and a query that counts finished turns."""
 
     application: str
     producer: Sequence[str]
@@ -47,7 +47,7 @@ class Side:
 
 
 def measure(setup: Setup) -> Section:
-    """Run both sides and LangGraph; returns the section."""
+    """Measure perdure, bare Celery tasks and LangGraph; returns the section."""
     commits = statements.count(setup, setup.scaled(100)).worker_commits
     turns = Load(setup.scaled(1_200), warm_up=2 * _WINDOW)
     tasks = Load(setup.scaled(2_500), warm_up=2 * _WINDOW)
@@ -94,7 +94,7 @@ def measure(setup: Setup) -> Section:
 
 
 def perdure_rate(setup: Setup, load: Load) -> Rate:
-    """Turns per second of perdure, by their settling times."""
+    """Measure perdure's turns per second, from the times at which turns are settled."""
     side = Side("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
     with setup.database("bench_turns") as url:
         counted = _run(setup, url, side, load)
@@ -105,7 +105,7 @@ def perdure_rate(setup: Setup, load: Load) -> Rate:
 
 
 def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
-    """Bare tasks per second, by the time of their last commit."""
+    """Measure bare tasks per second, from the time of each task's last commit."""
     last = f"FROM floor_rows WHERE step = {commits}"
     side = Side("benchmarks.floor", ["floor", "--commits", str(commits)], f"SELECT count(*) {last}")
     with setup.database("bench_floor", tables=False) as url:

@@ -121,9 +121,9 @@ def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
 
 
 def _slow_first() -> Player:
-    """Make a server's replies to turns of two steps.
+    """Make the simulated server's replies to turns of two steps.
 
-    The reply to the first step takes `_LATENCY_S` if the question starts with `PATIENT`.
+    The first reply takes `_LATENCY_S` seconds if the question starts with `PATIENT`.
     """
     quick, slow = two_steps(), two_steps(_LATENCY_S)
 

@@ -1,7 +1,7 @@
 """The first tables: users, identities, sessions, turns, inbox, messages, effects, deliveries, slots.
 
-SQL reads the time from `perdure_now()`: the server's clock plus an offset (`perdure.clock_offset`), which the
-connections of tests may set.
+SQL statements read the time from `perdure_now()`. This function adds the offset `perdure.clock_offset` to the server's
+clock. Tests may set the offset on their connections.
 
 Revision: 0001, after nothing.
 """

@@ -1,7 +1,8 @@
 """Snapshots, which hold an agent's state between steps, and the ledger of schedules.
 
-For each entry, the ledger has the time at which the entry was first seen, and the lease on the entry's slot. For each
-slot, it has the failed attempts.
+For each schedule entry, the ledger stores the time at which the entry was first seen. It also stores the lease on the
+slot of the entry that a worker processes. For each slot, it stores the number of attempts and the error of the last
+failed attempt.
 
 Revision: 0002, after 0001.
 """

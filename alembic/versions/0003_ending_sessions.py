@@ -1,7 +1,7 @@
 """Ending sessions: when and why the end was requested, the summary, and the previous session.
 
-`perdure_illegal_transition()` raises an error for a change of state that the table of transitions does not contain.
-`perdure.database` maps its error code.
+`perdure_illegal_transition()` raises an error if the table of transitions does not allow a change of state.
+`perdure.database` converts this error, by its SQLSTATE, to `IllegalTransition`.
 
 Revision: 0003, after 0002.
 """

@@ -1,7 +1,7 @@
-"""Indexes on sessions that are to end and on sessions that follow another.
+"""Indexes on sessions whose end was requested, and on sessions that have a previous session.
 
-Reads the whole table of sessions without blocking readers and writers. Each statement commits by itself; an
-interrupted run is repeated from the beginning.
+The migration reads the whole table of sessions without blocking readers or writers. Each statement commits by itself;
+an interrupted run is repeated from the beginning.
 
 Revision: 0004, after 0003.
 """

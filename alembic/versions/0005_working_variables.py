@@ -1,7 +1,10 @@
-"""Working variables: the tick that last changed them, and the changes of concurrent calls before their step commits.
+"""Columns for working variables, and for saving a snapshot before the reply.
 
-Also columns for saving a snapshot before the reply: the version of the saved snapshot, the outcome of a turn that waits
-for the save, and the session's tick when a turn was settled.
+A session stores the tick that last changed its working variables. A tool call stores its changes of variables until its
+step commits.
+
+For a snapshot that is saved before the reply, the columns store the version of the saved snapshot and the outcome of
+the turn that waits for the save. They also store the session's tick at the time when a turn was settled.
 
 Revision: 0005, after 0004.
 """

@@ -1,4 +1,4 @@
-"""The fleet's intake: one row, which `perdure drain` closes and every process reads.
+"""The intake state of the fleet: one row, which every process reads. `perdure drain` sets it to closed.
 
 Revision: 0006, after 0005.
 """

@@ -1,8 +1,8 @@
 """Forks: the session that a fork was copied from, and an index on all sessions without a requested end.
 
-A fork ends after inactivity, like any session. The index for routing contains no forks, so the search for idle sessions
-needs another index. Indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated
-from the beginning.
+A fork ends after inactivity, like any session. The index for routing excludes forks, so the search for idle sessions
+needs an index that includes them. This index is built concurrently. Each statement commits by itself; an interrupted
+run is repeated from the beginning.
 
 Revision: 0007, after 0006.
 """

@@ -1,9 +1,11 @@
-"""Memory: memories of a user, their entities and relations, and the search data of messages.
+"""Memory: the memories of a user with their entities and relations, and search data for messages.
 
-`perdure_words()` converts a text to lexemes for full-text search. `perdure_owner()` returns a lexeme for the user.
-This lexeme is stored with those of the text, so that one index finds the words of one user. A trigger on `messages`
-writes the lexemes of a message, and a row in `unembedded` for the missing vector, in the commit of the message. If a
-fork copies a message, a search finds only the original, not the copy.
+`perdure_words()` converts a text to lexemes for full-text search. `perdure_owner()` converts a user id to a lexeme. The
+user's lexeme is stored together with the lexemes of the text, so one index finds the words of one user.
+
+When a message is inserted, a trigger on `messages` writes the message's lexemes in the same transaction. The trigger
+also inserts a row into `unembedded`, because the message has no vector yet. It skips messages that a fork copied, so a
+search finds only the original message.
 
 Revision: 0008, after 0007.
 """

@@ -1,7 +1,7 @@
-"""Indexes on sessions to consolidate and on imported sessions; the search data of existing messages.
+"""Indexes on sessions to consolidate and on imported sessions; search data for existing messages.
 
-Reads the whole tables of sessions and messages without blocking readers and writers. Each statement commits by itself;
-an interrupted run is repeated from the beginning.
+The migration reads the whole tables of sessions and messages without blocking readers or writers. Each statement
+commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0009, after 0008.
 """

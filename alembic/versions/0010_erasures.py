@@ -1,4 +1,4 @@
-"""Erasures that need a second pass, which is due one lease after the rows were deleted.
+"""Erasures that need a second pass. The pass is due one lease duration after the rows were deleted.
 
 Revision: 0010, after 0009.
 """

@@ -1,8 +1,10 @@
-"""Approvals and parked turns: calls that wait for a person, and sessions that are not claimed before a time.
+"""Approvals and parked turns.
 
-Approvals are statuses of a tool call's row, so a new check constraint replaces the previous one. The constraint applies
-to new rows at once; existing rows are validated without blocking writers. The rate guard counts a user's messages
-through an index, which is built concurrently.
+A tool call can wait for a person's approval. A session can have a time before which no worker claims it.
+
+The state of an approval is a status of the tool call's row, so a new check constraint replaces the previous one. The
+constraint applies to new rows at once. Existing rows are validated without blocking writers. The rate guard counts a
+user's messages through a new index, which is built concurrently.
 
 Revision: 0011, after 0010.
 """
@@ -42,7 +44,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Calls that wait for a person are not run, and their turns report that."""
+    """Go down. Tool calls that wait for a person are marked as failed and are not run."""
     _drop_index()
     op.execute("UPDATE tool_effects SET status = 'failed' WHERE status IN ('asked', 'approved', 'denied')")
     op.execute("UPDATE turns SET status = 'parked' WHERE status = 'waiting_approval'")

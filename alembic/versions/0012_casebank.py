@@ -1,4 +1,6 @@
-"""The CaseBank: cases, executions, archive, history, and the runs that prune them; feedback on turns.
+"""The tables of the CaseBank, and users' feedback on turns.
+
+The tables hold cases, their executions, archived cases, the history of cases, and the runs that prune cases.
 
 Revision: 0012, after 0011.
 """

@@ -1,6 +1,7 @@
-"""Which releases can use the schema; indexes on a user's turns and on failed turns, newest first.
+"""A row that states which releases can use the schema, and two indexes on turns.
 
-The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+The indexes serve two lists, newest turn first: the turns of a user, and the turns that failed. The indexes are built
+concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0014, after 0013.
 """

@@ -1,4 +1,4 @@
-"""A random nonce next to the fencing token.
+"""A random nonce for each session, in addition to the fencing token.
 
 Revision: 0015, after 0014.
 """
@@ -17,7 +17,7 @@ readable_from = "0013"
 
 
 def upgrade() -> None:
-    """Go up. Sessions get their nonce with their next claim."""
+    """Go up. A session gets its nonce when a worker next claims the session."""
     op.add_column(
         "sessions",
         sa.Column("nonce", sa.Uuid(), nullable=True, comment="drawn with each claim; the fence's other half"),

@@ -1,7 +1,8 @@
-"""Indexes, so that a LIMIT bounds the rows that lists and retention read; abandoned consolidations; dry runs.
+"""Indexes for lists and retention, a column for abandoned consolidations, and dry runs.
 
-The indexes are built concurrently, without blocking readers and writers. Each statement commits by itself; an
-interrupted run is repeated from the beginning.
+With the indexes, the LIMIT of a list or of a retention query also bounds the rows that the query reads. The indexes are
+built concurrently, without blocking readers or writers. Each statement commits by itself; an interrupted run is
+repeated from the beginning.
 
 Revision: 0016, after 0015.
 """
@@ -65,14 +66,14 @@ def upgrade() -> None:
 
 
 def _build(name: str, table: str, columns: list[Any], condition: str | None) -> None:
-    """Build an index concurrently. Drops an invalid one that an interrupted build left."""
+    """Build an index concurrently. First drops the invalid index that an interrupted build may have left."""
     op.drop_index(name, table_name=table, if_exists=True, postgresql_concurrently=True)
     where = None if condition is None else sa.text(condition)
     op.create_index(name, table, columns, postgresql_where=where, postgresql_concurrently=True)
 
 
 def _add_dry_runs() -> None:
-    """Change the table of runs in one transaction, since the table has only a few hundred rows."""
+    """Add dry runs to `case_runs`. One transaction suffices, because the table has only a few hundred rows."""
     op.add_column(
         "case_runs",
         sa.Column(

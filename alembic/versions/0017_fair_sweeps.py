@@ -1,6 +1,7 @@
-"""Indexes for the sweeper: sessions to wake or to end and deliveries to publish, in the order in which they are due.
+"""Indexes that list the sweeper's work in the order in which it is due.
 
-The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+The sweeper wakes sessions, ends sessions, and publishes deliveries. The indexes are built concurrently. Each statement
+commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0017, after 0016.
 """

@@ -1,14 +1,16 @@
-"""Cases have an author; uses of cases are recorded without an update of the case, and counted later.
+"""Cases have an author. A turn records its use of a case, and the use is counted later.
 
-Drops the foreign key from `case_executions` to `cases`, because its check locks the case's row: a turn that used the
-case would wait for any transaction that holds that lock. `counted` defaults to true, because the previous release
-counts a use when it records the use. Its workers may still insert rows during the upgrade.
+Recording a use does not update the case. The migration also drops the foreign key from `case_executions` to `cases`,
+because the check of the key locks the case's row. With the key, a turn that used the case would wait for any
+transaction that holds this lock. `counted` defaults to true, because the previous release counts a use when it records
+the use. Workers of that release may still insert rows during the upgrade.
 
 A case with a turn but without an author gets the turn's user as its author. If that turn no longer exists, the author
 is ''. No user has this id, so the case enters no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
 
-Each old vector index has all cases. Each new index has either the shared cases or the cases learnt from users. The next
-reflection builds the new indexes; until then a search reads the rows.
+The migration drops the old vector indexes. Each old index contains all cases. Each new index contains either the shared
+cases or the cases learnt from users. The next reflection builds the new indexes. Until then, a search reads the rows of
+the table.
 
 Each statement commits by itself; an interrupted run is repeated from the beginning.
 
@@ -89,7 +91,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Counts the uncounted uses, and deletes uses of deleted cases."""
+    """Go down. Counts the uses that are not counted yet, and deletes the uses of deleted cases."""
     with op.get_context().autocommit_block():
         _drop_vector_indexes()
         _drop_indexes()

@@ -1,7 +1,8 @@
-"""Sessions that wait because their user has reached the limit on concurrent turns, and an index on them by user.
+"""Sessions can wait because their user has reached the limit on concurrent turns.
 
-The `not_before` of such a session is in the future, so the previous release does not claim the session before that
-time.
+One index finds a user's waiting sessions. The other finds the user's sessions that have unsettled turns and no
+`not_before`. The `not_before` of a waiting session is in the future, so the previous release does not claim the session
+before that time.
 
 The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
@@ -48,7 +49,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Sessions that wait for their user's limit are due at once."""
+    """Go down. Sessions that wait because of their user's limit on concurrent turns become due at once."""
     _drop_indexes()
     with op.get_context().autocommit_block():
         op.execute(

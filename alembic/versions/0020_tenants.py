@@ -1,7 +1,7 @@
 """Indexes that find a tenant's sessions and cases by the tenant's user keys.
 
-They hold only rows of users with a tenant, so they are empty in an installation without tenants. They are built
-concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+The indexes contain only the rows of users who belong to a tenant. In an installation without tenants, they are empty.
+They are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0020, after 0019.
 """

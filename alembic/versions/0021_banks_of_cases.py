@@ -1,9 +1,10 @@
 """Cases belong to banks, and an administrator can share a user's case with all users.
 
-The columns have constant defaults, so no row is rewritten: each case is in the common bank, and none is shared. The
-previous release adds cases to the common bank and finds cases of every bank.
+The new columns have constant defaults, so PostgreSQL rewrites no row. By default, a case is in the common bank and is
+not shared. The previous release adds cases to the common bank and finds the cases of every bank.
 
-The downgrade moves all cases into one bank, withdraws shared ones from other users, and deletes the record of sharing.
+The downgrade moves all cases into one bank. It makes shared cases invisible to users other than the author, and deletes
+the record of sharing.
 
 Each statement commits by itself; an interrupted run is repeated from the beginning.
 

@@ -1,9 +1,9 @@
-"""The word indexes have a short list of pending entries: 64 kB instead of PostgreSQL's default of 4 MB.
+"""Limits the pending list of each full-text index to 64 kB. PostgreSQL's default is 4 MB.
 
-The insert that fills the pending list of a GIN index moves the whole list into the index, which delays the turn of that
-insert. With messages of 10,000 characters, the delay was 0.3 to 0.4 s for a list of 4 MB, and 0.06 s for a list of
-64 kB. Also, each search reads the whole list. Without a list (`fastupdate = off`), a turn of short messages writes
-21 kB of WAL instead of 8.
+When an insert fills the pending list of a GIN index, the insert also moves the whole list into the index. This delays
+the turn that made the insert. With messages of 10,000 characters, the delay was 0.3 to 0.4 s for a list of 4 MB, and
+0.06 s for a list of 64 kB. Each search also reads the whole list. Without a list (`fastupdate = off`), a turn with
+short messages writes 21 kB of WAL instead of 8 kB.
 
 All releases read and write as before. Each statement commits by itself; an interrupted run is repeated from the
 beginning.

@@ -1,7 +1,8 @@
-"""Conversations, identified by a key that the caller chooses, with a title; and an index on the sessions of a scope.
+"""Conversations with a title, and an index on the sessions of a scope.
 
-A session belongs to the conversation whose key follows the slash in its `scope`. The previous release writes no such
-scope, and treats a session of a conversation as a session of another channel.
+The caller identifies a conversation by a key. A session belongs to a conversation if its `scope` contains a slash
+followed by the key of the conversation. The previous release writes no such scope. It treats a session of a
+conversation as a session of another channel.
 
 The index is built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
@@ -51,7 +52,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Sessions of conversations remain; only messages with their `session_id` reach them."""
+    """Go down. The sessions of conversations remain. A message reaches such a session only by its `session_id`."""
     _drop_index()
     with op.get_context().autocommit_block():
         op.drop_table("conversations", if_exists=True)

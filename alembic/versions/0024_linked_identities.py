@@ -1,8 +1,10 @@
-"""Identities of a tenant, one-time codes that link an identity to a user, and requests for approval as deliveries.
+"""The tenants of identities, one-time codes that link an identity to a user, and requests for approval.
 
-No release before this one writes to `identities`. Deleting a user also deletes the user's code, so an erasure by the
-previous release leaves no code. Besides the delivery of its reply, a turn may have deliveries that ask a chat for
-approvals; the previous release sends none of these.
+No release before this one writes to `identities`. If a user is deleted, PostgreSQL also deletes the user's code. An
+erasure by the previous release therefore leaves no code.
+
+A turn has one delivery for its reply. It may now have further deliveries, which ask a chat for approvals. The previous
+release does not send these.
 
 The index on `deliveries` is built concurrently. The statements that change `deliveries` run first, and each commits by
 itself; an interrupted run is repeated from the beginning.
@@ -85,9 +87,9 @@ def _link() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Deletes links within tenants, since the previous release does not distinguish tenants' identities.
+    """Go down. Deletes identities of tenants, because the previous release does not store their tenant.
 
-    Also deletes requests for approval, since the previous release allows one delivery for a turn.
+    Also deletes the deliveries that ask for approvals, because the previous release allows one delivery per turn.
     """
     with op.get_context().autocommit_block():
         op.execute("DELETE FROM deliveries WHERE asking_seq IS NOT NULL")

@@ -1,4 +1,4 @@
-"""Requests whose answers were sent completely, so that a repeated request can be distinguished from a new one.
+"""Requests whose answers were sent completely. If such a request arrives again, it is a new request.
 
 Revision: 0025, after 0024.
 """

@@ -1,4 +1,4 @@
-"""Messages that an application inserts in its own transaction, until a worker routes them to their sessions.
+"""Unrouted messages. Applications insert them in their own transactions; workers route them to sessions.
 
 Revision: 0026, after 0025.
 """

@@ -1,4 +1,4 @@
-"""Chats and their threads: the current conversation of each user there, and the newest accepted message.
+"""The current conversation and the newest accepted message of each user in a chat or a chat's thread.
 
 Revision: 0027, after 0026.
 """

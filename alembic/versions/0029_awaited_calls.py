@@ -1,8 +1,10 @@
 """Tool calls that wait for a Celery task or until a time.
 
-A turn waits for them without a lease. At `probe_at`, the sweeper queries the result backend about a task. Earlier
-releases do not read or write the new columns. They treat a waiting call as an interrupted one, so no agent should have
-tools whose calls wait before all workers run this release.
+While a turn waits for such a call, the turn holds no lease. At `probe_at`, the sweeper queries the result backend about
+a task.
+
+Earlier releases do not read or write the new columns. They treat a waiting call as an interrupted call. Do not give an
+agent such tools before all workers run this release.
 
 Revision: 0029, after 0028.
 """

@@ -1,9 +1,10 @@
-"""The user and scope of a delivery, so that the deliveries of a conversation are made in order over its sessions.
+"""Deliveries store their user and scope, so that the deliveries of a conversation keep their order.
 
-The delivery that reports the refusal of an application's message has no turn.
+The order also holds between the sessions of a conversation. A delivery without a turn reports that an application's
+message was refused.
 
-Workers of earlier releases leave the columns empty. A delivery without them waits for earlier deliveries, but later
-deliveries do not wait for it.
+Workers of earlier releases leave the two columns empty. A delivery with empty columns waits for earlier deliveries, but
+later deliveries do not wait for it.
 
 Revision: 0030, after 0029.
 """

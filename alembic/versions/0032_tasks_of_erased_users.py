@@ -1,4 +1,4 @@
-"""The tasks that an erased user's turns waited for, so that the sweeper revokes them.
+"""The Celery tasks for which an erased user's turns waited. The sweeper revokes these tasks.
 
 Revision: 0032, after 0031.
 """

@@ -20,7 +20,7 @@ engine = create_engine(os.environ.get("SHOP_DATABASE_URL", "postgresql+psycopg2:
 
 
 def customer(request: Request) -> str:
-    """The customer who sent the request, for the shop's own routes and for the gateway's authentication."""
+    """Return the customer who sent the request. The shop's routes and the gateway call this function."""
     found = TOKENS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
     if found is None:
         raise HTTPException(401, "Sign in to the shop.")

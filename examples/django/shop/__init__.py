@@ -1,4 +1,4 @@
-"""A Django shop with agents. It loads the Celery application with the project, as Celery's documentation recommends."""
+"""A Django shop with agents. The package imports the Celery application, as Celery's documentation recommends."""
 
 from shop.celery import app as celery_app
 

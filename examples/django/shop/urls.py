@@ -1,4 +1,4 @@
-"""The shop's pages: Django's admin, where its users sign in, and the orders."""
+"""The shop's pages: Django's admin, in which users sign in, and a page for orders."""
 
 from django.contrib import admin
 from django.urls import path
