@@ -79,10 +79,10 @@ def suggest(self: ScheduledTask) -> int | None:
 
 
 def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
-    """`result` without users' words, since an erasure does not reach the result backend and Flower.
+    """`result` without users' words, because an erasure does not reach the result backend and Flower.
 
-    If a case is spared because its question differs in a word from the question of a similar case, the reason names
-    the kind of this word, but not the word itself.
+    A similar case may be spared because the two questions differ in one word. The reason then names the kind of this
+    word, but not the word itself.
     """
     details = result["details"]
     spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]

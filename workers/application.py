@@ -130,7 +130,7 @@ def load_tasks(app: Celery) -> None:
     """Register perdure's tasks with `app`.
 
     Raises:
-        SettingsError: `app` has a task of its own with one of the names.
+        SettingsError: `app` has a task of its own with the name of one of perdure's tasks.
     """
     from perdure.tasks.task import register  # noqa: PLC0415 (imports the domain, which publishers do not need)
 

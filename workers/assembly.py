@@ -208,7 +208,7 @@ def assemble(
     turns: bool = False,
     calls: TaskCalls | None = None,
 ) -> Runtime:
-    """Assemble the parts of one process. Running turns and ending sessions need `redis_url`.
+    """Assemble the parts of one process. `redis_url` is required to run turns and to end sessions.
 
     `calls` sends the tasks of Celery tools.
 

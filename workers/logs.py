@@ -83,7 +83,7 @@ def repeat_sparingly(*loggers: str) -> None:
 class _OncePerSecond(logging.Filter):
     """Passes one record per second and kind. A kind is a level and the first line of an unformatted message.
 
-    The next record of a kind that passes states how many records of the kind were dropped.
+    If records of a kind were dropped, the next record of that kind states how many.
     """
 
     _MOST_KINDS = 1_000

@@ -221,7 +221,7 @@ def delay_message(turn: Mapping[str, Any]) -> str | None:
 
 
 class Delays:
-    """Reports that a turn's answer is delayed. Each time the turn is parked, it reports once."""
+    """Reports that a turn's answer is delayed, once each time the turn is parked."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor

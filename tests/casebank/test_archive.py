@@ -138,7 +138,7 @@ def test_reading_an_archived_case_is_logged(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """A search compares only vectors of the query's embedder and size, because other cosines have no meaning."""
+    """A search compares only vectors of the query's embedder and size. Others cannot be compared with the query."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")

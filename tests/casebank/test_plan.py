@@ -244,7 +244,7 @@ def test_merged_values_decide_about_inactivity() -> None:
 
 
 def test_a_removed_case_takes_part_in_nothing_further() -> None:
-    """Later rules do not see removed cases: a low performer neither keeps another case nor is merged."""
+    """Later rules do not see removed cases: a low performer cannot be a keeper, and it is not merged."""
     vector = [1.0, 2.0, 3.0, 4.0]
     low = candidate(facts("low", usage=50, rate=10.0), vector)
     good = candidate(facts("good", usage=5, rate=90.0), vector)

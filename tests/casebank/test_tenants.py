@@ -73,7 +73,7 @@ def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
 
 
 def test_a_tenants_searches_use_an_index(database: Database) -> None:
-    """A tenant's searches among 5,000 other cases use an index, with a custom plan and the generic one."""
+    """A tenant's searches among 5,000 other cases use an index, in PostgreSQL's custom plan and in its generic plan."""
     with database.engine.connect() as connection:
         connection.execute(
             text(

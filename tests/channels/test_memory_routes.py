@@ -47,7 +47,7 @@ def test_a_search_finds_one_users_messages_only(client: TestClient) -> None:
 
 @pytest.mark.usefixtures("talked")
 def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
-    """`k` limits the number of results, and `layers` selects messages or memories. The user has no memories yet."""
+    """`k` limits the number of results. `layers` selects messages or memories; this user has no memories yet."""
 
     def found(**more: Any) -> int:
         return len(client.post(SEARCH, json={"user_id": "ann", "query": "dog called Waffle", **more}).json()["results"])

@@ -146,7 +146,7 @@ class Open:
 
 
 class Everyone:
-    """A route that shows no user's data, or has tests of its own because `user_id` does not name its user."""
+    """A route that shows no user's data, or whose user is not the one in `user_id`. The latter has tests of its own."""
 
 
 NEAR = f"?q={QUESTION}"

@@ -169,7 +169,7 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
 
 @pytest.mark.long
 def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
-    """The log reports the first dropped item at once, and the number of further items later, here at shutdown."""
+    """The log reports the first dropped item at once, and later the number of further items."""
     client.lpush("turns", *[TEXT.encode()] * 500)
     worker = installation.worker()
     worker.ready()

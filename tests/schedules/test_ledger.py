@@ -293,7 +293,10 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
-    """If the clock is set back, the lease ends far ahead. Its holder still renews it. No other worker gets the slot."""
+    """If the clock is set back, the lease ends in the distant future.
+
+    Its holder still renews it. No other worker gets the slot.
+    """
     claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)

@@ -398,7 +398,10 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
 
 
 def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: Harness) -> None:
-    """The idle time counts from the message after the change, even if the task for idle sessions has not run."""
+    """The clock is set back, then a message arrives.
+
+    The idle time counts from that message, even before the task for idle sessions has run.
+    """
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)
@@ -409,7 +412,10 @@ def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: H
 
 
 def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
-    """Another channel's last use is in the future, so the session stays live. It becomes idle after the usual time."""
+    """The last use on another channel has a future time, so the session stays live.
+
+    It becomes idle after the usual time.
+    """
     harness.move(DAY_S)
     sent = harness.send(channel="http")
     harness.run(sent.session_id)

@@ -95,7 +95,10 @@ def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_disk_that_is_not_mounted_is_not_mistaken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
-    """With an empty mount point every session would begin empty, and snapshots would be written to the wrong disk."""
+    """An empty mount point is refused.
+
+    Otherwise every session would begin empty, and snapshots would be written to the wrong disk.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     store = STORES_ON_DISK[kind](disk)

@@ -216,8 +216,8 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _record_as_sent_by_name(self, channel: Any) -> None:
         """Record each unacknowledged message as sent directly to its queue, so that kombu restores it there.
 
-        Otherwise kombu publishes a restored message to its exchange: to every queue that is bound to it, or to no queue
-        if only another application has declared the exchange's type.
+        Otherwise kombu publishes a restored message to the message's exchange. Every queue that is bound to the
+        exchange would get the message. If this process has not declared the exchange, no queue would get it.
 
         At this point Redis has already popped the message. If a broken key prevents the record, the key is renamed and
         the message is recorded again.

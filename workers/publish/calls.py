@@ -169,7 +169,7 @@ def _within(seconds: float, place: threading.Semaphore, work: Callable[[], T]) -
     """Call `work` in a thread, and wait `seconds` at most for its result. One call at a time holds `place`.
 
     Raises:
-        TimeoutError: `work`, or an earlier call for `place`, has not returned. It continues in its thread.
+        TimeoutError: `work`, or an earlier call that holds `place`, has not returned in time. That call continues.
     """
     if not place.acquire(timeout=seconds):
         raise TimeoutError("an earlier call has not returned yet")

@@ -1,4 +1,4 @@
-"""The watchdog: a process that kills a worker in which no Python thread has run for too long.
+"""The watchdog: a process that kills a worker if no Python thread of the worker has run for some seconds.
 
 A computation in C that holds the interpreter lock (a regular expression, an integer of a million digits) stops every
 thread of its process: turns stop, leases expire, signals are not handled. So a second process, the watchdog, watches

@@ -292,7 +292,10 @@ class _Search:
 
 
 class _Signatures:
-    """Three integers for each question, computed on first use. Comparing them shows some differences quickly."""
+    """Three integers for each question, computed on first use.
+
+    Comparing the integers of two questions shows some differences between the questions quickly.
+    """
 
     def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
         self._reading = reading

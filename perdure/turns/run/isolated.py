@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The reason to kill a process. `ending` is the ending of its turn, or `None` if there is no turn to settle."""
+    """The reason to kill a process. `ending` says how the process's turn ends; `None`: no turn is to be settled."""
 
     reason: str
     ending: Ending | None = None

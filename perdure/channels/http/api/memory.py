@@ -38,7 +38,7 @@ async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchR
 async def consolidate(
     wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
 ) -> ConsolidationRequested:
-    """Request the consolidation of an ended session; without an id, of a batch of pending sessions.
+    """Request the consolidation of one ended session or, without an id, of a batch of pending sessions.
 
     A session whose consolidation was abandoned is retried.
     """
