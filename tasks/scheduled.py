@@ -35,7 +35,7 @@ class ScheduledTask(PerdureTask):
         return self._entry_name is not None
 
     def perform(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task's function: in a firing, only if a slot is due; in a manual call, always."""
+        """Call the task's function. A firing calls it only if a slot is due; a manual call always calls it."""
         name = self._entry_name
         work = partial(super().perform, *args, **kwargs)
         return work() if name is None else self._run_slot(name, work)

@@ -65,8 +65,8 @@ class CaseLookup:
     def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
         """The `k` nearest active cases that `user` (a user's key) may see, even those below the floor.
 
-        Searches the banks of the installation's agents; with `bank`, only that one. Returns nothing if no agent has
-        `bank`.
+        If `bank` is given, only this bank is searched. Otherwise the banks of the installation's agents are searched.
+        Returns nothing if no agent has `bank`.
 
         Raises:
             PerdureError: the question could not be embedded.

@@ -53,9 +53,9 @@ def migrate(
     """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
     An installation in the schema `source` is moved to `schema` first; see `perdure.database.moving`. `source` defaults
-    to `public`, where earlier releases kept their tables; with `new`, an installation in `public` stays there and
-    another one is created. `although_leased` moves the tables even while workers hold leases. Concurrent calls migrate
-    one after another.
+    to `public`, where earlier releases kept their tables. If `new` is true, an installation in `public` stays there,
+    and another one is created. `although_leased` moves the tables even while workers hold leases. Concurrent calls
+    migrate one after another.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks

@@ -125,7 +125,7 @@ def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]
 
 
 def two_steps(body: Wire) -> Step:
-    """A call of the first tool; after the tool's result, a reply with that result."""
+    """A call of the first tool. Once the prompt has the tool's result, a reply with that result."""
     last = body["messages"][-1]["content"]
     results = [each["content"] for each in last if each["type"] == "tool_result"]
     allowed = body.get("tool_choice", {}).get("type") != "none"

@@ -107,7 +107,7 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """A call of `tool` (its name and schema); without a tool, a reply that begins with `last`."""
+    """A call of `tool` (its name and schema). If `tool` is `None`, a reply that begins with `last`."""
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)

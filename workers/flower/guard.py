@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """`event` as Flower may store it: an event of perdure's tasks without the arguments, any other one unchanged.
+    """`event` as Flower may store it. Arguments are removed if it is an event of one of perdure's tasks.
 
     Publishers with `task_send_sent_event`, and workers of an earlier release, send events with the arguments.
     """

@@ -1,4 +1,4 @@
-"""Authentication: by a configured key, by a user token, or (on loopback without keys) none.
+"""Authentication by a configured key or a user token. On loopback without keys, none is required.
 
 `perdure.access.keys` defines the entries of a key list, `perdure.access.tokens` the tokens. A key file is read again
 when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.

@@ -103,7 +103,7 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
 
 
 def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:
-    """Seconds for the call; for a timer, the seconds until its time.
+    """The call's time limit in seconds. For a timer, the seconds until its time.
 
     Raises:
         ToolError: the timer's time is invalid.
