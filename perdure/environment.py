@@ -43,7 +43,7 @@ def explain(settings: type[BaseSettings], error: ValidationError) -> str:
 
 
 def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
-    """One line for each of `names` that is a group of settings: only the variables in a group can be set."""
+    """One line for each of `names` that is a group of settings. A group itself cannot be set, only its variables."""
     given = {name.upper() for name in names}
     return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)
 

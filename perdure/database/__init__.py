@@ -1,1 +1,1 @@
-"""PostgreSQL, which stores all durable state: tables, the engine, migrations."""
+"""Access to PostgreSQL, which stores all durable state. Has the tables, the engine and the migrations."""

@@ -1,7 +1,7 @@
 """Creates the store that `PERDURE_SNAPSHOTS` names.
 
-A third party adds a store with an entry point of the group `perdure.snapshots`: its name is the URL's scheme, and its
-object is called with the value of `PERDURE_SNAPSHOTS` and the settings.
+A third party adds a store by an entry point of the group `perdure.snapshots`. The entry point's name is the scheme of
+the store's URL. The object that the entry point names is called with the value of `PERDURE_SNAPSHOTS` and the settings.
 """
 
 from __future__ import annotations

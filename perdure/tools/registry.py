@@ -129,7 +129,7 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def schema(self) -> ToolSchema:
-        """The schema for the model."""
+        """The schema that the model gets."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:

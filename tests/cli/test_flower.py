@@ -164,7 +164,7 @@ def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
 def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
     """The address, loopback names and configured names are accepted.
 
-    An address beyond loopback without configured names accepts any name.
+    If the address is not loopback and no names are configured, any name is accepted.
     """
     assert serves(host, address, hosts) is expected
 

@@ -87,7 +87,7 @@ def played(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]]], kind: str) -> None:
-    """A commit that is added to a turn must be added to the places of `boundaries`."""
+    """If a commit is added to a turn, `boundaries.passed` must also list it."""
     assert undisturbed[kind] == passed(kind)
 
 

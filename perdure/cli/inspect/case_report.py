@@ -74,7 +74,10 @@ def _summary(counted: Mapping[str, Any] | None) -> str | None:
 
 
 def _case(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
-    """One case: its id, the reason, the reason for sparing it (if any), and its question or both duplicates."""
+    """One case of a plan: its id, why it would be removed, why it is spared (if it is), and its question.
+
+    For a duplicate, the questions of both cases are shown.
+    """
     yield _text(f"{number:>3}. {line['case_id']}: {line['reason']}")
     if line["outcome_reason"] is not None:
         yield _indented(_text(f"spared when the plan was applied: {line['outcome_reason']}"))

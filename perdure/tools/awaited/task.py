@@ -61,7 +61,7 @@ class CeleryTool:
     _each: Mapping[str, Any]
 
     def schema(self) -> ToolSchema:
-        """The schema for the model."""
+        """The schema that the model gets."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:

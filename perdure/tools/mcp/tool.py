@@ -54,7 +54,7 @@ class RemoteTool:
     _call_tool: CallTool
 
     def schema(self) -> ToolSchema:
-        """The schema for the model."""
+        """The schema that the model gets."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
