@@ -61,7 +61,7 @@ class Waker(Protocol):
         ...
 
 
-class Intake(Protocol):
+class AcceptingRuntime(Protocol):
     """The parts that a process needs to accept messages. A `Runtime` has all of them."""
 
     @property

@@ -26,7 +26,7 @@ from perdure.tools.mcp.server import check as check_servers
 if TYPE_CHECKING:
     from perdure.embedded.rewriting import AppendOnlyFile
     from perdure.models.resolve import Models
-    from perdure.runtime import Intake, Runtime, Waker
+    from perdure.runtime import AcceptingRuntime, Runtime, Waker
     from perdure.tools.awaited.port import TaskCalls
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def require_database(settings: Settings, database_url: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Intake:
+class _AcceptingRuntime:
     """The parts of a process that only accepts messages."""
 
     settings: Settings
@@ -187,7 +187,7 @@ class _Intake:
     wake: Waker
 
 
-def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intake:
+def assemble_accepting(settings: Settings, database_url: str, wake: Waker) -> AcceptingRuntime:
     """Assemble the parts of a process that only accepts messages.
 
     Raises:
@@ -196,7 +196,7 @@ def assemble_intake(settings: Settings, database_url: str, wake: Waker) -> Intak
     agents = _agents_by_name(settings)
     if not _has_defaults(settings, agents):
         check(settings, asks_models=False, asks_embedder=False)
-    return _Intake(settings, SystemClock(), open_database(settings, database_url), agents, wake)
+    return _AcceptingRuntime(settings, SystemClock(), open_database(settings, database_url), agents, wake)
 
 
 def assemble(

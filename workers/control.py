@@ -16,10 +16,10 @@ def inspect_perdure(state: Any) -> dict[str, Any]:
     if not isinstance(lifecycle, Lifecycle):
         return {}  # an application's worker that consumes none of perdure's queues
     process = lifecycle()
-    standby = {} if lifecycle.standby is None else lifecycle.standby.report()
+    fleet_drain = {} if lifecycle.fleet_drain is None else lifecycle.fleet_drain.report()
     return {
         "turns_running": process.runner.keeper.turns,
         "leaked_threads": process.runtime.leaks.count,
-        **standby,
+        **fleet_drain,
         "tasks": process.metrics.snapshot(),
     }

@@ -52,9 +52,9 @@ from perdure.workers.isolated.kill import Warden
 from perdure.workers.isolated.run import Isolation
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
+from perdure.workers.shutdown.fleet_drain import FleetDrain
 from perdure.workers.shutdown.flush import flushers
 from perdure.workers.shutdown.phases import Shutdown
-from perdure.workers.shutdown.standby import Standby
 from perdure.workers.shutdown.start_failure import exit_unless_startable
 from perdure.workers.watchdog.heartbeat import Heartbeat
 
@@ -86,7 +86,7 @@ class Lifecycle:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.consumption = pause.Consumption()
-        self.standby: Standby | None = None
+        self.fleet_drain: FleetDrain | None = None
         self._embedding: Embedding | None = None
         self._app = app
         self._settings = settings
@@ -117,10 +117,10 @@ class Lifecycle:
     def start(self) -> None:
         """Assemble the parts, and start the threads that sweep, embed, check child processes and run the shutdown."""
         process = self()
-        standby = self.standby = Standby(process, self._settings, self._isolation, self.consumption)
+        fleet_drain = self.fleet_drain = FleetDrain(process, self._settings, self._isolation, self.consumption)
         embedding = self._embedding = Embedding(process.runtime)
         embedding.start()
-        _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
+        _thread("perdure-sweeper", lambda: self._sweep(process, fleet_drain, embedding))
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
@@ -187,11 +187,11 @@ class Lifecycle:
             "channel": ChatCarrier(self._chats, Buttons(settings.signing_key()), breakers),
         }
 
-    def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
-        while not self._shutdown.begun.wait(standby.pause_s):
+    def _sweep(self, process: Process, fleet_drain: FleetDrain, embedding: Embedding) -> None:
+        while not self._shutdown.begun.wait(fleet_drain.pause_s):
             try:
                 stopped_after = self._shutdown.begun.wait
-                if sweep(process.runtime, turns=standby.follow_intake(), stopped_after=stopped_after) is not None:
+                if sweep(process.runtime, turns=fleet_drain.follow_intake(), stopped_after=stopped_after) is not None:
                     embedding.request()
                 self._sweep_slots(process)
             except Unavailable as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perdure.access.tenants import tenant_of
-from perdure.casebank.search import Found, Within, search, search_for_user
+from perdure.casebank.search import FoundCase, Within, search, search_for_user
 from perdure.database.engine import Database
 from perdure.models.embedders.protocol import Embedder, Vector, embedded_text
 from perdure.models.protocol import ModelCall
@@ -48,7 +48,7 @@ class CaseLookup:
 
     def for_prompt(
         self, user: str, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
-    ) -> list[Found]:
+    ) -> list[FoundCase]:
         """At most `k` cases in `bank` for the prompt of `user` (a user's key), nearest first.
 
         Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows, and returns those above the floor
@@ -62,7 +62,7 @@ class CaseLookup:
         least = least_similarity(embedder.name, self.settings.min_similarity)
         return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
 
-    def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
+    def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[FoundCase]:
         """The `k` nearest active cases that `user` (a user's key) may see, even those below the floor.
 
         If `bank` is given, only this bank is searched. Otherwise the banks of the installation's agents are searched.
@@ -77,7 +77,7 @@ class CaseLookup:
 
     def nearest(
         self, question: str, k: int, within: Within, *, bank: str | None = None, include_archived: bool = False
-    ) -> list[Found]:
+    ) -> list[FoundCase]:
         """For administrators: the `k` nearest cases that `within` selects, even those below the floor.
 
         Raises:
@@ -91,7 +91,7 @@ class CaseLookup:
 
     def _visible(
         self, user: str, vector: Vector, embedder: str, k: int, *, banks: Sequence[str], least: float | None = None
-    ) -> list[Found]:
+    ) -> list[FoundCase]:
         """The nearest active cases in `banks`. Searches what `PERDURE_CASEBANK__SCOPE` allows for this user."""
         if self.settings.scope is CaseScope.ALL:
             within = Within(tenant_of(user))

@@ -34,7 +34,7 @@ _BUILDING = "perdure casebank indexes"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCase:
     """A case and its cosine with the query, from -1 to 1."""
 
     case_id: str
@@ -90,7 +90,7 @@ def search(
     banks: Sequence[str] | None = None,
     include_archived: bool = False,
     least: float | None = None,
-) -> list[Found]:
+) -> list[FoundCase]:
     """The `k` nearest cases that `within` selects, nearest first, with a similarity of at least `least`.
 
     Searches active cases in `banks`, or in all banks. With `include_archived`, also searches archived cases, and logs a
@@ -124,7 +124,7 @@ def search_for_user(
     *,
     banks: Sequence[str],
     least: float | None = None,
-) -> list[Found]:
+) -> list[FoundCase]:
     """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first.
 
     A user may see their own cases, the cases that belong to all users of their tenant, and the cases that an
@@ -197,8 +197,8 @@ def _nearest_for_user(size: int, of_tenant: bool) -> Statement:  # noqa: FBT001 
     return search_queries.nearest_for_user(size, INDEX_FROM, FEW_OF_BANK, of_tenant=of_tenant)
 
 
-def _found(row: Row[Any]) -> Found:
-    return Found(
+def _found(row: Row[Any]) -> FoundCase:
+    return FoundCase(
         row.case_id,
         row.query,
         row.response_text,

@@ -18,7 +18,7 @@ from perdure.workers import logs
 
 if TYPE_CHECKING:
     from perdure.database.engine import Database
-    from perdure.runtime import Intake, Runtime
+    from perdure.runtime import AcceptingRuntime, Runtime
     from perdure.settings import Settings
     from perdure.workers.publish.wake import CeleryWaker
 
@@ -104,20 +104,20 @@ def runtime() -> Iterator[Runtime]:
 
 
 @contextmanager
-def intake() -> Iterator[Intake]:
+def accepting_runtime() -> Iterator[AcceptingRuntime]:
     """The parts of a runtime for accepting messages, without models, embedder and breakers.
 
     Raises:
         Unavailable: the database is unavailable.
     """
     from perdure.settings import Settings
-    from perdure.workers.assembly import assemble_intake, database_address
+    from perdure.workers.assembly import assemble_accepting, database_address
 
     settings = Settings.load()
     logs.configure(logging.WARNING)
     database_url = database_address(settings)
     waker = _waker(settings)
-    made = assemble_intake(settings, database_url, waker)
+    made = assemble_accepting(settings, database_url, waker)
     try:
         yield made
     finally:

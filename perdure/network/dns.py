@@ -12,16 +12,16 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-Found = list[tuple[Any, Any, int, str, Any]]
+AddressInfo = list[tuple[Any, Any, int, str, Any]]
 """The result of `socket.getaddrinfo`: (family, type, protocol, canonical name, socket address) of each address."""
 
 
-def look_up(host: str, port: int) -> Future[Found]:
+def look_up(host: str, port: int) -> Future[AddressInfo]:
     """Look up the TCP addresses of `host`. The future gets the addresses or the resolver's `OSError`.
 
     For an IP address, the future is complete at once.
     """
-    found: Future[Found] = Future()
+    found: Future[AddressInfo] = Future()
     found.set_running_or_notify_cancel()
     if _is_address(host):
         _resolve(found, host, port)
@@ -30,7 +30,7 @@ def look_up(host: str, port: int) -> Future[Found]:
     return found
 
 
-def _resolve(found: Future[Found], host: str, port: int) -> None:
+def _resolve(found: Future[AddressInfo], host: str, port: int) -> None:
     try:
         found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except Exception as error:  # noqa: BLE001 (the waiting caller raises it; UnicodeError: an invalid name)

@@ -35,7 +35,7 @@ class State(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Outcome(StrEnum):
+class CallOutcome(StrEnum):
     """How an admitted call ended.
 
     A `RELEASED` call does not count, because it was cancelled or its request was invalid.
@@ -108,20 +108,20 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
             assert_never(circuit.state)
 
 
-def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: Outcome) -> Circuit:
+def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: CallOutcome) -> Circuit:
     """The circuit after the outcome of an admitted call.
 
     If the call was admitted in an earlier epoch, its outcome changes only `successes` or `last_failure_ms`.
     """
     present = admission.epoch == circuit.epoch
     match outcome:
-        case Outcome.SUCCEEDED:
+        case CallOutcome.SUCCEEDED:
             noted = replace(circuit, successes=circuit.successes + 1)
             return _after_success(noted, now) if present else noted
-        case Outcome.FAILED:
+        case CallOutcome.FAILED:
             noted = replace(circuit, last_failure_ms=now)
             return _after_failure(noted, policy, now) if present else noted
-        case Outcome.RELEASED:
+        case CallOutcome.RELEASED:
             left = {each: end for each, end in circuit.probes.items() if each != admission.id}
             return replace(circuit, probes=left) if present else circuit
         case _:

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from perdure.errors import Unavailable
 from perdure.redis import client_url
-from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
+from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, State
 from perdure.resilience.stores import Answer
 from perdure.settings import REDIS_PREFIX
 from perdure.text.untrusted import first_line
@@ -164,9 +164,9 @@ class FleetCircuits:
         )
         self._admit = self._client.register_script(_ADMIT)
         self._settle = {
-            Outcome.SUCCEEDED: self._client.register_script(_SUCCEEDED),
-            Outcome.FAILED: self._client.register_script(_FAILED),
-            Outcome.RELEASED: self._client.register_script(_RELEASED),
+            CallOutcome.SUCCEEDED: self._client.register_script(_SUCCEEDED),
+            CallOutcome.FAILED: self._client.register_script(_FAILED),
+            CallOutcome.RELEASED: self._client.register_script(_RELEASED),
         }
         self._reset = self._client.register_script(_RESET)
 
@@ -175,7 +175,7 @@ class FleetCircuits:
         with _mapped_errors():
             return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
-    def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
         """See `CircuitStore.settle`."""
         with _mapped_errors():
             return _answer(

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from perdure.clock import Clock
 from perdure.errors import CircuitBreakerOpen, NotFound
-from perdure.resilience.circuit import Circuit, Outcome, Policy, State
+from perdure.resilience.circuit import CallOutcome, Circuit, Policy, State
 from perdure.resilience.failures import Verdict, verdict
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.shared import SharedCircuits, Transition
@@ -27,10 +27,10 @@ from perdure.settings import REDIS_PREFIX, BreakerSettings
 T = TypeVar("T")
 
 _OUTCOMES = {
-    Verdict.TRANSIENT: Outcome.FAILED,
-    Verdict.PERMANENT: Outcome.FAILED,
-    Verdict.REFUSED: Outcome.RELEASED,
-    Verdict.ABANDONED: Outcome.RELEASED,
+    Verdict.TRANSIENT: CallOutcome.FAILED,
+    Verdict.PERMANENT: CallOutcome.FAILED,
+    Verdict.REFUSED: CallOutcome.RELEASED,
+    Verdict.ABANDONED: CallOutcome.RELEASED,
 }
 
 
@@ -177,7 +177,7 @@ class CircuitBreaker:
         admission = decision.answer.admission
         if admission is None:
             raise self._refusal(decision.answer)
-        outcome = Outcome.SUCCEEDED
+        outcome = CallOutcome.SUCCEEDED
         try:
             return work()
         except BaseException as error:

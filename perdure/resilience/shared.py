@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from perdure.clock import Clock
 from perdure.errors import Unavailable
-from perdure.resilience.circuit import Admission, Outcome, State
+from perdure.resilience.circuit import Admission, CallOutcome, State
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
 
@@ -82,7 +82,7 @@ class SharedCircuits:
         self._report(name, answer, fleet=False)
         return Decision(answer, fleet=False)
 
-    def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome, *, fleet: bool) -> None:
         """Report a call's outcome to the store that admitted it. Never fails.
 
         If Redis admitted the call and is unavailable now, the outcome is lost. A probe's slot is freed once Redis

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from perdure.clock import Clock
 from perdure.resilience import circuit as machine
-from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
+from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CircuitStore(Protocol):
         """
         ...
 
-    def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
         """Record a call's outcome. Raises as `admit` does."""
         ...
 
@@ -71,7 +71,7 @@ class OwnCircuits:
             after, admission = machine.admit(before, self._policy, now, call_id, lease_ms)
             return self._keep(name, now, before, after, admission)
 
-    def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
         """See `CircuitStore.settle`. Never fails."""
         with self._lock:
             now = self._now()

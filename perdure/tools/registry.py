@@ -37,7 +37,7 @@ from perdure.tools.variables import WorkingVariables
 
 if TYPE_CHECKING:
     from perdure.memory.recall.agent_memory import OwnMemory
-    from perdure.schedule.own import OwnReminders
+    from perdure.schedule.user_reminders import UserReminders
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ToolContext:
     working_variables: WorkingVariables = field(default_factory=WorkingVariables, compare=False)
     memory: OwnMemory | None = field(default=None, compare=False)
     tenant: str | None = None
-    reminders: OwnReminders | None = field(default=None, compare=False)
+    reminders: UserReminders | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from perdure.errors import Conflict, InvalidRequest, NotFound, ToolError
 from perdure.schedule.cron import LONGEST
-from perdure.schedule.own import OwnReminders
+from perdure.schedule.user_reminders import UserReminders
 from perdure.text.untrusted import cut
 from perdure.tools.registry import Effect, ToolContext, tool
 
@@ -70,7 +70,7 @@ def unschedule(schedule_id: UUID, context: ToolContext) -> str:  # noqa: D417 (t
     return "It is removed."
 
 
-def _own(context: ToolContext) -> OwnReminders:
+def _own(context: ToolContext) -> UserReminders:
     if context.reminders is None:
         raise ToolError(_NONE)
     return context.reminders

@@ -7,7 +7,7 @@ calls/               tool calls: intents, results, approvals
 prompt/              the system message
 sweep.py             wake-ups for work that is due
 outbox.py            deliveries of replies to their receivers
-intake.py            whether the fleet runs turns, for `perdure drain`
+drain.py             the row with which `perdure drain` stops new turns
 committed.py         the committed state of a turn, for streaming clients
 cancel.py, feedback.py, reading.py, restore_snapshot.py
 """

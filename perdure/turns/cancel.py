@@ -15,7 +15,7 @@ from perdure.database.engine import Transaction
 from perdure.database.fencing import Fence
 from perdure.errors import NotFound, TurnCancelled
 from perdure.ids import new_id
-from perdure.runtime import Intake, Runtime
+from perdure.runtime import AcceptingRuntime, Runtime
 from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import queries as inbox_queries
 from perdure.turns.inbox import route_unrouted
@@ -59,7 +59,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     runtime.wake.session(row.session_id, row.priority)
 
 
-def settle_begun(runtime: Intake, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
+def settle_begun(runtime: AcceptingRuntime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
     """Settle a begun turn as cancelled, in a session that was seized under `tenure`."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
     try:

@@ -98,7 +98,7 @@ class NotDue:
     """The delivery is delivered, has failed, is being attempted, or waits for its due time or an earlier delivery."""
 
 
-Outcome = Delivered | Postponed | NotDue
+DeliveryOutcome = Delivered | Postponed | NotDue
 
 
 def signature(key: bytes, body: bytes) -> str:
@@ -106,7 +106,7 @@ def signature(key: bytes, body: bytes) -> str:
     return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
-def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
+def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> DeliveryOutcome:
     """Attempt one delivery, if it is due. `carriers` maps `url`, `task` and `channel` to a carrier."""
     given = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, given)

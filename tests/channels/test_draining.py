@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
 from perdure.settings import Settings, ShutdownSettings, TurnSettings
-from perdure.turns import intake
+from perdure.turns import drain
 from tests.channels.conftest import BASE_URL
 
 Say = Callable[..., dict[str, Any]]
@@ -113,15 +113,15 @@ def test_a_hastened_gateway_answers_with_the_current_status(client: TestClient, 
 def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
     client: TestClient, runtime: Runtime, say: Say
 ) -> None:
-    """`intake.close` closes all gateways, including those that start later. Accepted messages stay queued."""
+    """`drain.begin` closes all gateways, including those that start later. Accepted messages stay queued."""
     accepted = say()
-    intake.close(runtime.database)
+    drain.begin(runtime.database)
     _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway accepts messages")
     assert client.get("/readyz").status_code == 503
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as another:
         _until(lambda: another.get("/readyz").status_code == 503, "a gateway that starts now accepts messages")
 
-    intake.reopen(runtime.database)
+    drain.end(runtime.database)
 
     _until(lambda: client.get("/readyz").status_code == 200, "the gateway stays closed")
     assert client.get(f"/v1/turns/{accepted['turn_id']}").json()["status"] == "accepted"
@@ -141,6 +141,6 @@ class TestShortDrain:
         """A request's wait ends after the drain time, because its turn cannot run before the intake reopens."""
         waiting = WaitingRequest(client, say())
 
-        intake.close(runtime.database)
+        drain.begin(runtime.database)
 
         assert waiting.result_of_wait()["status"] == "accepted"

@@ -46,7 +46,7 @@ def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
         yield runtime.database
 
     monkeypatch.setattr(connecting, "runtime", whole)
-    monkeypatch.setattr(connecting, "intake", whole)
+    monkeypatch.setattr(connecting, "accepting_runtime", whole)
 
     @contextmanager
     def opened() -> Iterator[Any]:

@@ -113,7 +113,7 @@ CASES = [Case(kind, place) for kind in KINDS for place in places(kind)]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """The result of a case."""
 
     text: str
@@ -168,7 +168,7 @@ class CaseRunner:
                 seen.append(place)
         return sorted(seen)
 
-    def run(self, case: Case) -> Outcome:
+    def run(self, case: Case) -> CaseOutcome:
         """Play one case."""
         text, second_text = f"{case.kind}: {case.place}", f"afterwards: {case}"
         since = len(self.installation.faults.notes())
@@ -179,7 +179,7 @@ class CaseRunner:
             second = self.installation.accept(second_text, user=str(case), message_id=f"2-{case}")
         first_turn, second_turn = self.installation.settled(accepted["turn_id"], second.turn_id)
         self._delivered(accepted["turn_id"], since)
-        return Outcome(
+        return CaseOutcome(
             text,
             second_text,
             first_turn,

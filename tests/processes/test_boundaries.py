@@ -17,7 +17,7 @@ import pytest
 from perdure.models.protocol import Role
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.databases import Databases
-from tests.processes.boundaries import CASES, KINDS, Case, CaseRunner, Outcome, passed
+from tests.processes.boundaries import CASES, KINDS, Case, CaseOutcome, CaseRunner, passed
 from tests.processes.faults import done
 from tests.processes.model_server import PLANS, answer_to
 
@@ -66,13 +66,13 @@ def undisturbed(case_runners: list[CaseRunner]) -> dict[str, list[tuple[str, str
 @pytest.fixture(scope="module")
 def played(
     wanted: list[Case], case_runners: list[CaseRunner], undisturbed: object
-) -> Iterator[dict[Case, Future[Outcome]]]:
+) -> Iterator[dict[Case, Future[CaseOutcome]]]:
     """The outcomes of the wanted cases, as futures."""
     free: queue.SimpleQueue[CaseRunner] = queue.SimpleQueue()
     for case_runner in case_runners:
         free.put(case_runner)
 
-    def play(case: Case) -> Outcome:
+    def play(case: Case) -> CaseOutcome:
         case_runner = free.get()
         try:
             return case_runner.run(case)
@@ -101,7 +101,7 @@ def test_one_case_of_each_kind_is_always_played() -> None:
     [case if str(case) in ONE_OF_EACH_KIND else pytest.param(case, marks=pytest.mark.long) for case in CASES],
     ids=str,
 )
-def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
+def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[CaseOutcome]], case: Case) -> None:
     """Wherever a process dies, the transcript equals an undisturbed turn's. Each tool's effect class is obeyed."""
     outcome = played[case].result()
     tools = PLANS[case.kind]
@@ -121,7 +121,7 @@ def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[Outco
     assert {each.body["delivery_id"] for each in outcome.deliveries} == {outcome.deliveries[0].body["delivery_id"]}
 
 
-def _check_effects(case: Case, outcome: Outcome) -> None:
+def _check_effects(case: Case, outcome: CaseOutcome) -> None:
     for position, tool in enumerate(PLANS[case.kind]):
         ids = [effect.effect_id for effect in outcome.effects if effect.tool == tool]
         content = outcome.messages[2 + position].content
@@ -152,7 +152,7 @@ def _in_doubt(case: Case) -> bool:
 
 
 def test_the_invariants_hold_for_all_sessions(
-    case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]
+    case_runners: list[CaseRunner], played: dict[Case, Future[CaseOutcome]]
 ) -> None:
     """This test checks all sessions of the installations, because each case checks only its own session."""
     for future in played.values():

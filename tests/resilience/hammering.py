@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from perdure.clock import MovedClock
 from perdure.embedded import redis
-from perdure.resilience.circuit import Admission, Outcome, Policy
+from perdure.resilience.circuit import Admission, CallOutcome, Policy
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breakers
 from perdure.resilience.shared import PAUSE_S
@@ -70,7 +70,7 @@ class Child:
         for _ in range(FAILURES):
             taken = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
             assert taken is not None
-            self._circuits.settle(NAME, taken, Outcome.FAILED)
+            self._circuits.settle(NAME, taken, CallOutcome.FAILED)
         return FAILURES
 
     def probe(self) -> int:
@@ -81,7 +81,7 @@ class Child:
     def succeed(self) -> int:
         """End the admitted probe with a success."""
         if self._admission is not None:
-            self._circuits.settle(NAME, self._admission, Outcome.SUCCEEDED)
+            self._circuits.settle(NAME, self._admission, CallOutcome.SUCCEEDED)
         return 0
 
     def call_until_command(self) -> int:
@@ -151,7 +151,7 @@ def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
     seen: dict[str, Any] = {"failures": circuits.read()[NAME].failures, "probes": []}
     last = circuits.admit(NAME, "the last failure", LEASE_MS).admission
     if last is not None:
-        circuits.settle(NAME, last, Outcome.FAILED)
+        circuits.settle(NAME, last, CallOutcome.FAILED)
     seen["opened"] = circuits.read()[NAME].state
     for ahead_ms in (0, 60_000, 60_000 + LEASE_MS // 2, 61_000 + LEASE_MS):
         holders = [pid for pid, admitted in fleet.request("probe", ahead_ms).items() if admitted]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.clock import MovedClock
 from perdure.resilience import circuit as machine
-from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
+from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, State
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.stores import Answer, CircuitStore
 from tests.resilience.conftest import POLICY
@@ -41,7 +41,7 @@ class StoreHarness:
             self.admitted.append(answer.admission)
         return answer
 
-    def end(self, outcome: Outcome, which: int = 0) -> Answer:
+    def end(self, outcome: CallOutcome, which: int = 0) -> Answer:
         """Settle an admitted call."""
         return self.store.settle(NAME, self.admitted.pop(which), outcome)
 
@@ -56,7 +56,7 @@ class StoreHarness:
             return
         for _ in range(POLICY.failure_threshold):
             self.ask()
-            self.end(Outcome.FAILED)
+            self.end(CallOutcome.FAILED)
         if state is HALF_OPEN:
             self.pass_time(60)
             self.ask()
@@ -90,30 +90,30 @@ def request_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
 
 def success(harness: StoreHarness) -> Answer:
     """Settle a call of this epoch as succeeded."""
-    return harness.end(Outcome.SUCCEEDED)
+    return harness.end(CallOutcome.SUCCEEDED)
 
 
 def failure(harness: StoreHarness) -> Answer:
     """Settle a call of this epoch as failed."""
-    return harness.end(Outcome.FAILED)
+    return harness.end(CallOutcome.FAILED)
 
 
 def release(harness: StoreHarness) -> Answer:
     """Settle a call that was cancelled or refused."""
-    return harness.end(Outcome.RELEASED)
+    return harness.end(CallOutcome.RELEASED)
 
 
 def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
     """Settle consecutive calls as failed, up to the threshold."""
     for _ in range(POLICY.failure_threshold - 1):
         harness.ask()
-        harness.end(Outcome.FAILED)
-    return harness.end(Outcome.FAILED)
+        harness.end(CallOutcome.FAILED)
+    return harness.end(CallOutcome.FAILED)
 
 
 def failures_with_a_success_between(harness: StoreHarness) -> Answer:
     """Settle `failure_threshold` calls as failed, with a success between them."""
-    for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.FAILED):
+    for outcome in (CallOutcome.FAILED, CallOutcome.FAILED, CallOutcome.SUCCEEDED, CallOutcome.FAILED):
         harness.ask()
         answer = harness.end(outcome)
     return answer
@@ -121,15 +121,15 @@ def failures_with_a_success_between(harness: StoreHarness) -> Answer:
 
 def late_successes(harness: StoreHarness) -> Answer:
     """Settle calls of an earlier epoch as succeeded."""
-    return _late(harness, Outcome.SUCCEEDED)
+    return _late(harness, CallOutcome.SUCCEEDED)
 
 
 def late_failures(harness: StoreHarness) -> Answer:
     """Settle `failure_threshold` calls of an earlier epoch as failed."""
-    return _late(harness, Outcome.FAILED)
+    return _late(harness, CallOutcome.FAILED)
 
 
-def _late(harness: StoreHarness, outcome: Outcome) -> Answer:
+def _late(harness: StoreHarness, outcome: CallOutcome) -> Answer:
     for _ in range(POLICY.failure_threshold):
         answer = harness.store.settle(NAME, Admission("from before", epoch=1), outcome)
     return answer
@@ -139,7 +139,7 @@ def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> Answer:
     """Settle a probe as failed after its lease expired. The slot was free already, but the failure counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
-    return harness.end(Outcome.FAILED)
+    return harness.end(CallOutcome.FAILED)
 
 
 def reset(harness: StoreHarness) -> Answer | None:
@@ -199,7 +199,7 @@ def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStor
     assert full.admission is None
     assert full.until is not None
     assert full.now < full.until <= full.now + LEASE_MS
-    harness.end(Outcome.RELEASED)
+    harness.end(CallOutcome.RELEASED)
     assert harness.ask().admission is not None
 
 
@@ -241,13 +241,14 @@ def test_an_open_circuit_says_when_its_cooldown_ends(store: CircuitStore, clock:
 def test_the_counts_are_those_of_the_contract(store: CircuitStore, clock: MovedClock) -> None:
     """Consecutive failures and all successes are counted; outcomes of an earlier epoch appear in the metrics only."""
     harness = StoreHarness(store, clock)
-    for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.RELEASED, Outcome.FAILED):
+    succeeded, failed, released = CallOutcome.SUCCEEDED, CallOutcome.FAILED, CallOutcome.RELEASED
+    for outcome in (succeeded, failed, succeeded, released, failed):
         harness.ask()
         harness.end(outcome)
     found = store.read()[NAME]
     assert (found.failures, found.successes, found.opened_at_ms) == (1, 2, None)
     assert found.last_failure_ms is not None
-    store.settle(NAME, Admission("late", epoch=1), Outcome.SUCCEEDED)
+    store.settle(NAME, Admission("late", epoch=1), CallOutcome.SUCCEEDED)
     later = store.read()[NAME]
     assert (later.failures, later.successes) == (1, 3)
 
@@ -270,7 +271,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from([1, 1_000, 100_000])),
     st.tuples(st.just("asks again"), st.sampled_from([1, 1_000])),
     st.tuples(st.just("failed"), st.integers(0, 5)),
-    st.tuples(st.sampled_from([*Outcome, "dies"]), st.integers(0, 5)),
+    st.tuples(st.sampled_from([*CallOutcome, "dies"]), st.integers(0, 5)),
     st.tuples(st.just("time"), st.sampled_from([1, 1_000, 60_000, 200_000, -60_000])),
     st.tuples(st.sampled_from(["ask", "ask", "reset"]), st.just(1_000)),
 )
@@ -305,7 +306,7 @@ def test_invariants_hold_after_any_schedule(policy: Policy, schedule: list[tuple
                 if not admitted:
                     continue
                 ended = admitted.pop(value % len(admitted))
-                circuit = machine.settle(circuit, policy, now, ended, Outcome(event))
+                circuit = machine.settle(circuit, policy, now, ended, CallOutcome(event))
         assert len(circuit.probes) <= policy.half_open_max_probes
         assert (circuit.state is HALF_OPEN) or not circuit.probes
         assert (circuit.opened_at_ms is None) == (circuit.state is CLOSED)
@@ -356,7 +357,7 @@ def test_the_scripts_and_the_machine_agree(
             case _:
                 if not admitted or circuit is None:
                     continue
-                ended, outcome = admitted.pop(value % len(admitted)), Outcome(event)
+                ended, outcome = admitted.pop(value % len(admitted)), CallOutcome(event)
                 answer = fleet.settle(NAME, ended, outcome)
                 assert answer.before is circuit.state
                 circuit = machine.settle(circuit, policy, answer.now, ended, outcome)

@@ -30,7 +30,7 @@ from perdure.errors import (
     RateLimited,
     Unavailable,
 )
-from perdure.resilience.circuit import Outcome, Policy, State
+from perdure.resilience.circuit import CallOutcome, Policy, State
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breaker, Breakers
 from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
@@ -130,7 +130,7 @@ def test_a_lost_answer_does_not_keep_a_probes_slot(
     for call in ("1", "2"):
         admission = circuits.admit("llm:test", call, 600_000).answer.admission
         assert admission is not None
-        circuits.settle("llm:test", admission, Outcome.FAILED, fleet=True)
+        circuits.settle("llm:test", admission, CallOutcome.FAILED, fleet=True)
     clock.advance(timedelta(seconds=61))
     ask = getattr(fleet, lost)
 
@@ -144,7 +144,7 @@ def test_a_lost_answer_does_not_keep_a_probes_slot(
             probe = circuits.admit("llm:test", "3", 600_000).answer.admission
             assert probe is not None
             patch.setattr(fleet, lost, slow)
-            circuits.settle("llm:test", probe, Outcome.SUCCEEDED, fleet=True)
+            circuits.settle("llm:test", probe, CallOutcome.SUCCEEDED, fleet=True)
         else:
             patch.setattr(fleet, lost, slow)
             assert not circuits.admit("llm:test", "3", 600_000).fleet

@@ -36,7 +36,7 @@ from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import Claimed, claim
 from perdure.turns.lease.hold import Hold
 from perdure.turns.reading import read_turn
-from perdure.turns.run.runner import Outcome, Runner
+from perdure.turns.run.runner import Runner, RunOutcome
 from tests.conftest import RecordingWaker
 from tests.models.openai_server import validate_transcript
 from tests.turns.scripted import Line, Scripted
@@ -117,7 +117,7 @@ class Harness:
         """Accept a message."""
         return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
 
-    def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
+    def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
         """Run the session's turns with a new runner. No keeper renews its lease."""
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 

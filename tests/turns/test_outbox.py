@@ -17,9 +17,9 @@ from perdure.turns.outbox import (
     MAX_ATTEMPTS,
     Delivered,
     DeliveryFailed,
+    DeliveryOutcome,
     NotAsked,
     NotDue,
-    Outcome,
     Postponed,
     Undeliverable,
     deliver,
@@ -55,7 +55,7 @@ def _delivery(harness: Harness, **reply_to: str) -> UUID:
     return harness.waker.deliveries[-1]
 
 
-def _deliver(harness: Harness, recipient: Recipient, delivery_id: UUID) -> Outcome:
+def _deliver(harness: Harness, recipient: Recipient, delivery_id: UUID) -> DeliveryOutcome:
     return deliver(harness.database, {"url": recipient, "task": recipient}, delivery_id)
 
 

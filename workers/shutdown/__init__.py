@@ -1,1 +1,1 @@
-"""Shutdown: signals, phases and time limits. Also standby while the intake is closed, and failures at the start."""
+"""Shutdown: signals, phases and time limits. Also the drain of the fleet, and failures at the start."""

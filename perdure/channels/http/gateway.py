@@ -30,7 +30,7 @@ from perdure.channels.http.threads import Threads
 from perdure.errors import PerdureError, Unavailable, loggable
 from perdure.events.event import Event, EventId
 from perdure.runtime import Runtime
-from perdure.turns import intake
+from perdure.turns import drain
 from perdure.turns.committed import Committed, read_committed
 from perdure.turns.reading import SettlementWatch
 
@@ -168,7 +168,7 @@ class Gateway:
 
     async def follow_intake(self) -> None:
         """Poll whether the fleet's intake is closed, every `turn.sweep_s` seconds, until cancelled."""
-        is_closed = partial(intake.is_closed, self.runtime.database)
+        is_closed = partial(drain.is_active, self.runtime.database)
         while True:
             try:
                 closed = await self._threads.run(is_closed)

@@ -30,16 +30,16 @@ def drain(
     the time is up, or if sessions cannot end because their turns have not run.
     """
     from perdure.cli.serve.drain_watch import Drain, budget_s
-    from perdure.turns import intake
-    from perdure.turns.intake import Phase
+    from perdure.turns import drain as fleet
+    from perdure.turns.drain import Phase
 
     if resume and end_sessions:
         raise Failure("--resume cannot be combined with --end-sessions.", WRONG_USAGE)
     with connecting.runtime() as runtime:
         if resume:
-            intake.reopen(runtime.database)
+            fleet.end(runtime.database)
             _write(
-                {"intake": Phase.OPEN.value, "turns_waiting": intake.unfinished(runtime.database).waiting},
+                {"intake": Phase.OPEN.value, "turns_waiting": fleet.unfinished(runtime.database).waiting},
                 as_json=as_json,
             )
             return

@@ -14,8 +14,8 @@ from perdure.errors import Conflict
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.settings import Settings
-from perdure.turns import intake
-from perdure.turns.intake import Phase
+from perdure.turns import drain
+from perdure.turns.drain import Phase
 
 _REASON = "drain"
 _POLL_S = 1.0
@@ -34,9 +34,9 @@ class Drain:
         self._began = time.monotonic()
         self._ends_requested = 0
         self._workers: dict[str, dict[str, Any]] = {}
-        intake.close(self._database)
-        self._found = intake.running(self._database)
-        self.left = intake.unfinished(self._database)
+        drain.begin(self._database)
+        self._found = drain.running(self._database)
+        self.left = drain.unfinished(self._database)
 
     def wait(self, limit_s: float) -> None:
         """Request the end of sessions if wanted, then poll until no work runs or `limit_s` seconds have passed."""
@@ -46,7 +46,7 @@ class Drain:
             quiet = 0
             while quiet < _QUIET_POLLS:
                 self._workers = ask("perdure", _POLL_S)
-                self.left = intake.unfinished(self._database)
+                self.left = drain.unfinished(self._database)
                 quiet = quiet + 1 if self._is_quiet() else 0
                 show(self._line())
                 if time.monotonic() - self._began >= limit_s:
@@ -55,7 +55,7 @@ class Drain:
 
     def report(self) -> dict[str, Any]:
         """The fields that the command prints."""
-        settled = intake.settled(self._database, self._found)
+        settled = drain.settled(self._database, self._found)
         return {
             "intake": "closed",
             "quiet": self.quiet,
@@ -73,7 +73,7 @@ class Drain:
         }
 
     def _request_ends(self) -> None:
-        for session_id in intake.live_sessions(self._database):
+        for session_id in drain.live_sessions(self._database):
             try:
                 requested = request_end(self._database, session_id, _REASON)
             except Conflict:

@@ -28,7 +28,7 @@ from perdure.cli.errors import FAILED, WRONG_USAGE, Failure
 from perdure.errors import Unavailable
 
 if TYPE_CHECKING:
-    from perdure.runtime import Intake
+    from perdure.runtime import AcceptingRuntime
     from perdure.turns.inbox.accept import Accepted
 
 _LOOK_S = 0.25
@@ -68,7 +68,7 @@ def send(
     is not settled when the time is up, or if a signal ends the wait.
     """
     with _without_collection():
-        import perdure.workers.publish.wake  # noqa: F401 (what `connecting.intake` imports)
+        import perdure.workers.publish.wake  # noqa: F401 (what `connecting.accepting_runtime` imports)
         from perdure.turns.inbox.accept import accept
         from perdure.turns.inbox.incoming import parse_incoming
 
@@ -81,7 +81,7 @@ def send(
     named = {name: value for name, value in optional.items() if value is not None}
     incoming = parse_incoming({**given, **named}, tenant=parse_tenant(tenant))
     interruptible = _Wait()
-    with connecting.intake() as runtime:
+    with connecting.accepting_runtime() as runtime:
         if wait is not None:
             interruptible.begin()
         accepted = accept(runtime, incoming)
@@ -148,7 +148,7 @@ class _Wait:
             raise _Interrupted
 
 
-def _settled(runtime: Intake, accepted: Accepted, seconds: float, interruptible: _Wait) -> dict[str, Any]:
+def _settled(runtime: AcceptingRuntime, accepted: Accepted, seconds: float, interruptible: _Wait) -> dict[str, Any]:
     """Wait until the turn is settled, `seconds` have passed, or a signal arrives; returns the turn."""
     from perdure.turns.reading import Delays, SettlementWatch, read_turn
 

@@ -28,7 +28,7 @@ import httpx2
 
 from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall
-from perdure.network.dns import Found, look_up
+from perdure.network.dns import AddressInfo, look_up
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds to connect to a server."""
@@ -70,7 +70,7 @@ class CallSocket:
             if self._socket is not None:
                 _shut_down(self._socket)
 
-    def addresses_of(self, host: str, port: int, timeout: float | None) -> Found:
+    def addresses_of(self, host: str, port: int, timeout: float | None) -> AddressInfo:
         """Look up the addresses of `host`. Waits at most `timeout` seconds, and not beyond the call's deadline.
 
         Raises:

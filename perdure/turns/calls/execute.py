@@ -22,7 +22,7 @@ from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
 from perdure.hooks import ToolCalled, ToolCalling, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
-from perdure.schedule.own import OwnReminders
+from perdure.schedule.user_reminders import UserReminders
 from perdure.text.untrusted import cut, storable
 from perdure.tools import event_loop, guarded
 from perdure.tools.registry import (
@@ -429,7 +429,7 @@ class Executor:
             cancelled=self._hold.unwanted,
             working_variables=WorkingVariables(self._variables),
             memory=memory_of_call(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
-            reminders=OwnReminders(
+            reminders=UserReminders(
                 self._runtime.database,
                 self._runtime.clock,
                 self._runtime.settings,

@@ -22,7 +22,7 @@ from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavail
 from perdure.ids import new_id
 from perdure.network import egress
 from perdure.network.queues import reply_queue
-from perdure.runtime import Intake
+from perdure.runtime import AcceptingRuntime
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
 from perdure.sessions.routing import scope_of, title_of
@@ -85,7 +85,7 @@ class SourceTaken(Exception):
 
 
 def accept(
-    runtime: Intake,
+    runtime: AcceptingRuntime,
     message: Incoming,
     *,
     target: Mapping[str, Any] | None = None,
@@ -117,7 +117,7 @@ def accept(
     return commit.accepted
 
 
-def check(runtime: Intake, message: Incoming) -> None:
+def check(runtime: AcceptingRuntime, message: Incoming) -> None:
     """Check a message against this installation's settings and agents.
 
     Raises:
@@ -161,7 +161,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 
 
 def _parameters(
-    runtime: Intake, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
+    runtime: AcceptingRuntime, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
 ) -> dict[str, Any]:
     # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = turn_id or new_id(runtime.clock)
@@ -190,7 +190,9 @@ def _parameters(
     }
 
 
-def _retried(runtime: Intake, message: Incoming, parameters: dict[str, Any], source: Source | None) -> _Commit:
+def _retried(
+    runtime: AcceptingRuntime, message: Incoming, parameters: dict[str, Any], source: Source | None
+) -> _Commit:
     needs_lock = source is not None or rate_limit.is_on(runtime.settings.guard)
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -218,7 +220,7 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 
 
 def _accept_in_transaction(
-    runtime: Intake, message: Incoming, parameters: dict[str, Any], source: Source | None
+    runtime: AcceptingRuntime, message: Incoming, parameters: dict[str, Any], source: Source | None
 ) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
         if source is not None:
@@ -230,7 +232,7 @@ def _accept_in_transaction(
 
 
 def _accept_under_lock(
-    runtime: Intake, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
+    runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
 ) -> _Commit:
     rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
     # Look for an earlier message only after the session is locked: the same message, or the session's first one, may be
@@ -264,7 +266,9 @@ def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
 
-def _open_session(runtime: Intake, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
+def _open_session(
+    runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
+) -> None:
     if message.session_id is not None:
         raise NotFound("There is no such session.")
     agent = message.agent or runtime.agents.default.name
@@ -273,7 +277,7 @@ def _open_session(runtime: Intake, transaction: Transaction, message: Incoming, 
 
 
 def _accept_into_busy(
-    runtime: Intake, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
+    runtime: AcceptingRuntime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
 ) -> _Commit:
     match OnBusy(parameters["on_busy"]):
         case OnBusy.REJECT:
@@ -299,7 +303,7 @@ def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Co
     return commit
 
 
-def _interrupt(runtime: Intake, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
+def _interrupt(runtime: AcceptingRuntime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
     """Raise the session's fence and settle its unsettled turns as cancelled; returns the deliveries of these turns.
 
     The number of statements does not depend on the number of queued turns.

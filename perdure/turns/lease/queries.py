@@ -6,7 +6,7 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
-from perdure.turns.intake import CLOSED
+from perdure.turns.drain import DRAINING
 
 # A session is *admitted* while its turns run or may run; it then takes one of its user's `user_concurrency` places.
 # When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims
@@ -118,7 +118,7 @@ CLAIM = Statement(
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
           AND {_IN_TIME}
-          AND NOT {CLOSED}
+          AND NOT {DRAINING}
         FOR NO KEY UPDATE SKIP LOCKED
     ), share AS (
         SELECT count(*) < %(user_concurrency)s
@@ -180,7 +180,7 @@ CLAIM = Statement(
 CLAIMABLE = Statement(
     "turns.claimable",
     f"""
-    SELECT unsettled > 0 AND NOT {CLOSED} AND {_IN_TIME}
+    SELECT unsettled > 0 AND NOT {DRAINING} AND {_IN_TIME}
            AND (lease_until IS NULL OR lease_until <= perdure_now()
                 OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2)) AS claimable
     FROM sessions WHERE session_id = %(session_id)s
@@ -211,7 +211,7 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
-          AND (t.status = 'running' OR NOT {CLOSED})
+          AND (t.status = 'running' OR NOT {DRAINING})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )

@@ -16,7 +16,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from perdure.agents import Agent
-from perdure.casebank.search import Found, authors
+from perdure.casebank.search import FoundCase, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.memory.recall.search import PromptWindow, Recalled
 from perdure.memory.sections.assemble import MOST_RECALLED, SectionsRequest, assemble_sections
@@ -111,7 +111,7 @@ def _recall(
     stream = runtime.redis_memory.stream if runtime.redis_memory is not None else None
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
     hold.step_within(limits.recall_timeout_s)
-    cases: list[Found] = []
+    cases: list[FoundCase] = []
 
     def search(query: str, related: Sequence[UUID]) -> list[Recalled]:
         return runtime.recall.using(embedder).search(
@@ -145,7 +145,7 @@ def _recall(
     return [], ()
 
 
-def _case(case: Found) -> str:
+def _case(case: FoundCase) -> str:
     served = "" if case.success_rate is None else f" (successful in {case.success_rate:.0f} % of its uses)"
     return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
 

@@ -1,7 +1,7 @@
 """Running a session: claim it, run its turns in order, settle each, release it.
 
-Called by the task `turns.run`, and by the isolated process (`workers/isolated`). `Runner.run` returns an `Outcome`. A
-failed turn raises no exception: its failure is committed.
+Called by the task `turns.run`, and by the isolated process (`workers/isolated`). `Runner.run` returns a `RunOutcome`.
+A failed turn raises no exception: its failure is committed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ran:
     settled: int
 
 
-Outcome = Ran | NotNeeded | NeedsIsolation | Queued
+RunOutcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Runner:
         if self._runtime.events is not None:
             self._runtime.events.close()
 
-    def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
+    def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
         """Claim the session unless another worker holds it, run and settle its turns in order, and release it.
 
         `alone` tells that this process runs only this session, so that a turn may kill the process.

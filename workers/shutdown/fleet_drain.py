@@ -1,4 +1,4 @@
-"""Standby: while the fleet's intake is closed, a worker runs no turns and holds no sessions, but keeps running.
+"""A drain of the fleet: while its intake is closed, a worker runs no turns and holds no sessions, but keeps running.
 
 The worker pauses the queues of turns, gives running turns the time limit of a shutdown, parks the rest, flushes, and
 waits until the intake opens. Endings of sessions, deliveries and schedules continue.
@@ -12,8 +12,8 @@ from typing import Any
 
 from perdure.settings import Settings
 from perdure.tasks.process import Process
-from perdure.turns import intake
-from perdure.turns.intake import Phase
+from perdure.turns import drain
+from perdure.turns.drain import Phase
 from perdure.workers.consumer.pause import Consumption
 from perdure.workers.isolated.run import Isolation
 from perdure.workers.shutdown.flush import Flushed, flush
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 
 
-class Standby:
+class FleetDrain:
     """Pauses a worker while the fleet's intake is closed. One thread may use it; any thread may call `report`."""
 
     def __init__(self, process: Process, settings: Settings, isolation: Isolation, consumption: Consumption) -> None:
@@ -57,7 +57,7 @@ class Standby:
         Raises:
             Unavailable: the database cannot be reached; the phase does not change.
         """
-        if not intake.is_closed(self._process.runtime.database):
+        if not drain.is_active(self._process.runtime.database):
             self._reopen()
             return True
         if self._phase is Phase.OPEN:

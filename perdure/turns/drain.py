@@ -14,13 +14,13 @@ from uuid import UUID
 
 from perdure.database.engine import Executor, Statement
 
-CLOSED = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
+DRAINING = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
 """The condition of the statements that begin work."""
 
-_READ = Statement("intake.read", f"SELECT {CLOSED} AS closed", writes=False)
+_READ = Statement("drain.read", f"SELECT {DRAINING} AS closed", writes=False)
 
 _CLOSE = Statement(
-    "intake.close",
+    "drain.begin",
     """
     INSERT INTO intake AS i (name, closed_at) VALUES ('fleet', perdure_now())
     ON CONFLICT (name) DO UPDATE SET closed_at = coalesce(i.closed_at, excluded.closed_at)
@@ -29,7 +29,7 @@ _CLOSE = Statement(
 
 # Opens the intake, and makes all sessions with unsettled turns due at once.
 _OPEN = Statement(
-    "intake.open",
+    "drain.open",
     """
     WITH opened AS (
         UPDATE intake SET closed_at = NULL WHERE closed_at IS NOT NULL
@@ -43,7 +43,7 @@ _OPEN = Statement(
 )
 
 _RUNNING = Statement(
-    "intake.running",
+    "drain.running",
     """
     SELECT t.turn_id FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.settled_at IS NULL AND t.status = 'running' AND s.lease_until > perdure_now()
@@ -52,7 +52,7 @@ _RUNNING = Statement(
 )
 
 _UNFINISHED = Statement(
-    "intake.unfinished",
+    "drain.unfinished",
     """
     SELECT (SELECT count(*) FROM turns AS t JOIN sessions AS s USING (session_id)
             WHERE t.settled_at IS NULL AND t.status = 'running' AND s.lease_until > perdure_now()) AS running,
@@ -66,11 +66,11 @@ _UNFINISHED = Statement(
 )
 
 _LIVE = Statement(
-    "intake.live", "SELECT session_id FROM sessions WHERE ended_at IS NULL ORDER BY session_id", writes=False
+    "drain.live", "SELECT session_id FROM sessions WHERE ended_at IS NULL ORDER BY session_id", writes=False
 )
 
 _SETTLED = Statement(
-    "intake.settled",
+    "drain.settled",
     "SELECT count(*) AS settled FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL",
     writes=False,
 )
@@ -101,7 +101,7 @@ class Unfinished:
     held_back: int
 
 
-def is_closed(executor: Executor) -> bool:
+def is_active(executor: Executor) -> bool:
     """Whether the intake is closed.
 
     Raises:
@@ -110,12 +110,12 @@ def is_closed(executor: Executor) -> bool:
     return bool(executor.run(_READ, {})[0].closed)
 
 
-def close(executor: Executor) -> None:
+def begin(executor: Executor) -> None:
     """Close the intake. Idempotent."""
     executor.run(_CLOSE, {})
 
 
-def reopen(executor: Executor) -> None:
+def end(executor: Executor) -> None:
     """Open the intake; sessions that waited only for the intake are due at once."""
     executor.run(_OPEN, {})
 

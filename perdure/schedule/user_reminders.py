@@ -1,6 +1,6 @@
 """The schedules of the user of one tool call.
 
-An `OwnReminders` is bound to one call, so it reaches no other user's schedules. A new schedule has the id of the call's
+A `UserReminders` is bound to one call, so it reaches no other user's schedules. A new schedule has the id of the call's
 effect, so that a call that is repeated after a crash does not store a second schedule.
 """
 
@@ -19,7 +19,7 @@ from perdure.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class OwnReminders:
+class UserReminders:
     """The schedules of the user of one tool call. `user` is the user's key."""
 
     database: Database

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure.errors import Unavailable
-from perdure.turns import intake
-from perdure.turns.intake import Unfinished
+from perdure.turns import drain
+from perdure.turns.drain import Unfinished
 from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
@@ -14,14 +14,14 @@ from tests.turns.scripted import says
 
 def test_no_turn_begins_while_the_intake_is_closed(harness: Harness) -> None:
     """The claiming statement reads the intake, so a worker that is unaware of the drain begins no turn either."""
-    intake.close(harness.database)
+    drain.begin(harness.database)
     accepted = harness.send()
 
     assert harness.run(accepted.session_id) == NotNeeded()
     assert harness.turn(accepted.turn_id)["status"] == "accepted"
-    assert intake.unfinished(harness.database) == Unfinished(running=0, waiting=1, ending=0, held_back=0)
+    assert drain.unfinished(harness.database) == Unfinished(running=0, waiting=1, ending=0, held_back=0)
 
-    intake.reopen(harness.database)
+    drain.end(harness.database)
     assert harness.run(accepted.session_id) == Ran(1)
 
 
@@ -30,10 +30,10 @@ def test_running_turns_may_finish(harness: Harness) -> None:
     accepted = harness.send()
     found, _ = harness.claimed(accepted.session_id)
 
-    intake.close(harness.database)
+    drain.begin(harness.database)
 
-    assert intake.running(harness.database) == [accepted.turn_id]
-    assert intake.settled(harness.database, [accepted.turn_id]) == 0
+    assert drain.running(harness.database) == [accepted.turn_id]
+    assert drain.settled(harness.database, [accepted.turn_id]) == 0
     assert harness.session(accepted.session_id).token == found.token
 
 
@@ -43,13 +43,13 @@ def test_sweepers_wake_no_session_while_the_intake_is_closed(harness: Harness) -
     for _ in range(8):  # each unclaimed wake-up lengthens the back-off
         harness.move(400)
         sweep(harness.runtime)
-    intake.close(harness.database)
+    drain.begin(harness.database)
     harness.waker.sessions.clear()
     harness.move(harness.settings.turn.sweep_s + 1)
     assert sweep(harness.runtime, turns=False) is not None
     assert harness.waker.sessions == []
 
-    intake.reopen(harness.database)
+    drain.end(harness.database)
 
     harness.move(harness.settings.turn.sweep_s + 1)
     sweep(harness.runtime)
@@ -59,10 +59,10 @@ def test_sweepers_wake_no_session_while_the_intake_is_closed(harness: Harness) -
 def test_closing_the_intake_twice_needs_one_opening(harness: Harness) -> None:
     """If the intake is closed twice, one opening is enough."""
     for _ in range(2):
-        intake.close(harness.database)
-        assert intake.is_closed(harness.database)
-    intake.reopen(harness.database)
-    assert not intake.is_closed(harness.database)
+        drain.begin(harness.database)
+        assert drain.is_active(harness.database)
+    drain.end(harness.database)
+    assert not drain.is_active(harness.database)
 
 
 def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harness) -> None:
@@ -72,7 +72,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harne
 
     def close(moment: str, name: str) -> None:
         if (moment, name) == ("before", "turns.settle"):
-            intake.close(harness.database)
+            drain.begin(harness.database)
 
     with harness.hooked(close):
         assert harness.run(first.session_id) == Ran(1)
@@ -80,7 +80,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harne
     assert (waiting["status"], waiting["attempts"], waiting["started_at"]) == ("accepted", 0, None)
     assert (row.state, row.lease_until, row.lease_owner, row.strikes, row.claims) == ("active", None, None, 0, 0)
 
-    intake.reopen(harness.database)
+    drain.end(harness.database)
     assert harness.run(first.session_id) == Ran(1)
     assert harness.turn(second.turn_id)["reply"]["text"] == "the second"
 
@@ -93,7 +93,7 @@ def test_a_running_turn_ends_despite_a_lost_connection(harness: Harness) -> None
     def close_and_break(moment: str, name: str) -> None:
         if (moment, name) == ("before", "turns.settle") and not broken:
             broken.append(name)
-            intake.close(harness.database)
+            drain.begin(harness.database)
             raise Unavailable("The connection broke.")
 
     with harness.hooked(close_and_break):
