@@ -20,6 +20,7 @@ from perdure.settings import Settings
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 from perdure.workers.assembly import Addresses
 from perdure.workers.publish.calls import CeleryCalls
+from perdure.workers.publish.wake import CeleryWaker
 
 TASK = UUID(int=7)
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -74,6 +75,22 @@ def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue:
         {"effect_id": str(TASK)}, {"effect_id": str(TASK), "failed": True},
     ]  # fmt: skip
     assert client.pubsub_channels() == [], "no subscription to its result remains"
+
+
+def test_applications_do_not_share_the_limit_of_their_pools(
+    settings: Settings, redis_url: str, application: Celery
+) -> None:
+    """A process publishes with several applications at once, whatever the limits of their connection pools are."""
+    where = Addresses("postgresql://", redis_url, redis_url)
+    waker, calls = CeleryWaker(settings, where), CeleryCalls.at(settings, where)
+    application.conf.broker_pool_limit = 4
+    with waker.app.producer_or_acquire() as held, application.producer_or_acquire() as its:
+        assert calls.send(_call()) is Sent.YES
+        for producer in (held, its):
+            producer.publish({}, routing_key="celery")
+    assert application.pool.limit == 4
+    calls.close()
+    waker.app.close()
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # celery's

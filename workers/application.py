@@ -15,6 +15,7 @@ from kombu import Exchange, Queue
 
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
+from perdure.workers.pools import IsolatedApp
 
 if TYPE_CHECKING:
     from perdure.workers.assembly import Addresses
@@ -83,7 +84,7 @@ REDELIVER_S = 60
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
     """Make the application for the servers at `where`. A `publisher` has timeouts of 0.5 s, a worker of 5 s."""
-    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url)
+    app = IsolatedApp("perdure", broker=where.broker_url, backend=where.redis_url)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,

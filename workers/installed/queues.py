@@ -19,6 +19,7 @@ from kombu import Connection
 from perdure.errors import SettingsError
 from perdure.network.queues import QUEUES
 from perdure.workers.application import TASKS, is_amqp, queues, routes
+from perdure.workers.pools import IsolatedApp
 
 _WAIT_S = 0.5
 """Seconds that a publisher waits for the broker."""
@@ -117,7 +118,7 @@ class _Route:
 def publisher(app: Celery) -> Celery:
     """Make an application that publishes to the broker of `app`, with its transport options but short timeouts."""
     url = broker_url(app)
-    made = Celery("perdure", broker=app.conf.broker_write_url or app.conf.broker_url or url, set_as_current=False)
+    made = IsolatedApp("perdure", broker=app.conf.broker_write_url or app.conf.broker_url or url, set_as_current=False)
     waits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _WAIT_S)
     if is_amqp(url):
         waits = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), _WAIT_S)

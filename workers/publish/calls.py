@@ -26,6 +26,7 @@ from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 from perdure.workers.application import transport_options
 from perdure.workers.assembly import Addresses
+from perdure.workers.pools import IsolatedApp
 from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class CeleryCalls:
     @classmethod
     def at(cls, settings: Settings, where: Addresses) -> CeleryCalls:
         """An instance that uses the servers at `where`, for tasks of applications with Celery's defaults."""
-        app = Celery("perdure-calls", broker=where.broker_url, backend=where.redis_url, set_as_current=False)
+        app = IsolatedApp("perdure-calls", broker=where.broker_url, backend=where.redis_url, set_as_current=False)
         app.conf.update(
             task_serializer="json",
             accept_content=["json"],
