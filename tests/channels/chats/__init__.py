@@ -1,0 +1,1 @@
+"""Discord and Slack, with the real libraries over loopback."""

@@ -1,0 +1,93 @@
+"""A runtime with Discord and Slack, whose turns and deliveries the test runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import text
+
+from perdure import Agent
+from perdure.agents import Agents
+from perdure.channels.chat import configured
+from perdure.channels.chat.buttons import Buttons
+from perdure.channels.chat.ingress import Ingress
+from perdure.channels.chat.listening import Listening
+from perdure.channels.chat.protocol import Channel
+from perdure.channels.chat.replies import ChatCarrier
+from perdure.models.protocol import Model
+from perdure.runtime import Runtime
+from perdure.tools.registry import Tool
+from perdure.turns.outbox import deliver
+from perdure.turns.run.runner import Runner
+from tests.channels.discord_server import DiscordServer
+from tests.channels.slack_server import SlackServer
+from tests.conftest import RecordingWaker
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers of both services."""
+
+    discord: DiscordServer
+    slack: SlackServer
+
+
+class Installation:
+    """A runtime with both channels. The test itself runs the turns and the deliveries."""
+
+    def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
+        self.runtime = runtime
+        self.channels = configured.channels(runtime.settings, runtime.clock)
+        self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_key()))}
+        self._ingresses: list[Ingress] = []
+        self._waker = waker
+        self._runner = Runner(runtime, owner="test")
+
+    def ingress(self, name: str) -> Ingress:
+        """The handler of a channel's updates."""
+        made = Ingress(self.runtime, self.channels[name])
+        self._ingresses.append(made)
+        return made
+
+    def use(self, model: Model, *tools: Tool) -> None:
+        """Replace the model, and replace the agent by one with these tools."""
+        self._runner.close()
+        agents = Agents([Agent("assistant", "You help.", tools)])
+        self.runtime = replace(self.runtime, agents=agents, models=lambda _: model)
+        self._runner = Runner(self.runtime, owner="test")
+
+    def work(self) -> None:
+        """Run the sessions that have wake-ups, then send the pending deliveries."""
+        while self._waker.sessions:
+            self._runner.run(self._waker.sessions.pop(0))
+        for row in self.sql("SELECT delivery_id FROM deliveries WHERE status = 'pending' ORDER BY created_at"):
+            deliver(self.runtime.database, self._carriers, row.delivery_id)
+
+    def sql(self, statement: str, **given: Any) -> list[Any]:
+        """Run a query; returns its rows."""
+        with self.runtime.database.engine.connect() as connection:
+            return list(connection.execute(text(statement), given))
+
+    def users(self) -> list[str]:
+        """The users with a session, in the order of their first message."""
+        return [row.user_id for row in self.sql("SELECT user_id FROM sessions ORDER BY created_at")]
+
+    def close(self) -> None:
+        """Close the ingresses and channels."""
+        self._runner.close()
+        for ingress in self._ingresses:
+            ingress.close()
+        for channel in self.channels.values():
+            channel.close()
+
+    @contextmanager
+    def listening(self, *names: str) -> Iterator[None]:
+        """Listen on these channels for the duration of the block."""
+        channels: list[tuple[Channel, Ingress]] = [(self.channels[name], self.ingress(name)) for name in names]
+        made = Listening(self.runtime.database, channels)
+        made.start()
+        yield
+        assert made.stop(10)

@@ -1,0 +1,227 @@
+"""Deliveries to Discord and Slack: parts, refusals, rate limits, and markup."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from perdure.channels.chat import configured
+from perdure.channels.chat import slack as slack_module
+from perdure.channels.chat.buttons import Buttons
+from perdure.channels.chat.discord import channel as discord_module
+from perdure.channels.chat.protocol import Place, Said
+from perdure.channels.chat.replies import ChatCarrier
+from perdure.channels.chat.splitting import split
+from perdure.clock import MovedClock
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings
+from perdure.snapshots.codec import dump, parse
+from perdure.snapshots.exchange import read
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+from perdure.turns.restore_snapshot import restore
+from tests.channels.chats.installation import Installation, Servers
+from tests.channels.chats.updates import said, slack_event
+from tests.channels.discord_server import DiscordServer
+from tests.channels.slack_server import SlackServer
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+def test_a_long_reply_is_sent_in_parts_once(
+    installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
+) -> None:
+    """If the second part of a reply fails, the next attempt does not repeat the first part."""
+    channel = installation.channels[name]
+    carrier = ChatCarrier({name: channel}, Buttons(b""))
+    words = " ".join(str(number) for number in range(2_000))
+    body = json.dumps({"reply": {"text": words}}).encode()
+    target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
+    server: Any = discord if name == "discord" else slack
+    carrier_calls = 0
+    send = channel.send
+
+    def send_but_fail_at_the_second(*given: Any) -> None:
+        nonlocal carrier_calls
+        carrier_calls += 1
+        if carrier_calls == 2:
+            server.fail("/messages" if name == "discord" else "chat.postMessage", 500)
+        send(*given)
+
+    channel.send = send_but_fail_at_the_second  # type: ignore[method-assign, assignment]
+    with pytest.raises(DeliveryFailed, match="500"):
+        carrier.carry(target, body, "one delivery")
+    carrier.carry(target, body, "one delivery")
+    texts = [each["content" if name == "discord" else "text"] for each in server.sent]
+    assert all(len(each) <= channel.most_chars for each in texts)
+    assert " ".join(texts) == words
+
+
+def test_discord_deduplicates_for_another_worker(installation: Installation, discord: DiscordServer) -> None:
+    """A second worker that repeats a delivery uses the same nonce, so Discord drops the duplicate."""
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    for _ in range(2):
+        carrier = ChatCarrier(installation.channels, Buttons(b""))
+        carrier.carry({"channel": "discord", "place": {"chat": "21"}}, body, "one delivery")
+    assert len(discord.sent) == 1
+
+
+FAILURES = [
+    ("discord", 429, {"message": "slow down", "retry_after": 7.5, "global": False}, NotAsked),
+    ("discord", 403, {"code": 50007, "message": "Cannot send messages to this user"}, Undeliverable),
+    ("discord", 404, {"code": 10003, "message": "Unknown Channel"}, Undeliverable),
+    ("discord", 400, {"code": 50035, "message": "Invalid Form Body"}, Undeliverable),
+    ("discord", 401, {"code": 0, "message": "401: Unauthorized"}, DeliveryFailed),
+    ("discord", 500, {}, DeliveryFailed),
+    ("slack", 429, {"error": "ratelimited"}, NotAsked),
+    ("slack", 200, {"error": "channel_not_found"}, Undeliverable),
+    ("slack", 200, {"error": "is_archived"}, Undeliverable),
+    ("slack", 200, {"error": "invalid_auth"}, DeliveryFailed),
+    ("slack", 500, {}, DeliveryFailed),
+]
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=str)
+def test_refusals_have_distinct_errors(
+    installation: Installation, servers: Servers, case: tuple[str, int, dict[str, Any], type[Exception]]
+) -> None:
+    """A rate limit raises `NotAsked`, a permanent refusal `Undeliverable`, and any other failure `DeliveryFailed`."""
+    name, status, body, error = case
+    if name == "discord":
+        servers.discord.fail("/messages", status, body, times=9)
+    else:
+        servers.slack.fail("chat.postMessage", status, body.get("error", ""), times=9, Retry_After="7")
+    with pytest.raises(error) as refused:
+        installation.channels[name].send(Place("21"), "hello", (), "key")
+    assert type(refused.value) is error
+    if isinstance(refused.value, NotAsked):
+        assert refused.value.retry_s == {"discord": 7.5, "slack": 7.0}[name]
+
+
+def test_a_short_rate_limit_is_waited_out(installation: Installation, slack: SlackServer) -> None:
+    """Slack's library repeats the call once after a short pause."""
+    slack.fail("chat.postMessage", 429, "ratelimited", Retry_After="0")
+    installation.channels["slack"].send(Place("D1"), "hello", (), "key")
+    assert len(slack.sent) == 1
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+def test_an_unreachable_service_is_a_failed_attempt(
+    installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
+) -> None:
+    """A failed connection is a failed attempt, which is retried."""
+    dead = "http://127.0.0.1:9/api"
+    given = {name: {**installation.runtime.settings.model_dump()[name], "api_url": dead}}
+    settings = installation.runtime.settings.model_copy(
+        update={name: type(getattr(installation.runtime.settings, name))(**given[name])}
+    )
+    channel = configured.channels(settings, installation.runtime.clock)[name]
+    with pytest.raises(DeliveryFailed):
+        channel.send(Place("21"), "hello", (), "key")
+    channel.close()
+
+
+HOSTILE = "<@1> <@&2> <#3> </x:4> <t:5> <:e:6> @everyone **bold** `<@1>` <!channel> <http://evil|bank> &lt; a<b"
+
+
+def test_discord_shows_mentions_as_text() -> None:
+    """Mentions are escaped, except in code, where Discord shows plain text. `allowed_mentions` stops notifications."""
+    shown = discord_module.render(HOSTILE)
+    assert shown.startswith("\\<@1> \\<@&2> \\<#3> \\</x:4> \\<t:5> \\<:e:6> @everyone **bold** `<@1>`")
+    assert shown.endswith("a<b")
+
+
+def test_slack_escapes_its_three_characters() -> None:
+    """A model's text cannot mention anyone or hide a link on Slack. Its Markdown becomes mrkdwn."""
+    shown = slack_module.render(HOSTILE)
+    assert "<" not in shown
+    assert shown.endswith("&amp;lt; a&lt;b")
+    assert "*bold*" in shown
+    links = "[here](https://example.com/?a=1&b=2) *it* ~~no~~ `**code**`\n# Title"
+    rendered = slack_module.render(links)
+    assert rendered == "<https://example.com/?a=1&amp;b=2|here> _it_ ~no~ `**code**`\n*Title*"
+    assert slack_module.render("[x](javascript:alert(1))") == "[x](javascript:alert(1))"
+
+
+def test_slacks_markup_is_resolved(installation: Installation) -> None:
+    """Slack's ids become names, links show their addresses, and escapes are resolved."""
+    given = "<@U0BOT> ask <@U2|bo> in <#C1|general> <!here> see <https://a.example|this> &lt;b&gt; &amp;amp;"
+    [event] = installation.channels["slack"].parse(slack_event(given))
+    assert isinstance(event, Said)
+    assert event.text == "ask @bo in #general @here see this (https://a.example) <b> &amp;"
+
+
+@hypothesis.given(st.text(alphabet=st.sampled_from("ab `\n*"), max_size=2_000), st.integers(100, 400))
+def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
+    """The parts of any text are within the limit. Together the parts keep all but blanks and fences."""
+    parts = split(text_, most)
+    assert all(0 < len(part) <= most for part in parts)
+    kept = "".join("".join(parts).split()).replace("`", "")
+    assert kept == "".join(text_.split()).replace("`", "")
+
+
+def test_a_code_block_is_closed_and_opened_again() -> None:
+    """A code block that is split is closed and reopened with its language, so that each part shows as code."""
+    code = "\n".join(f"line {number}" for number in range(60))
+    parts = split(f"Look:\n```python\n{code}\n```\nDone.", 200)
+    assert len(parts) > 2
+    assert all(part.count("```") % 2 == 0 for part in parts)
+    assert all(part.startswith("```python\n") for part in parts[1:-1])
+    assert parts[-1].endswith("Done.")
+
+
+def test_a_restored_message_is_answered_in_its_chat(installation: Installation, servers: Servers) -> None:
+    """An exported pending message keeps its chat when it is imported, and is accepted once."""
+    installation.ingress("discord").take(said("what is 12*7+5?"))
+    [row] = installation.sql("SELECT session_id FROM sessions")
+    snapshot = parse(dump(read(installation.runtime.database, row.session_id)))
+    assert restore(installation.runtime, snapshot).known == 1
+    with installation.runtime.database.engine.connect() as connection:
+        connection.execute(text("TRUNCATE turns, inbox CASCADE"))
+        connection.execute(text("UPDATE sessions SET unsettled = 0, last_turn_seq = 0"))
+    assert restore(installation.runtime, snapshot).accepted == 1
+    installation.work()
+    assert "89" in servers.discord.sent[0]["content"]
+
+
+def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
+    """A malformed target, from an import or another release, fails permanently, since no attempt can succeed."""
+    carrier = ChatCarrier(installation.channels, Buttons(b""))
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
+        with pytest.raises(Undeliverable):
+            carrier.carry(target, body, "one delivery")
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+def test_a_failing_service_opens_its_breaker(installation: Installation, servers: Servers, name: str) -> None:
+    """Repeated failures of the service open its breaker, which stops attempts. Refusals by a chat do not count."""
+    clock = MovedClock()
+    breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
+    carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    target = {"channel": name, "place": {"chat": "21"}}
+    server: Any = servers.discord if name == "discord" else servers.slack
+    path = "/messages" if name == "discord" else "chat.postMessage"
+
+    if name == "discord":
+        server.fail(path, 403, {"code": 50007, "message": "Cannot send messages to this user"}, times=5)
+    else:
+        server.fail(path, 200, "channel_not_found", times=5)
+    for number in range(5):
+        with pytest.raises(Undeliverable):
+            carrier.carry(target, body, f"refused {number}")
+    server.fail(path, 500, times=2)
+    for _ in range(2):
+        with pytest.raises(DeliveryFailed, match="500"):
+            carrier.carry(target, body, "one delivery")
+    with pytest.raises(NotAsked):
+        carrier.carry(target, body, "one delivery")
+    assert server.sent == []
+    clock.advance(timedelta(seconds=61))
+    carrier.carry(target, body, "one delivery")
+    assert len(server.sent) == 1
