@@ -1,4 +1,4 @@
-"""The fixture `harness` of the turn tests."""
+"""The fixtures of the turn tests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure import sleep_until
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
+from tests.turns.awaiting import charge, export, look, refund
+from tests.turns.broker import Broker
 from tests.turns.harness import Harness
 
 
@@ -19,3 +22,12 @@ def harness(settings: Settings, clock: MovedClock, database: Database, waker: Re
     made = Harness(settings, clock, database, waker)
     yield made
     made.check()
+
+
+@pytest.fixture
+def broker(harness: Harness) -> Broker:
+    """The task queue of an agent that is equipped with tools of each kind."""
+    made = Broker()
+    harness.calls = made
+    harness.equip(export, charge, refund, look, sleep_until)
+    return made

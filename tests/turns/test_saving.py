@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from starlette.testclient import TestClient
 
-from perdure import ToolContext, tool
 from perdure.channels.http.app import create_app
 from perdure.database.engine import Moment
 from perdure.models.protocol import Role
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
-from perdure.snapshots import queries as snapshots
 from perdure.snapshots.deletion import delete_snapshots
-from perdure.snapshots.file import FileSnapshots
-from perdure.snapshots.postgres import assemble
-from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
-from perdure.snapshots.sqlite import SqliteSnapshots
-from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored, Version
+from perdure.snapshots.store import SnapshotUnavailable, Stored, Version
 from perdure.turns.cancel import cancel
-from perdure.turns.reading import held_turns
 from perdure.turns.run.runner import Ran
-from perdure.turns.sweep import sweep
-from tests.snapshots.conftest import small_disk
 from tests.snapshots.storages import MemorySnapshots
-from tests.snapshots.test_troubles import fill
+from tests.turns.counting import (
+    AFTER_LEASE_S,
+    add,
+    ask_to_count,
+    committed_snapshot,
+    tool_results,
+    woken_sessions,
+)
 from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
-
-__all__ = ["small_disk"]
-
-AFTER_LEASE_S = 31
 
 
 class Spy(MemorySnapshots):
@@ -82,22 +74,6 @@ class Spy(MemorySnapshots):
             raise error
 
 
-@tool(effect="pure")
-def add(context: ToolContext) -> int:
-    """Add one to a variable."""
-    with context.working_variables as variables:
-        variables["n"] = variables.get("n", 0) + 1
-        return int(variables["n"])
-
-
-@tool(effect="pure")
-def keep(text: str, context: ToolContext) -> str:
-    """Keep a text among the variables."""
-    with context.working_variables as variables:
-        variables["text"] = text
-    return "kept"
-
-
 @pytest.fixture
 def spy(harness: Harness) -> Spy:
     """The store of the harness's process."""
@@ -105,22 +81,6 @@ def spy(harness: Harness) -> Spy:
     harness.snapshots = made
     harness.equip(add)
     return made
-
-
-def _committed(harness: Harness, session_id: UUID) -> Stored:
-    """The snapshot of the last commit, as PostgreSQL has it."""
-    parameters = {"session_id": session_id, "history_turns": 20}
-    return assemble(session_id, harness.database.run(snapshots.PRESENT, parameters)[0])
-
-
-def _count(harness: Harness, **given: Any) -> dict[str, Any]:
-    """Run a turn that adds one to the variable `n`."""
-    harness.script(calls(("add", {})), says("counted"))
-    return harness.ask(**given)
-
-
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
 def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, spy: Spy) -> None:
@@ -144,9 +104,9 @@ def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, s
 
 def test_the_saved_snapshot_equals_the_committed_one(harness: Harness, spy: Spy) -> None:
     """The store and PostgreSQL agree in history, variables, tick and token."""
-    session_id = UUID(_count(harness)["session_id"])
-    _count(harness)
-    found, committed = spy.load(session_id), _committed(harness, session_id)
+    session_id = UUID(ask_to_count(harness)["session_id"])
+    ask_to_count(harness)
+    found, committed = spy.load(session_id), committed_snapshot(harness, session_id)
     assert found is not None
     assert found.version == committed.version == Version(2, 6)
     assert found.snapshot == replace(committed.snapshot, timestamp=found.snapshot.timestamp)
@@ -179,9 +139,9 @@ def test_only_the_turn_that_cannot_be_saved_waits(harness: Harness, spy: Spy) ->
     requests_before = len(harness.model.requests)
     for pause_s in (5, 10, 20, 40, 40):
         harness.move(pause_s - 1)
-        assert sent.session_id not in _woken(harness)
+        assert sent.session_id not in woken_sessions(harness)
         harness.move(2)
-        assert sent.session_id in _woken(harness)
+        assert sent.session_id in woken_sessions(harness)
         assert harness.run(sent.session_id) == Ran(0)
         row = harness.session(sent.session_id)
         assert (row.state, row.strikes, row.claims, row.lease_until) == ("active", 0, 0, None)
@@ -194,13 +154,6 @@ def test_only_the_turn_that_cannot_be_saved_waits(harness: Harness, spy: Spy) ->
     assert harness.turn(sent.turn_id)["reply"]["text"] == "at last"
     assert harness.turn(sent.turn_id)["attempts"] == 1
     assert len(harness.model.requests) == requests_before
-
-
-def _woken(harness: Harness) -> list[UUID]:
-    harness.waker.sessions.clear()
-    harness.sql("DELETE FROM sweeps")  # any sweeper may run the next round
-    sweep(harness.runtime)
-    return list(harness.waker.sessions)
 
 
 def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,9 +203,9 @@ def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name:
     assert not spy.kept_aside(sent.session_id)
     found = spy.load(sent.session_id)
     assert found is not None
-    assert found.version == _committed(harness, sent.session_id).version
-    _count(harness)
-    assert _results(harness) == ["1", "2"]
+    assert found.version == committed_snapshot(harness, sent.session_id).version
+    ask_to_count(harness)
+    assert tool_results(harness) == ["1", "2"]
     assert not spy.kept_aside(sent.session_id)
 
 
@@ -313,12 +266,12 @@ def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
 
 def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harness, spy: Spy) -> None:
     """A current snapshot in the configured store takes precedence over PostgreSQL."""
-    session_id = UUID(_count(harness)["session_id"])
+    session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.save(replace(found.snapshot, memory=replace(found.snapshot.memory, working_variables={"n": 40})), found.token)
-    _count(harness)
-    assert _results(harness)[-1] == "41"
+    ask_to_count(harness)
+    assert tool_results(harness)[-1] == "41"
 
 
 @pytest.mark.parametrize("version", [Version(1, 2), Version(1, 4), Version(9, 9)])
@@ -326,58 +279,58 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     harness: Harness, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A snapshot from a backup, another database or an uncommitted reply is set aside. PostgreSQL's data is used."""
-    session_id = UUID(_count(harness)["session_id"])
+    session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.delete(session_id)
     memory = replace(found.snapshot.memory, working_variables={"n": 70})
     spy.save(replace(found.snapshot, tick_index=version.tick, memory=memory), version.token)
-    assert _count(harness)["status"] == "done"
-    assert _results(harness)[-1] == "2"
+    assert ask_to_count(harness)["status"] == "done"
+    assert tool_results(harness)[-1] == "2"
     assert spy.kept_aside(session_id)
     assert f"it is of {version}; the committed one is of token 1, tick 3" in caplog.text
-    assert spy.saved[-1] == _committed(harness, session_id).version
+    assert spy.saved[-1] == committed_snapshot(harness, session_id).version
 
 
 def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
     """If a store has lost its data, for example a Redis without persistence, the log has a warning."""
-    session_id = UUID(_count(harness)["session_id"])
+    session_id = UUID(ask_to_count(harness)["session_id"])
     spy.delete(session_id)
-    _count(harness)
-    assert _results(harness)[-1] == "2"
+    ask_to_count(harness)
+    assert tool_results(harness)[-1] == "2"
     assert "has no snapshot in spy://" in caplog.text
 
 
 def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
     """The store's snapshot is of the previous turn. It is still current, so it is not set aside."""
-    session_id = UUID(_count(harness)["session_id"])
+    session_id = UUID(ask_to_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
     with harness.crashing("before", "turns.hold"):
         harness.run(session_id)
     harness.move(AFTER_LEASE_S)
     assert harness.run(session_id) == Ran(1)
-    assert _results(harness) == ["1", "2", "3"]
+    assert tool_results(harness) == ["1", "2", "3"]
     assert not spy.kept_aside(session_id)
 
 
 @pytest.mark.parametrize("error", [SnapshotUnavailable("spy", "it is down", "Start it."), RuntimeError("a bug")])
 def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, error: Exception) -> None:
     """PostgreSQL has the variables, too, so a failed load delays no turn."""
-    _count(harness)
+    ask_to_count(harness)
     spy.trouble = {"load": lambda _: error}
-    assert _count(harness)["status"] == "done"
-    assert _results(harness) == ["1", "2"]
+    assert ask_to_count(harness)["status"] == "done"
+    assert tool_results(harness) == ["1", "2"]
 
 
 def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
     """A database restored from a backup issues lower tokens than the store has. The store's snapshot is set aside."""
-    session_id = UUID(_count(harness)["session_id"])
+    session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.save(replace(found.snapshot, tick_index=99), 99)
     spy.trouble = {"load": lambda _: SnapshotUnavailable("spy", "it is down", "Start it.")}
-    assert _count(harness)["status"] == "done"
+    assert ask_to_count(harness)["status"] == "done"
     assert spy.kept_aside(session_id)
     assert spy.saved[-1] == Version(2, 6)
 
@@ -398,98 +351,6 @@ def _taken_over(harness: Harness, spy: Spy, session_id: UUID) -> None:
     spy.on_save = lambda _: None
     harness.move(AFTER_LEASE_S)
     assert harness.run(session_id) == Ran(1)
-
-
-@pytest.fixture(params=["file", "sqlite", "redis"])
-def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> Iterator[SnapshotStore]:
-    """Each of perdure's external stores, set in the harness."""
-    if request.param == "redis":
-        harness.snapshots = RedisSnapshots(request.getfixturevalue("redis_url"))
-    else:
-        harness.snapshots = FileSnapshots(tmp_path) if request.param == "file" else SqliteSnapshots(tmp_path / "s.db")
-    harness.equip(add)
-    yield harness.snapshots
-    harness.snapshots.close()
-
-
-def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotStore) -> None:
-    """Each store's snapshot is that of the last commit, with and without a crash, and can be deleted."""
-    session_id = UUID(_count(harness)["session_id"])
-    harness.script(calls(("add", {})), says("counted"))
-    harness.send()
-    with harness.crashing("before", "turns.settle"):
-        harness.run(session_id)
-    harness.move(AFTER_LEASE_S)
-    assert harness.run(session_id) == Ran(1)
-    _count(harness)
-    assert _results(harness) == ["1", "2", "3"]
-    found = store.load(session_id)
-    assert found is not None
-    assert found.version == _committed(harness, session_id).version == Version(4, 9)
-    delete_snapshots(harness.database, store, session_id)
-    assert store.load(session_id) is None
-
-
-def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
-    """The error of the real store names the missing directory and what to do."""
-    harness.snapshots = FileSnapshots(tmp_path / "disk")
-    harness.equip(add)
-    sent = harness.send()
-    assert harness.run(sent.session_id) == Ran(0)
-    (held,) = held_turns(harness.database, sent.session_id)
-    assert held["turn_id"] == str(sent.turn_id)
-    assert "there is no such directory. Make it, or mount the disk that holds it." in held["error"]
-    (tmp_path / "disk").mkdir()
-    assert harness.run(sent.session_id) == Ran(1)
-    assert harness.turn(sent.turn_id)["status"] == "done"
-    assert held_turns(harness.database, sent.session_id) == []
-
-
-@pytest.mark.parametrize("trouble", ["full", "read-only"])
-@pytest.mark.parametrize("kind", [FileSnapshots, SqliteSnapshots])
-def test_a_full_or_read_only_disk_holds_the_turn(
-    harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
-) -> None:
-    """With the real stores, the reply is visible only after a save. Retries of the save do not call the model."""
-    store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
-    harness.equip(keep)
-    assert _kept(harness, "little")["status"] == "done"
-    if trouble == "full":
-        fill(small_disk / "filler")
-    else:
-        store.close()  # a disk with a file open for writing cannot be made read-only
-        _remount(small_disk, "ro")
-    harness.script(calls(("keep", {"text": "x" * 60_000})), says("at last"))
-    sent = harness.send()
-    assert harness.run(sent.session_id) == Ran(0)
-    turn = harness.turn(sent.turn_id)
-    assert (turn["status"], turn["reply"], turn["attempts"]) == ("parked", None, 1)
-    (held,) = held_turns(harness.database, sent.session_id)
-    assert store.name in held["error"]
-    assert ("assistant", "at last") not in harness.lines(sent.session_id)
-
-    if trouble == "full":
-        (small_disk / "filler").unlink()
-    else:
-        _remount(small_disk, "rw")
-    harness.move(harness.settings.turn.sweep_s + 1)
-    requests_before = len(harness.model.requests)
-    assert sent.session_id in _woken(harness)
-    assert harness.run(sent.session_id) == Ran(1)
-    assert (harness.turn(sent.turn_id)["reply"]["text"], len(harness.model.requests)) == ("at last", requests_before)
-    found = store.load(sent.session_id)
-    assert found is not None
-    assert found.snapshot.memory.working_variables == {"text": "x" * 60_000}
-    store.close()
-
-
-def _kept(harness: Harness, text: str) -> dict[str, Any]:
-    harness.script(calls(("keep", {"text": text})), says("kept"))
-    return harness.ask()
-
-
-def _remount(disk: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
 
 
 def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
@@ -516,10 +377,10 @@ def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
 
 def test_snapshots_are_deleted_in_both_places(harness: Harness, spy: Spy) -> None:
     """Snapshots are deleted in PostgreSQL and in the store, and deleting them again is safe."""
-    session_id = UUID(_count(harness)["session_id"])
+    session_id = UUID(ask_to_count(harness)["session_id"])
     delete_snapshots(harness.database, spy, session_id)
     delete_snapshots(harness.database, spy, session_id)
     assert spy.load(session_id) is None
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
-    _count(harness)
-    assert _results(harness)[-1] == "1"
+    ask_to_count(harness)
+    assert tool_results(harness)[-1] == "1"

@@ -1,0 +1,63 @@
+"""Tools that wait for a Celery task or a time, and helpers for turns that wait for them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from perdure import celery_tool, tool
+from perdure.tools.awaited.port import TaskCall, TaskEnded
+from perdure.turns.calls.awaited import finish
+from perdure.turns.sweep import sweep
+from tests.turns.harness import Harness
+from tests.turns.scripted import calls, says
+
+TIMEOUT_S = 3_600
+
+export = celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S)
+
+charge = celery_tool("shop.charge", timeout_s=TIMEOUT_S / 2, queue="money", name="charge")
+
+refund = celery_tool("shop.refund", timeout_s=TIMEOUT_S, name="refund", requires_approval=True)
+
+
+@tool(effect="pure")
+def look() -> str:
+    """Return `seen`."""
+    return "seen"
+
+
+def ask_and_wait(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Run a turn whose model makes the calls `wanted`, until it waits for their results."""
+    harness.script(calls(*(wanted or (("reports_export", {"year": 2025}),))), says("done"))
+    turn = harness.ask()
+    assert turn["status"] == "parked"
+    return turn
+
+
+def resume(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
+    """Run the turn's session, and return the turn."""
+    harness.run(UUID(turn["session_id"]))
+    return harness.turn(UUID(turn["turn_id"]))
+
+
+def tool_results(harness: Harness, turn: dict[str, Any]) -> list[str]:
+    """The results of the turn's tool calls, as the model reads them."""
+    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
+
+
+def end_task(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> bool:
+    """Report the end of a task; returns whether its turn was still waiting for it."""
+    return finish(harness.runtime, task.task_id, TaskEnded(failed=failed, value=value))
+
+
+def sweep_again(harness: Harness) -> None:
+    """Run the sweeper's next round, one interval later."""
+    harness.move(harness.settings.turn.sweep_s + 1)
+    assert sweep(harness.runtime) is not None
+
+
+def moment_after(harness: Harness, seconds: float) -> str:
+    """The time in `seconds` seconds, as a model writes it."""
+    return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()
