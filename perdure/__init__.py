@@ -1,7 +1,7 @@
 """perdure: durable LLM agents on Celery, Redis and PostgreSQL.
 
-The public API for authors of agents, and for applications that run perdure in their own processes or send messages to
-it. Each name is imported on first use, so that `perdure --help` starts fast.
+This package exports the public API for authors of agents, and for applications that embed perdure or send it messages.
+Each name is imported on first use, so that `perdure --help` starts fast.
 """
 
 from __future__ import annotations

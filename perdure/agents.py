@@ -9,7 +9,7 @@
 
     assistant = Agent("assistant", instructions="You help.", tools=[weather])
 
-`PERDURE_AGENTS` names the module; its first agent is the default one.
+`PERDURE_AGENTS` names the module that declares the agents. The first agent in the module is the default.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ErrorMessages(Protocol):
     """The messages that an agent's users receive when a turn fails."""
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The message for an error's `code`. If it is `None`, perdure's own message is sent.
+        """The message for the error code `code`. `None` means that perdure sends its own message.
 
         `language` is from the metadata of the user's message.
         """
@@ -50,9 +50,10 @@ class ErrorMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ErrorTexts:
-    """Error messages by code; `by_language` maps a language to messages by code. See `ErrorMessages`.
+    """`ErrorMessages` from mappings: `by_code` maps error codes to messages, for all languages.
 
-    Languages are BCP 47 tags, looked up as in RFC 4647: a code without a message for `de-AT` gets the message for `de`.
+    `by_language` maps a language to messages by code, which take precedence. Languages are BCP 47 tags, looked up as in
+    RFC 4647: if a code has no message for `de-AT`, the user gets the message for `de`.
     """
 
     by_code: Mapping[str, str]
@@ -70,19 +71,21 @@ class ErrorTexts:
 
 
 OwnTool = Tool | CeleryTool | SleepUntil
-"""A tool that an agent declares itself; an MCP server lists its own tools."""
+"""A tool that an agent declares itself, as opposed to a tool that an MCP server lists."""
 
 
 @dataclass(frozen=True)
 class Agent:
     """An agent: its instructions, its tools, and limits that override those of the settings.
 
-    `model` is a name in the form of `PERDURE_MODEL`, which is the default. A plain function among `tools` becomes a
-    tool with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is moved to `servers`.
-    `on_unavailable` is `fail` or `park`: what happens to a turn if no model replies. `error_messages` has the messages
-    that users receive when a turn fails. `casebank` names the bank that supplies cases to the agent's prompts and
-    receives its positively rated turns. The default is the common bank; `None` and `False` mean no bank. The hooks are
-    described in `perdure.hooks`.
+    `model` has the form of `PERDURE_MODEL`, and defaults to that setting. A plain function among `tools` becomes a tool
+    with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is moved to `servers`.
+    `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`. `error_messages` has the
+    messages that users receive when a turn fails.
+
+    `casebank` names a bank of cases. The bank supplies cases to the agent's prompts, and stores the agent's positively
+    rated turns as cases. The default is the common bank; `None` and `False` mean no bank. `perdure.hooks` describes the
+    hooks.
     """
 
     name: str
@@ -151,22 +154,22 @@ class Agent:
 
     @property
     def tool_list(self) -> tuple[OwnTool, ...]:
-        """The agent's tools, in the order given."""
+        """The tools that the agent declares itself, in the order given."""
         return tuple(self._by_name.values())
 
     def toolset(self, connections: Connections | None) -> Toolset:
         """All tools that the agent may call now, including the tools that its MCP servers have listed.
 
-        The first call waits for each server to connect, at most the server's `connect_timeout_s`. Without
-        `connections`, the result has the agent's own tools only.
+        The first call in a process waits for each server to connect, at most the server's `connect_timeout_s`. If
+        `connections` is `None`, the result has only the tools that the agent declares itself.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether the agent may have a tool `name`: the name has the prefix of one of its MCP servers.
+        """Whether `name` has the prefix of one of the agent's MCP servers.
 
-        The server need not have such a tool.
+        The server may or may not have a tool of that name.
         """
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
@@ -228,7 +231,7 @@ class Agents:
 
 
 def _explain(error: Exception) -> str:
-    """The message of an error that an import raised, with the type, file and line where the message lacks them."""
+    """The message of an error that an import raised, with the file and line unless the error is an `ImportError`."""
     if isinstance(error, ImportError):
         return str(error)
     if isinstance(error, SyntaxError):

@@ -1,1 +1,1 @@
-"""API keys, tenants, and the secrets that an installation generates for itself."""
+"""API keys, user tokens, tenants, and the secrets that an installation generates for itself."""

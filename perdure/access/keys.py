@@ -1,7 +1,7 @@
 """Entries of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS`.
 
 An entry is `[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. If the text before the first `=` is not a valid
-tenant, the `=` belongs to the key. No message of this module contains any part of a key.
+tenant, the `=` belongs to the key. No error message of this module contains any part of a key.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _FILE = "file:"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The SHA-256 of a key, and the tenant whose users the key gives access to.
+    """The SHA-256 digest of a key, and the key's tenant.
 
-    Without a tenant, the key gives access to the users who have no tenant.
+    A key with a tenant gives access to that tenant's users. A key without a tenant gives access to the users without a
+    tenant.
     """
 
     tenant: str | None
@@ -35,7 +36,7 @@ class Key:
 
 
 def parse_entry(text: str) -> Key | Path:
-    """The key that an entry contains or, for `file:PATH`, the path of a list of keys.
+    """The key in an entry or, for `file:PATH`, the path of the file that lists the keys.
 
     Raises:
         ValueError: the entry is invalid; the message says why, without the key.
@@ -44,7 +45,7 @@ def parse_entry(text: str) -> Key | Path:
 
 
 def parse_key(text: str) -> Key:
-    """The key in an entry or in a line of a file.
+    """The key in an entry, or in a line of a file of keys.
 
     Raises:
         ValueError: the key is invalid; the message says why, without the key.

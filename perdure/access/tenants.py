@@ -1,9 +1,11 @@
-"""Tenants: customers of one installation whose users are separate.
+"""Tenants: the customers of one installation, each with separate users.
 
-Every table stores a user under the *user key*: the user's id or, for a user of a tenant, the tenant's name, U+001F and
-the id. An id from outside may not contain U+001F, so no id is the key of another tenant's user. Each entry point
-(route, task, command, file) makes the key with `user_key`, so each statement that selects the rows of a user also
-selects by tenant. Each response splits the key with `tenant_of` and `user_of`.
+Every table stores a user under the *user key*. For a user without a tenant, the user key is the user's id. For a user
+of a tenant, the user key is the tenant's name, U+001F and the user's id. A caller may not send an id that contains
+U+001F, so no id equals the user key of another tenant's user.
+
+Each entry point (route, task, command, imported file) makes the user key with `user_key`. Each statement that selects
+the rows of a user therefore also selects by tenant. Each response splits the user key with `tenant_of` and `user_of`.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from perdure.errors import InvalidRequest
 SEPARATOR = "\x1f"
 
 ACCEPTED = "1 to 32 of the characters a-z, 0-9 and -"
-"""The accepted names of tenants, for messages."""
+"""The accepted names of tenants, as error messages describe them."""
 
 LONGEST = 32
 
 PATTERN = "^[a-z0-9-]{1,32}$"
-"""The accepted names of tenants, for the OpenAPI document."""
+"""The accepted names of tenants as a regular expression, for the OpenAPI document."""
 
 NOT_A_USER = "user_id: contains U+001F, which no user's id may."
 
 _CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-")
 
 OF_TENANT = "strpos({column}, chr(31)) > 0 AND split_part({column}, chr(31), 1) = %(tenant)s::text"
-"""SQL: whether the user key in `column` belongs to the parameter `tenant`. Indexes use the same expressions."""
+"""SQL: whether the user key in `column` belongs to the tenant `%(tenant)s`. Indexes use the same expressions."""
 
 WITHOUT_TENANT = "strpos({column}, chr(31)) = 0"
 """SQL: whether the user key in `column` has no tenant."""
@@ -39,10 +41,10 @@ def is_tenant(text: str) -> bool:
 
 
 def parse_tenant(given: object) -> str | None:
-    """The tenant that a caller names, or `None`.
+    """`given`, if it is `None` or a valid name of a tenant.
 
     Raises:
-        InvalidRequest: the name is invalid.
+        InvalidRequest: `given` is not a valid name.
     """
     if given is None or (isinstance(given, str) and is_tenant(given)):
         return given
@@ -53,7 +55,7 @@ def line_tenant(named: object, given: str | None) -> str | None:
     """The tenant of a line in an imported file: the line's own (`named`), else the file's (`given`).
 
     Raises:
-        InvalidRequest: the line's tenant differs from the file's, or its name is invalid.
+        InvalidRequest: the line's tenant is invalid, or differs from the file's.
     """
     tenant = parse_tenant(named)
     if tenant is not None and given is not None and tenant != given:
@@ -73,7 +75,7 @@ def user_key(tenant: str | None, user_id: str) -> str:
 
 
 def everybodys(tenant: str) -> str:
-    """The author of a case that all users of `tenant` share; no user has this key."""
+    """The user key of a case that belongs to all users of `tenant`. No user has this key."""
     return f"{tenant}{SEPARATOR}{SEPARATOR}"
 
 
@@ -90,5 +92,8 @@ def user_of(key: str) -> str:
 
 
 def author_of(key: str | None) -> str | None:
-    """The author's id in a case's user key; `None` if the case is shared within its tenant."""
+    """The id of a case's author, from the case's user key; `None` if the case belongs to all users of a tenant.
+
+    Also returns `None` for the user key `None`: the case belongs to all users without a tenant.
+    """
     return None if key is None or key.endswith(SEPARATOR * 2) else user_of(key)

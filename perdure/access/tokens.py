@@ -1,9 +1,10 @@
-"""User tokens. Each is signed, expires, and is for one user; a service mints it for a browser or a phone.
+"""User tokens: signed tokens that expire, each for one user. A service requests one for a browser or a phone.
 
 A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `aud`, `exp` and
-`iat`. Its key is derived from `PERDURE_SECRET_KEY`. Nothing is stored: changing that secret revokes every token.
+`iat`. The signing key is derived from `PERDURE_SECRET_KEY`. No token is stored. Changing `PERDURE_SECRET_KEY` revokes
+every token.
 
-Called by the gateway, which mints and verifies them.
+The gateway calls this module to mint and verify tokens.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class ExpiredToken(Unauthorized):
 
 
 class Tokens:
-    """Mints and verifies the tokens of an installation, whose processes share `secret` (`PERDURE_SECRET_KEY`)."""
+    """Mints and verifies user tokens. All processes of an installation share `secret` (`PERDURE_SECRET_KEY`)."""
 
     def __init__(self, secret: bytes, clock: Clock) -> None:
         self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
         self._clock = clock
 
     def mint(self, user: str, ttl_s: int) -> tuple[str, datetime]:
-        """A token for the user with the key `user`, valid for `ttl_s` seconds, and its expiry time."""
+        """A token for `user` (a user key) that is valid for `ttl_s` seconds, and the token's expiry time."""
         now = self._clock.now().replace(microsecond=0)
         expires_at = now + timedelta(seconds=ttl_s)
         claims = {"sub": user_of(user), "aud": _AUDIENCE, "iat": now, "exp": expires_at}
@@ -49,7 +50,7 @@ class Tokens:
         return jwt.encode(claims, self._key, _ALGORITHM), expires_at
 
     def user(self, token: str) -> str:
-        """The key of the user that `token` is for.
+        """The user key that `token` was minted for.
 
         Raises:
             ExpiredToken: the token has expired.

@@ -1,4 +1,4 @@
-"""`perdure.send` and `perdure.result`, for applications that have perdure in their own database and Celery application.
+"""`perdure.send` and `perdure.result`, for applications whose own database contains perdure's tables.
 
-Each process of the application has one `process.Parts`, made at first use from the settings (`PERDURE_*`).
+Each process of the application has one `process.Parts`, created on first use from the settings (`PERDURE_*`).
 """

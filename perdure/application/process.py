@@ -1,4 +1,4 @@
-"""The parts of perdure that one process of an application uses: settings, a publisher, a database."""
+"""The parts of perdure that one process of an application uses: settings, a publisher of wake-ups, a database."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _lock = threading.Lock()
 _parts: dict[int, Parts] = {}
 
 _LATER_S = (0.02, 0.5)
-"""Seconds from the start of a commit to each of two wake-ups: the second covers a commit that outlasts the first."""
+"""The delays, in seconds, of two wake-ups. The second is for a commit that takes longer than the first delay."""
 
 
 class Parts:
-    """Settings, a publisher and a database, each opened at first use. A forked child makes its own `Parts`."""
+    """Settings, and a publisher and a database that are opened on first use. A forked child creates its own `Parts`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -50,12 +50,12 @@ class Parts:
 
     @cached_property
     def watch(self) -> SettlementWatch:
-        """Waits for settled turns."""
+        """Waits for turns to settle."""
         return SettlementWatch(self.database)
 
     @property
     def _waker(self) -> BackgroundWaker | None:
-        """Publishes wake-ups; `None` if creating the publisher fails, which is logged."""
+        """The publisher of wake-ups. If it cannot be created, logs the error and returns `None`."""
         if self._publishing is not None:
             return self._publishing
         try:
@@ -72,7 +72,7 @@ class Parts:
         return waker
 
     def wake(self, *users: str) -> None:
-        """Publish a `turns.route` wake-up for each user key. Does not wait for the broker, and never raises."""
+        """Publish a wake-up (a `turns.route` task) for each user key. Does not wait for the broker. Never raises."""
         try:
             if (waker := self._waker) is not None:
                 for user in users:
@@ -117,7 +117,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def parts() -> Parts:
-    """This process's parts.
+    """The `Parts` of this process, created on the first call.
 
     Raises:
         SettingsError: a setting is invalid.
@@ -125,6 +125,6 @@ def parts() -> Parts:
     pid = os.getpid()
     with _lock:
         if pid not in _parts:
-            _parts.clear()  # after a fork, the parent's parts, whose connections belong to the parent
+            _parts.clear()  # after a fork: the parent's `Parts`, whose connections a child must not use
             _parts[pid] = Parts(Settings.load())
         return _parts[pid]

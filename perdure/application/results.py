@@ -12,18 +12,19 @@ from perdure.errors import DeadlineExceeded, InvalidRequest
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
-"""Seconds between reads of the turn. `Parts.watch` ends the wait early for a settled turn, not for a refusal."""
+"""Seconds between reads of the turn. `Parts.watch` ends a wait early if the turn settles, not if it is refused."""
 
 
 def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:
     """Wait for a turn to settle and return it in the format of `GET /v1/turns/{id}`.
 
     `turn` is the result of `perdure.send`, or a turn's id. `timeout` is in seconds; `None` sets no limit. Call `result`
-    after the commit: perdure's connection cannot see an uncommitted turn. A failed turn is returned, with its `error`.
+    after the commit: perdure's connection cannot see an uncommitted turn. A failed turn raises no exception: the result
+    contains its `error`.
 
     Raises:
         NotFound: there is no such turn.
-        DeadlineExceeded: the turn is not settled in time; it continues.
+        DeadlineExceeded: the turn did not settle within `timeout`; it continues.
         Unavailable: the database cannot be reached.
     """
     own, turn_id = parts(), _parse(turn)

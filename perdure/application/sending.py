@@ -43,10 +43,10 @@ _STATE = """
 """
 
 _ON_COMMIT = "perdure: users to wake"
-"""The key in `Session.info` of the users to wake after the commit."""
+"""The key under which `Session.info` holds the users to wake after the commit."""
 
 _checked: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
-"""For each checked engine, the schema that contains perdure's tables."""
+"""For each engine, the schema in which `send` found perdure's tables. `send` checks each engine once."""
 
 _on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
 """For each connection, the users to wake after its transaction commits."""
@@ -62,16 +62,17 @@ class Sent:
 
 
 def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None, **fields: Any) -> Sent:
-    """Accept a message in the transaction of `connection`; the message counts as accepted when it commits.
+    """Insert a message in the transaction of `connection`. The message is accepted when this transaction commits.
 
     `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
-    (`django.db.connection`), to the database of `PERDURE_DATABASE_URL`. `fields` are those of `POST /v1/messages`.
+    (`django.db.connection`), and must be connected to the database of `PERDURE_DATABASE_URL`. `fields` are further
+    fields of `POST /v1/messages`.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused. Rules that need other rows (rate limits, `on_busy`, a repeated
-            `message_id`) apply after the commit; `perdure.result` and `GET /v1/turns/{id}` then show a refusal.
-        IncompatibleDatabase: the database has no tables of perdure, or the role may not insert; the transaction remains
-            usable.
+            `message_id`) are checked after the commit; `perdure.result` and `GET /v1/turns/{id}` then show a refusal.
+        IncompatibleDatabase: the database has no tables of perdure, or the connection's role may not insert messages;
+            the transaction remains usable.
         SettingsError: a setting is invalid.
         TypeError: `connection` has another type.
     """
@@ -206,7 +207,7 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 
 
 def _wake_soon(own: Parts, connection: Connection) -> None:
-    """Schedule the users' wake-ups: SQLAlchemy has an event before the commit of a connection, but none after it."""
+    """Schedule the wake-ups for shortly after the commit. SQLAlchemy has no event after the commit of a connection."""
     users = sorted(_on_commit[connection])
     _forget(connection)
     own.wake_soon(*users)

@@ -1,8 +1,8 @@
 """Restores archived cases, bit for bit.
 
-An archived case keeps its row in `cases` with another status, and has a copy in `case_archive`. Restoring writes the
-copy back and marks it as restored, which protects the case from pruning for `recent_access_days`. If the case was
-merged into a keeper as a duplicate, the keeper also retains the counts that it absorbed.
+An archived case keeps its row in `cases`, with the status `archived`, and has a copy in `case_archive`. Restoring
+writes the copy back to `cases`, and protects the case from pruning for `recent_access_days`. If the case was merged as
+a duplicate into another case, the other case keeps the counts that it absorbed.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ def restore(executor: Executor, case_id: str) -> None:
 
 
 def warn_of_archived(case_id: str) -> None:
-    """Log that an archived case was read or found."""
+    """Log a warning that a caller read or found an archived case."""
     log.warning("the archived case %s was requested; `perdure cases restore` makes it active again", case_id)

@@ -28,22 +28,25 @@ LONGEST_EMBEDDER = 255
 LONGEST_CATEGORY = 255
 LONGEST_USER = 200
 MOST_USES = 2**53
-"""The largest count that JSON readers with float64 numbers represent exactly."""
+"""The maximum use count. JSON parsers that use float64 represent integers exactly up to 2**53."""
 
 _WHOLE = 100
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = timedelta(minutes=1)
-"""A supplied time may be in the future by this much, because clocks differ."""
+"""A supplied time may lie at most this far in the future, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewCase:
-    """A case to be added. Set both `query_vector` and `embedder` (the embedder that made it), or neither.
+    """A case to be added. Set both `query_vector` and the name of its `embedder`, or neither.
 
-    `user_id` is the key of the author. Three other values are possible. With `None`, the case belongs to all users
-    without a tenant. With a key of `tenants.everybodys`, it belongs to all users of that tenant. If `user_id` is empty,
-    the author is unknown, and no user sees the case. `shared_at` is the time when an administrator shared the author's
-    case with all users of the author's tenant.
+    `user_id` is the user key of the author, or one of three other values:
+
+    - `None`: the case belongs to all users without a tenant.
+    - A key from `tenants.everybodys`: the case belongs to all users of that tenant.
+    - An empty string: the author is unknown, and no user sees the case.
+
+    `shared_at` is the time when an administrator shared the case with all users of the author's tenant.
     """
 
     case_id: str
@@ -64,7 +67,7 @@ class NewCase:
 
 
 def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
-    """Add a case. Returns False if its id is taken or a case learnt from the same turn exists.
+    """Add a case. Returns False if its id is taken, or if a case learnt from the same turn exists.
 
     `dimensions` is the number of dimensions of the embedder's vectors, if known.
 
@@ -108,10 +111,10 @@ def learn(
     query_vector: Sequence[float] | None = None,
     embedder: str | None = None,
 ) -> str | None:
-    """Store the question and answer of a turn that a user rated positively as a case.
+    """Store a turn's question and answer as a case, because a user rated the turn positively.
 
-    Returns the case's id; `None` if a case learnt from this turn exists. No search finds a case without a vector. The
-    module `embedding` computes missing vectors later.
+    Returns the case's id; `None` if a case learnt from this turn exists. Without `query_vector`, no search finds the
+    case until the module `embedding` has computed its vector.
 
     Raises:
         InvalidRequest: the question or the answer is empty, or the vector is invalid.
@@ -130,7 +133,7 @@ def learn(
 
 
 def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str | None:
-    """Validate a case; returns its vector as an SQL parameter.
+    """Validate a case; returns its vector, if it has one, as an SQL parameter.
 
     Raises:
         InvalidRequest: a field is invalid; the message names it.
@@ -180,7 +183,7 @@ def list_cases(
     tenant: str | None = None,
     bank: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Cases after the id `after`, in the order of their ids, filtered by the other parameters."""
+    """At most `most` cases with ids above `after`, in the order of ids. The other parameters are filters."""
     parameters = {
         "after": after, "most": most, "status": status, "flagged": flagged, "tenant": tenant, "bank": bank,
     }  # fmt: skip

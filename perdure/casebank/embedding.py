@@ -1,7 +1,7 @@
-"""Computes the vectors of cases that have none: cases learnt from turns, and imported ones.
+"""Computes the missing vectors of cases.
 
-A vector that another embedder made is kept unless the caller passes `reembed`, because the search for duplicates still
-uses it.
+`embed_cases` keeps the vectors that another embedder made, because the search for duplicates still uses them. With
+`reembed`, it replaces them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PAGE = 100
 def embed_cases(
     executor: Executor, embedder: Embedder, *, reembed: bool = False, call: ModelCall | None = None
 ) -> Iterator[int]:
-    """Compute the missing vectors of active cases; yields the number of cases processed after each page.
+    """Compute the missing vectors of active cases. After each page, yields the number of cases processed so far.
 
-    With `reembed`, also replaces vectors that another embedder made. A case whose question the embedder rejects stays
-    without a vector, with a warning in the log.
+    With `reembed`, also replaces vectors that another embedder made. If the embedder rejects a case's question, logs a
+    warning and leaves the case unchanged.
 
     Raises:
         CallAborted: `call` was aborted.

@@ -1,8 +1,8 @@
-"""Executions: which turns had a case in their prompt, and how those turns ended.
+"""Executions: an execution records that a turn had a case in its prompt, and whether the turn succeeded.
 
-The statement that settles a turn inserts its executions (`queries.WITH_USES`) and locks no case, so turns of different
-users do not wait for each other. `count` adds the executions to the cases' use counts later. The task `casebank.count`
-and reflection call `count`. A user's feedback overrides how the turn ended.
+The statement that settles a turn also inserts the turn's executions (`queries.WITH_USES`). It locks no case, so turns
+of different users do not wait for each other. The task `casebank.count` and reflection call `count`, which adds the
+executions to the cases' use counts. A user's feedback overrides the success that an execution records.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _PAGE = 100
 
 
 def count(database: Database, should_continue: Callable[[], bool] = lambda: True) -> int:
-    """Add uncounted uses to their cases, one page of cases per commit; returns the number of uses added.
+    """Add uncounted executions to the use counts of their cases; returns the number of executions added.
 
-    Each use is counted once, even if calls overlap. Skips cases that another transaction has locked. Calls
-    `should_continue` before each page, and stops if it returns False. The next call counts the remaining uses.
+    Commits after each page of cases. Each execution is counted once, even if calls overlap. Skips cases that another
+    transaction has locked. Calls `should_continue` before each page, and stops if it returns False. The next call
+    counts the remaining executions.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -36,6 +37,6 @@ def count(database: Database, should_continue: Callable[[], bool] = lambda: True
 
 
 def feedback(executor: Executor, turn_id: UUID, score: int) -> list[str]:
-    """Record a user's `score`, -1 or 1, on the turn's executions; returns the ids of their cases."""
+    """Record a user's `score`, -1 or 1, on the turn's executions; returns the ids of the cases."""
     rows = executor.run(queries.FEEDBACK, {"turn_id": turn_id, "score": score})
     return sorted(row.case_id for row in rows)

@@ -1,9 +1,9 @@
-"""Finds cases: for a prompt, for a user (the cases that their prompts may contain), and for an administrator.
+"""Finds cases for a prompt, for a user, and for an administrator.
 
-A prompt contains only cases above the similarity floor. The floor depends on the embedder: the cosine of unrelated
-texts is about 0 with some embedders and 0.8 with others. The floors for `hash` and all-MiniLM-L6-v2 were measured with
-`tests/casebank/questions.py`: for each question, all cases of other topics are below the floor. The floors for other
-embedders are strict estimates. docs/casebank.md lists the measurements.
+A prompt contains only cases whose cosine with the question reaches a minimum, the similarity floor. The floor depends
+on the embedder: the cosine of unrelated texts is about 0 with some embedders and 0.8 with others. The floors for `hash`
+and all-MiniLM-L6-v2 were measured with `tests/casebank/questions.py`: for each question, all cases of other topics are
+below the floor. The floors for other embedders are high estimates. docs/casebank.md lists the measurements.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DEFAULTS = (
 )
 
 _UNKNOWN = 0.85
-"""Some embedders (E5, text-embedding-ada-002) give unrelated texts a cosine of 0.8."""
+"""The floor for other embedders. Some (E5, text-embedding-ada-002) give unrelated texts a cosine of 0.8."""
 
 
 def least_similarity(embedder: str, setting: float | None) -> float:
-    """The cosine that a case needs to enter a prompt: `setting`, or else the default for the embedder `embedder`."""
+    """The similarity floor: `setting` or, if `setting` is `None`, the default for the embedder named `embedder`."""
     if setting is not None:
         return setting
     return next((least for pattern, least in _DEFAULTS if pattern.match(embedder)), _UNKNOWN)
@@ -39,7 +39,7 @@ def least_similarity(embedder: str, setting: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CaseLookup:
-    """Searches the cases of one installation. `banks` returns the banks of its agents. Threads may share it."""
+    """Searches the cases of one installation. `banks` returns the banks that agents use. Thread-safe."""
 
     database: Database
     embedder: Embedder
@@ -49,10 +49,10 @@ class CaseLookup:
     def for_prompt(
         self, user: str, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
     ) -> list[FoundCase]:
-        """At most `k` cases in `bank` for the prompt of `user` (a user's key), nearest first.
+        """At most `k` cases in `bank` for the prompt of `user` (a user key), nearest first.
 
-        Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows, and returns those above the floor
-        (`PERDURE_CASEBANK__MIN_SIMILARITY`).
+        Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows. Returns no case below the
+        similarity floor (`PERDURE_CASEBANK__MIN_SIMILARITY`).
 
         Raises:
             PerdureError: the question could not be embedded.
@@ -63,10 +63,9 @@ class CaseLookup:
         return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
 
     def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[FoundCase]:
-        """The `k` nearest active cases that `user` (a user's key) may see, even those below the floor.
+        """The `k` nearest active cases that `user` (a user key) may see, including cases below the similarity floor.
 
-        If `bank` is given, only this bank is searched. Otherwise the banks of the installation's agents are searched.
-        Returns nothing if no agent has `bank`.
+        Searches `bank` or, if `bank` is `None`, the banks of all agents. Returns an empty list if no agent uses `bank`.
 
         Raises:
             PerdureError: the question could not be embedded.
@@ -78,7 +77,7 @@ class CaseLookup:
     def nearest(
         self, question: str, k: int, within: Within, *, bank: str | None = None, include_archived: bool = False
     ) -> list[FoundCase]:
-        """For administrators: the `k` nearest cases that `within` selects, even those below the floor.
+        """The `k` nearest cases that `within` selects, for an administrator. Includes cases below the similarity floor.
 
         Raises:
             PerdureError: the question could not be embedded.
@@ -92,7 +91,7 @@ class CaseLookup:
     def _visible(
         self, user: str, vector: Vector, embedder: str, k: int, *, banks: Sequence[str], least: float | None = None
     ) -> list[FoundCase]:
-        """The nearest active cases in `banks`. Searches what `PERDURE_CASEBANK__SCOPE` allows for this user."""
+        """The `k` nearest active cases in `banks` that `user` may see under `PERDURE_CASEBANK__SCOPE`."""
         if self.settings.scope is CaseScope.ALL:
             within = Within(tenant_of(user))
             return search(self.database, vector, embedder, k, within, banks=banks, least=least)

@@ -1,4 +1,4 @@
-"""The statements of cases, their vectors' indexes, executions and reflection."""
+"""SQL statements for cases, the indexes on their vectors, executions, and reflection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRESH = """
         WHERE e.case_id = c.case_id AND NOT e.counted
     ) AS fresh ON true
 """
-"""Joins the executions that are not added to a case's use count yet."""
+"""Joins to each case `c` the number and the latest time of the case's uncounted executions."""
 
 USAGE = "c.usage_count + fresh.uses AS usage_count, greatest(c.last_accessed_at, fresh.at) AS last_accessed_at"
 
@@ -23,8 +23,8 @@ RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id
 
 NOW = Statement("casebank.now", "SELECT perdure_now() AS now", writes=False)
 
-# Inserts nothing if a case with this id, or learnt from this turn, exists. A case that is imported as archived gets an
-# archive row, so that it can be restored.
+# Inserts nothing if a case with this id exists, or a case learnt from this turn. A case that is imported as archived
+# gets an archive row, so that it can be restored.
 ADD = Statement(
     "casebank.add",
     f"""
@@ -128,12 +128,12 @@ SIZES = Statement(
 
 
 def index_name(size: int, part: str) -> str:
-    """The name of the index over the `shared` or the `learnt` cases with vectors of `size` dimensions."""
+    """The name of the index on the vectors of `size` dimensions. `part` is `shared` or `learnt`, as in `_INDEXED`."""
     return f"cases_{part}_nearest_{size:d}_idx"
 
 
 def index(size: int, part: str) -> str:
-    """The SQL that builds the index `index_name` without blocking readers and writers."""
+    """The SQL that builds the index named by `index_name` without blocking readers or writers."""
     return f"""
         CREATE INDEX CONCURRENTLY IF NOT EXISTS {index_name(size, part)}
         ON @schema.cases USING hnsw ((query_vector::@vector.vector({size:d})) @vector.vector_cosine_ops)
@@ -141,7 +141,7 @@ def index(size: int, part: str) -> str:
     """
 
 
-# Whether an index is incomplete: its build was interrupted, or another process builds it.
+# Whether an index is incomplete: its build was interrupted, or another process is building it.
 INDEX_IS_BROKEN = Statement(
     "casebank.index_is_broken",
     """
@@ -152,17 +152,17 @@ INDEX_IS_BROKEN = Statement(
 
 
 def drop_index_of_all(size: int) -> str:
-    """The SQL that drops the index over all cases. Only releases before database revision 0018 used that index."""
+    """The SQL that drops the index on the vectors of all cases. Releases before database revision 0018 used it."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.cases_nearest_{size}_idx"
 
 
 def drop_index(size: int, part: str) -> str:
-    """The SQL that drops the index `index_name` without blocking readers and writers."""
+    """The SQL that drops the index named by `index_name` without blocking readers or writers."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.{index_name(size, part)}"
 
 
-# A CTE for the statement that settles a turn, after the CTE `fenced`: one row for each case that was in the turn's
-# prompt. It reads and locks no case, so a concurrent archiving or erasure of a case does not block it.
+# A CTE for the statement that settles a turn; the CTE `fenced` must precede it. Inserts one execution for each case in
+# the turn's prompt. Neither reads nor locks cases, so archiving or erasing a case at the same time does not block it.
 WITH_USES = """
     used AS (
         INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at, counted)
@@ -190,10 +190,10 @@ _COUNTED = """
     )
 """
 
-# Adds uses to a page of active cases; returns the page's last case, NULL after the last page. The transaction that
-# counts a use also marks it as counted, so each use counts exactly once. Rows that another transaction has locked (a
-# run locks cases, feedback locks uses) are left to the next call; the uses of an archived case are left until it is
-# restored.
+# Adds uncounted executions to the use counts of a page of active cases. Returns the id of the page's last case, and the
+# number of executions added; the id is NULL after the last page. The statement also marks the executions as counted, so
+# each counts exactly once. It skips rows that another transaction has locked: a run locks cases, and feedback locks
+# executions. The executions of an archived case stay uncounted until the case is restored.
 COUNT_USES = Statement(
     "casebank.count_uses",
     f"""
@@ -208,7 +208,7 @@ COUNT_USES = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# As COUNT_USES, for cases that the caller's transaction has locked.
+# Like COUNT_USES, but for the given cases, which the caller's transaction has locked.
 COUNT_USES_OF = Statement(
     "casebank.count_uses_of",
     f"""
@@ -233,8 +233,8 @@ FEEDBACK = Statement(
     "UPDATE case_executions SET feedback = %(score)s WHERE turn_id = %(turn_id)s::uuid RETURNING case_id",
 )
 
-# Sets the rate of a page of cases from their newest executions, and flags cases below `flag_below` percent, with their
-# most frequent errors. A suggestion stays while the case is flagged.
+# Sets the success rates of a page of cases from their newest executions. Flags each case with a rate below `flag_below`
+# percent, and stores its most frequent errors. A case keeps its suggestion while it is flagged.
 REFLECT = Statement(
     "casebank.reflect",
     """
@@ -279,7 +279,7 @@ REFLECT = Statement(
     """,
 )
 
-# Returns a row to one caller a minute: that caller asks the model for this minute's suggestions.
+# Returns a row to one caller per minute. That caller asks the model for this minute's suggestions.
 TAKE_MINUTE = Statement(
     "casebank.take_minute",
     """
@@ -315,7 +315,8 @@ SUGGEST = Statement(
     """,
 )
 
-# Returns the case, and whether the statement changed it: a case that is shared already keeps its `shared_at`.
+# Shares or unshares a case, and returns whether this changed the case. A case that is already shared keeps its
+# `shared_at`.
 SHARE = Statement(
     "casebank.share",
     """

@@ -1,7 +1,8 @@
-"""Reflection: each case's success rate, from the outcomes of its newest uses.
+"""Reflection: computes each case's success rate from the outcomes of its newest executions.
 
-`reflect` sets the rate of each case that was used, and flags those below `FLAG_BELOW_PERCENT` with their most frequent
-errors. `suggest` asks a model how to improve flagged cases. Cases without executions are unchanged.
+`reflect` sets the rate of each case that was used. It flags a case with a rate below `FLAG_BELOW_PERCENT`, and stores
+the case's most frequent errors. `suggest` asks a model how to improve flagged cases. Cases without executions are
+unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perdure.text.untrusted import cut, storable
 log = logging.getLogger(__name__)
 
 EXECUTIONS = 100
-"""The number of a case's newest executions that its rate is computed from."""
+"""The maximum number of a case's newest executions from which its rate is computed."""
 
 FLAG_BELOW_PERCENT = 50
 MOST_ERRORS = 3
@@ -39,14 +40,14 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Reflected:
-    """The number of rated cases, and the ids of those that are flagged."""
+    """The number of rated cases, and the ids of the flagged cases."""
 
     rated: int
     flagged: list[str]
 
 
 def reflect(database: Database) -> Reflected:
-    """Add uncounted uses to their cases, then rate each active case that was used, page by page."""
+    """Call `executions.count`, then rate each active case that was used, page by page."""
     executions.count(database)
     rated, flagged, after = 0, list[str](), ""
     parameters = {
@@ -64,10 +65,11 @@ def reflect(database: Database) -> Reflected:
 
 
 def suggest(database: Database, clock: Clock, model: Model, timeout_s: float) -> int | None:
-    """Ask the model how to improve flagged cases, at most `SUGGESTIONS_A_MINUTE` across all processes.
+    """Ask the model how to improve flagged cases, for at most `SUGGESTIONS_A_MINUTE` cases per minute.
 
-    Returns the number of suggestions; None if a process already called the model within this minute. A case without a
-    suggestion is retried once a day. A case that is flagged again gets a new suggestion.
+    The limit applies to all processes together. Returns the number of suggestions; `None` if a process asked within the
+    last minute. If the model gives no suggestion for a case, a call after 20 hours asks again. A case that recovers and
+    is flagged again gets a new suggestion.
     """
     if not database.run(queries.TAKE_MINUTE, {}):
         return None

@@ -1,9 +1,11 @@
-"""Search: the cases nearest to a question, by their vectors.
+"""Finds the cases whose vectors are nearest to the vector of a question.
 
-Only vectors of one embedder with equal dimensions are compared. A small number of cases is compared one by one, which
-is exact. `build_indexes` builds up to two vector indexes for each number of dimensions: one over the cases without an
-author, one over the cases with an author. It builds an index once the index would contain `INDEX_FROM` cases. Up to
-`FEW_OF_BANK` cases of a bank, and all cases that an administrator shared, are compared one by one.
+A search compares only vectors that have the same embedder and the same number of dimensions. It compares a small number
+of cases one by one, which is exact. For a larger number of cases, it scans a vector index, which is approximate.
+
+`build_indexes` creates up to two vector indexes for each number of dimensions. One index covers the cases without an
+author, the other index covers the cases with an author. `build_indexes` creates an index once the index would contain
+`INDEX_FROM` cases.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from perdure.casebank.search_queries import Scope
 from perdure.database.engine import Database, Statement
 
 INDEX_FROM = 10_000
-"""The number of active cases from which a vector index is built: a scan of them takes about 5 ms."""
+"""A vector index is built for at least this many active cases. Comparing 10,000 cases one by one takes about 5 ms."""
 
 FEW_OF_BANK = 2_000
-"""The number of a bank's cases up to which they are compared one by one. For a larger bank, the vector index over all
-banks finds some of its cases among the 20,000 rows that an index scan reads."""
+"""A search compares up to this many cases of a bank one by one. For a larger bank, it scans the vector index.
+
+The index covers all banks. The scan reads up to 20,000 rows, and some of these rows belong to the bank.
+"""
 
 MOST_INDEXED_DIMENSIONS = 2_000
 
@@ -35,7 +39,7 @@ _BUILDING = "perdure casebank indexes"
 
 @dataclass(frozen=True, slots=True)
 class FoundCase:
-    """A case and its cosine with the query, from -1 to 1."""
+    """A found case. `similarity` is the cosine similarity of the case's vector and the search vector, from -1 to 1."""
 
     case_id: str
     query: str
@@ -46,13 +50,13 @@ class FoundCase:
     status: str
     similarity: float
     author: str | None = None
-    """The key of the author; `None`: the case belongs to all users without a tenant."""
+    """The user key of the author; `None`: the case belongs to all users without a tenant."""
     bank: str = COMMON
     shared_at: str | None = None
     """When an administrator shared the case with all users of the author's tenant (ISO 8601)."""
 
     def record(self) -> dict[str, Any]:
-        """The case as the routes return it, with the author's id and tenant instead of the key."""
+        """The case as the HTTP routes return it, with `tenant` and `user_id` in place of `author`."""
         made = asdict(self)
         key = made.pop("author")
         return {**made, "tenant": tenant_of(key), "user_id": author_of(key)}
@@ -60,10 +64,10 @@ class FoundCase:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Whose cases a search covers.
+    """The users whose cases a search covers.
 
-    With `everybody`, the cases of all users. Otherwise the cases of the users of `tenant`, or, if `tenant` is `None`,
-    of the users without a tenant.
+    If `everybody` is true, the search covers all users. Otherwise, it covers the users of `tenant`. If `tenant` is
+    `None`, it covers the users without a tenant.
     """
 
     tenant: str | None
@@ -91,10 +95,10 @@ def search(
     include_archived: bool = False,
     least: float | None = None,
 ) -> list[FoundCase]:
-    """The `k` nearest cases that `within` selects, nearest first, with a similarity of at least `least`.
+    """The `k` cases nearest to `vector`, nearest first, with a similarity of at least `least`.
 
-    Searches active cases in `banks`, or in all banks. With `include_archived`, also searches archived cases, and logs a
-    warning for each one found.
+    Searches the active cases that `within` selects, in `banks` or in all banks. With `include_archived`, also searches
+    archived cases, and logs a warning for each archived case found.
 
     Raises:
         InvalidRequest: the vector is invalid.
@@ -125,10 +129,11 @@ def search_for_user(
     banks: Sequence[str],
     least: float | None = None,
 ) -> list[FoundCase]:
-    """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first.
+    """The `k` active cases nearest to `vector` that a user may see, nearest first.
 
-    A user may see their own cases, the cases that belong to all users of their tenant, and the cases that an
-    administrator shared in that tenant. `least` is the lowest similarity.
+    `user` is a user key. A user may see their own cases, the cases that belong to all users of their tenant, and the
+    cases that an administrator shared in that tenant. Searches only the cases in `banks`. Omits cases with a similarity
+    below `least`.
 
     Raises:
         InvalidRequest: the vector is invalid.
@@ -148,16 +153,17 @@ def search_for_user(
 
 
 def authors(user: str) -> list[str]:
-    """The keys of the authors whose cases this user sees: the user and, in a tenant, the tenant's shared key."""
+    """The user keys whose cases `user` may see: `user` and, if the user has a tenant, the tenant's shared key."""
     tenant = tenant_of(user)
     return [user] if tenant is None else [user, everybodys(tenant)]
 
 
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]:
-    """Build each missing index that would contain at least `index_from` cases.
+    """Build each missing vector index that would contain at least `index_from` cases.
 
-    Returns the names of the indexes with at least `index_from` cases, new and existing ones. Does not block readers or
-    writers. Rebuilds an index whose build was interrupted. Returns `[]` at once while another process builds indexes.
+    Returns the names of all indexes with at least `index_from` cases, including indexes that existed before. Does not
+    block readers or writers. Rebuilds an index whose build was interrupted. Returns `[]` immediately while another
+    process builds indexes.
     """
     wanted = [
         (row.size, part)
@@ -167,7 +173,8 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
     ]
     if not wanted:
         return []
-    # Only one process builds at a time: PostgreSQL reports indexes under construction and interrupted builds alike.
+    # Only one process builds at a time. PostgreSQL marks an index as invalid both during its build and after an
+    # interrupted build, so a second process would drop an index that the first process is building.
     with database.lock(_BUILDING) as alone:
         if not alone:
             return []
@@ -181,7 +188,7 @@ def _build(database: Database, size: int, part: str) -> None:
     if database.run(queries.INDEX_IS_BROKEN, {"name": queries.index_name(size, part)})[0].broken:
         database.define(queries.drop_index(size, part))
     database.define(queries.index(size, part))
-    # During a rolling deployment, a worker of the previous release may have rebuilt its index over all cases.
+    # During a rolling deployment, a worker of the previous release may have rebuilt the obsolete index over all cases.
     database.define(queries.drop_index_of_all(size))
 
 

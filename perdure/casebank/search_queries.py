@@ -1,13 +1,16 @@
-"""The statements that find the cases nearest to a vector: of all users, of a tenant, in some banks, or for one user.
+"""The statements that find the cases nearest to a vector.
 
-A search is a union of arms, each of which finds the nearest cases that match one condition. If at most `few` rows
-match, a btree index finds them and they are compared exactly. Otherwise a vector index is searched. Each number of
-dimensions has two vector indexes: one over the cases without an author (`shared`), one over the cases with an author
-(`learnt`). A vector index returns rows in approximate order, so the outer query sorts again. Each connection has
-`hnsw.iterative_scan` on; without it an index scan stops after its first candidates, even if the condition excludes
-them.
+A statement is a union of arms. Each arm is a CTE that finds the nearest cases that match one condition. If at most
+`few` cases match, a btree index finds them, and the statement compares each of them exactly. Otherwise the statement
+scans a vector index.
 
-Parameters: `vector`, `embedder`, `k`, `least`; `tenant`, `banks` and `authors` if a condition names them.
+Each number of dimensions has two vector indexes: `shared` covers the cases without an author, `learnt` covers the cases
+with an author. A vector index returns rows in approximate order, so the outer query sorts the rows again. Each
+connection turns on `hnsw.iterative_scan`. Without this setting, an index scan stops after its first candidates, even if
+the condition excludes all of them.
+
+Each statement has the parameters `vector`, `embedder`, `k` and `least`. It has `tenant`, `banks` and `authors` only if
+a condition names them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from perdure.database.engine import Statement
 
 
 class Scope(StrEnum):
-    """Whose cases a search covers: the cases of all users, of one tenant's users, or of users without a tenant."""
+    """The users whose cases a search covers: all users, the users of one tenant, or the users without a tenant."""
 
     EVERYBODY = "everybody"
     TENANT = "tenant"
@@ -55,7 +58,7 @@ _MANY = """
     {name}_many AS MATERIALIZED (SELECT EXISTS (SELECT FROM cases AS c WHERE {condition} OFFSET {few}) AS many)
 """
 
-# OFFSET 0 keeps the planner from using the vector index, which would read all other users' cases.
+# OFFSET 0 keeps the planner from using a vector index. A scan of the index would read the cases of all users.
 _FEW = """
     {name}_few AS MATERIALIZED (
         SELECT found.case_id,
@@ -94,8 +97,9 @@ def nearest(
 ) -> Statement:
     """The statement that finds the cases in `scope` that are nearest to a vector of `size` dimensions.
 
-    It searches active cases, and archived ones if `include_archived`. It compares cases exactly if a tenant has at most
-    `few` of them, or, in a search without a tenant, if the banks contain at most `few_of_bank`.
+    The statement searches active cases and, if `include_archived`, archived cases. For `Scope.TENANT`, the comparison
+    is exact if the tenant has at most `few` active cases. For another scope with `in_banks`, the comparison is exact if
+    the banks contain at most `few_of_bank` active cases.
     """
     wanted = f"{_WITHIN[scope]} AND {_IN_BANKS}" if in_banks else _WITHIN[scope]
     if scope is Scope.TENANT:
@@ -121,13 +125,19 @@ def nearest(
 
 
 def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool = False) -> Statement:
-    """The statement that finds the nearest active cases in some banks that a user may see.
+    """The statement that finds the nearest active cases that one user may see.
 
-    A user may see the cases of the `authors` (the user and, in a tenant, the tenant's shared key) and the cases that an
-    administrator shared with users of the same tenant. Users without a tenant also see the cases without an author, and
-    cases shared among users without a tenant. The statement compares up to `few` cases of the authors, up to
-    `few_of_bank` cases without an author in these banks, and all shared cases exactly. `size` is the vector's
-    dimensions.
+    The statement searches only the cases in the parameter `banks`.
+
+    With `of_tenant`, the parameter `authors` contains the user's key and the tenant's shared key. The user may see the
+    cases of these authors, and the cases that an administrator shared in the tenant.
+
+    Without `of_tenant`, `authors` contains only the user's key. The user may see their own cases, the cases without an
+    author, and the cases that an administrator shared among the users without a tenant.
+
+    The comparison with the authors' cases is exact if there are at most `few` of them. The comparison with the cases
+    without an author is exact if the banks contain at most `few_of_bank` of them. The comparison with the cases that an
+    administrator shared is always exact. `size` is the number of the vector's dimensions.
     """
     mine = f"c.status = 'active' AND {_OF_AUTHORS}"
     neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
@@ -145,7 +155,10 @@ def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool =
 
 
 def _nearest(name: str, arms: Mapping[str, str]) -> Statement:
-    """The statement that joins `arms`, which are CTEs. Those named `…_many` are conditions; the others find cases."""
+    """The statement that returns the nearest cases of all `arms`, which maps the names of CTEs to their SQL.
+
+    A CTE whose name ends with `_many` returns a condition for other CTEs. All other CTEs find cases.
+    """
     union = " UNION ALL ".join(f"SELECT * FROM {arm}" for arm in arms if not arm.endswith("_many"))  # noqa: S608 (constants)
     sql = _NEAREST.format(arms=",".join(arms.values()), union=union, usage=USAGE, fresh=FRESH)
     return Statement(f"casebank.{name}", sql, writes=False)
@@ -156,9 +169,9 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
-    """An arm that searches a vector index. It runs only if the CTE `{many}_many` is true.
+    """An arm that searches a vector index, if the CTE `{many}_many` returns true.
 
-    CASE makes the planner estimate that half of the rows match.
+    CASE makes the planner assume that half of the rows match `wanted`.
     """
     condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
     return _arm(name, size, condition)
@@ -169,9 +182,9 @@ def _few(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _few_or_many(name: str, size: int, few: int, *, counted: str, condition: str) -> dict[str, str]:
-    """Two CTEs. The first is true if more than `few` rows match `counted`.
+    """Two CTEs. The first CTE returns true if more than `few` rows match `counted`.
 
-    If the first is false, the second finds the nearest rows that match `condition`.
+    If the first CTE returns false, the second CTE finds the nearest rows that match `condition`.
     """
     many = _MANY.format(name=name, condition=counted, few=int(few))
     return {

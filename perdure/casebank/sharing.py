@@ -1,6 +1,6 @@
 """Sharing: an administrator makes a user's case available to all users of the case's bank in the same tenant.
 
-`unshare` reverses this. The case's history records who shared or unshared the case, and when.
+`unshare` restricts the case to its author again. The case's history records who shared or unshared the case, and when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def share(executor: Executor, case_id: str, by: str) -> datetime:
-    """Share a case with all users of its bank in the author's tenant; returns the time when it was shared. Idempotent.
+    """Share a case with all users of its bank in the author's tenant. Idempotent.
+
+    Returns the time when the case was shared.
 
     Raises:
         NotFound: there is no such case.
@@ -29,7 +31,7 @@ def share(executor: Executor, case_id: str, by: str) -> datetime:
 
 
 def unshare(executor: Executor, case_id: str, by: str) -> None:
-    """Restrict a case to its author's prompts. Idempotent.
+    """Restrict a case to its author: the case no longer enters the prompts of other users. Idempotent.
 
     Raises:
         NotFound: there is no such case.

@@ -1,7 +1,7 @@
 """Import and export of cases as JSON lines.
 
-An invalid line is reported with its number and reason, and all valid lines are imported. A line whose case exists
-changes nothing, so importing a file twice is safe.
+An import reports the number and the error of each invalid line, and adds the cases of all valid lines. A line whose
+case already exists changes nothing, so a file can safely be imported twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAGE = 100
 
 
 class _Line(BaseModel):
-    """One line of the file."""
+    """One line of an imported file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,7 +48,7 @@ class _Line(BaseModel):
 
 @dataclass(slots=True)
 class Imported:
-    """Counts of an import. `bad`: the number of each invalid line, from 1, and its error."""
+    """The result of an import. `bad` contains the number (from 1) and the error of each invalid line."""
 
     added: int = 0
     unchanged: int = 0
@@ -63,9 +63,10 @@ def import_lines(
     dimensions: Callable[[str], int | None] = lambda _embedder: None,
     tenant: str | None = None,
 ) -> Imported:
-    """Add the cases of a file, one by one. `dimensions` returns the dimensions of an embedder's vectors, if known.
+    """Add the case of each line, one by one.
 
-    A line without a tenant belongs to `tenant`.
+    `dimensions` returns the number of dimensions of an embedder's vectors, or `None` if the number is unknown. The case
+    of a line without a tenant belongs to `tenant`.
     """
     imported = Imported()
     for number, text in enumerate(lines, start=1):
@@ -84,9 +85,9 @@ def import_lines(
 
 
 def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
-    """Lines for `import_lines`, in the order of the case ids. Includes archived cases.
+    """Yield one JSON object for each case, in the order of the case ids. `import_lines` accepts each object as a line.
 
-    `tenant` limits the export to one tenant, `bank` to one bank. `None` sets no limit.
+    Includes archived cases. `tenant` limits the export to one tenant, `bank` to one bank. `None` sets no limit.
     """
     after = ""
     while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):

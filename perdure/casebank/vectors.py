@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from perdure.errors import InvalidRequest
 
 MOST_DIMENSIONS = 16_000
-"""The limit of pgvector's type `vector`."""
+"""The most dimensions that pgvector's type `vector` allows."""
 
 _LARGEST = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _SMALLEST = struct.unpack("<f", b"\x01\x00\x00\x00")[0]
-"""The smallest positive float32; half of it and less is rounded to zero."""
+"""The smallest positive float32. In float32, a value of at most half this size rounds to zero."""
 
 
 def literal(values: Sequence[float], dimensions: int | None = None) -> str:
-    """`values` as a parameter for `::vector`.
+    """`values` as text, which PostgreSQL casts to the type `vector`.
 
     Raises:
         InvalidRequest: a value is not a finite float32, all values are zero, or the number of values is wrong.

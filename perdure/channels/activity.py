@@ -1,6 +1,7 @@
 """Typing and presence events, which channels append to a user's stream (memory layer 0).
 
-Losing an event does no harm. An event is dropped if the user has no row in `users` or the process has no Redis.
+Losing an event does no harm. `note_activity` drops an event if the table `users` has no row for the user, or if this
+process uses no Redis.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ AGENT = StreamAuthor.AGENT
 def note_activity(
     runtime: Runtime, user: str, channel: str, kind: StreamEventKind, by: StreamAuthor = StreamAuthor.USER
 ) -> bool:
-    """Append an event to the stream of the user with the key `user`; returns whether it was appended.
+    """Append an event to a user's stream; returns whether the event was appended. `user` is the user key.
 
-    At most one event per kind, channel and author is appended every `stream.NOTED_EVERY_S` seconds. If the database is
-    unavailable, the function logs this and returns `False`.
+    Appends at most one event per kind, channel and author every `stream.NOTED_EVERY_S` seconds. If the database is
+    unavailable, logs the error and returns `False`.
     """
     if runtime.redis_memory is None:
         return False

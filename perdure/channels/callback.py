@@ -1,9 +1,10 @@
-"""POSTs replies to a URL, as signed JSON, within one time limit for the whole attempt.
+"""POSTs replies to URLs as signed JSON, with a time limit for each attempt.
 
-The sender of the message chose the URL, so each attempt checks the URL and connects only to a checked address
-(`perdure.network.egress`). A redirect, or a response after the time limit, is a failed attempt. Only the response's
-status counts; its body is not read. Each host has a breaker, `webhook:HOST`; while it is open, no worker sends a
-request to the host.
+The sender of a message chooses the URL for the reply. Each attempt therefore checks the URL and connects only to a
+checked address (`perdure.network.egress`). An attempt fails if the host answers with a redirect, or does not answer
+within the time limit. An attempt reads only the status of the response, not the body.
+
+Each host has a circuit breaker, `webhook:HOST`. While the breaker is open, no worker sends a request to the host.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ TIMEOUT_S = 10.0
 
 
 class UrlCarrier:
-    """A `perdure.turns.outbox.Carrier` for targets `{"url": ...}`. Threads may share it.
+    """A `perdure.turns.outbox.Carrier` for targets `{"url": ...}`. Thread-safe.
 
-    `keys` make the signatures of Standard Webhooks. `former_key` makes the older header `X-Perdure-Signature`. If
-    `breakers` is `None`, attempts have no breaker.
+    `keys` sign the requests as the Standard Webhooks specification requires. `former_key` makes the signature in the
+    older header `X-Perdure-Signature`. If `breakers` is `None`, attempts use no circuit breaker.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class UrlCarrier:
         """POST `body` to the target's URL, signed.
 
         Raises:
-            DeliveryFailed: the receiver did not answer with a 2xx status in time, or its name resolves to an address
-                that is not allowed.
-            Undeliverable: the URL's text shows that it is not allowed, or the receiver answered with 410.
+            DeliveryFailed: the receiver did not answer with a 2xx status in time, or the receiver's host name resolves
+                to an address that is not allowed.
+            Undeliverable: the URL itself is not allowed, or the receiver answered with 410.
             NotAsked: the host's breaker is open.
         """
         try:
@@ -91,7 +92,10 @@ class UrlCarrier:
             raise DeliveryFailed(f"answered with status {status}", status)
 
     async def _post(self, url: httpx2.URL, body: bytes, message_id: str) -> int:
-        """The response's status. httpx2's timeouts limit single waits; `asyncio.timeout` limits the whole request."""
+        """POST `body` to `url`; returns the status of the response.
+
+        `asyncio.timeout` limits the whole request. httpx2's own timeouts would limit only each single wait.
+        """
         headers = {
             "Content-Type": "application/json",
             **signed_headers(self._keys, message_id, int(self._clock()), body),
@@ -105,7 +109,7 @@ class UrlCarrier:
             for address in others:
                 try:
                     return await _status(client, egress.pinned(client, "POST", url, address, headers, content=body))
-                except httpx2.ConnectError:  # nothing was sent, so another address is safe
+                except httpx2.ConnectError:  # nothing was sent, so trying the next address is safe
                     continue
             return await _status(client, egress.pinned(client, "POST", url, last, headers, content=body))
 

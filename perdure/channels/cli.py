@@ -1,7 +1,7 @@
 """The CLI channel: one user's conversation in a terminal, for `perdure chat` and `perdure send`.
 
-`stream` reports events as they happen, including provisional text. `listen` reports committed messages only: text that
-was printed to a pipe cannot be withdrawn.
+`stream` reports events as they happen, including text that is not committed yet. `listen` reports only committed
+messages, because text that was printed to a pipe cannot be withdrawn.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A user at a terminal: the user id within `tenant`, and the agent's name.
+    """A user at a terminal.
 
-    Without a name, the session's agent replies.
+    `user_id` is the user's id within `tenant`. `agent` is the name of the agent that replies; if it is `None`, the
+    session's agent replies.
     """
 
     user_id: str
@@ -69,7 +70,7 @@ class Conversation:
         runtime: The runtime of this process.
         speaker: The user.
         key: The conversation's key; `None`: the user's conversation without a key.
-        on_note: Receives a note to print: once per delay of the reply, and before each retry while the database is
+        on_note: Receives a note to print, once for each delay of the reply and before each retry while the database is
             unavailable.
     """
 
@@ -87,12 +88,12 @@ class Conversation:
 
     @property
     def session_id(self) -> UUID | None:
-        """The session of the last message, or the one that `resume` found."""
+        """The session of the last message, or the session that `resume` found."""
         return self._session_id
 
     @property
     def waited_for(self) -> UUID | None:
-        """The turn of the last message, until `listen` or `stream` has returned it."""
+        """The turn of the last message; `None` after `listen` or `stream` has returned the turn."""
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
@@ -110,7 +111,7 @@ class Conversation:
         return self._seen
 
     def switch(self, key: str | None) -> int:
-        """Change to another conversation and resume its live session; returns the number of its messages.
+        """Change to another conversation and resume its live session; returns the same number as `resume`.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -127,7 +128,7 @@ class Conversation:
         return list_conversations(self._runtime.database, self._speaker.user, _MOST_LISTED, archived=False)
 
     def earlier(self) -> list[str]:
-        """The user's messages in the session that `resume` found, oldest first.
+        """The user's messages in the current session, oldest first.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -145,7 +146,7 @@ class Conversation:
         """
         speaker = self._speaker
         given = {"user_id": speaker.user_id, "text": text, "agent": speaker.agent, "conversation": self.key}
-        # One id for all attempts: the lost answer to a commit must not cause a second message.
+        # All attempts use one id. If the confirmation of a commit is lost, the retry must not add a second message.
         given["message_id"] = str(new_id(self._runtime.clock))
         incoming = parse_incoming({"channel": CLI, **given}, tenant=speaker.tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))

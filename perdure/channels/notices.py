@@ -1,6 +1,6 @@
-"""The context of CaseBank runs, which POSTs signed notices to `PERDURE_CASEBANK__NOTIFY_URL`.
+"""Builds the context of runs that prune the CaseBank, and POSTs their signed notices.
 
-The operator sets that URL, so it need not be public.
+The operator sets the notices' URL, `PERDURE_CASEBANK__NOTIFY_URL`, so a private address is accepted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ _ID_DIGITS = 32
 
 
 def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> RunContext:
-    """A `RunContext` that POSTs its notices, and calls `pause` with the seconds for which it waits.
+    """A `RunContext` that POSTs its notices, and calls `pause` to wait a number of seconds.
 
-    Threads may share it.
+    Threads may share the context.
     """
 
     def post(url: str, body: bytes) -> None:
         settings = runtime.settings
-        message_id = hashlib.sha256(body).hexdigest()[
-            :_ID_DIGITS
-        ]  # a repeated notice has the same text and so the same id, by which the receiver deduplicates
+        # A repeated notice has the same text and therefore the same id, so a receiver can detect the duplicate.
+        message_id = hashlib.sha256(body).hexdigest()[:_ID_DIGITS]
         try:
             UrlCarrier(settings.webhook_keys(), settings.signing_key(), ANYWHERE).carry({"url": url}, body, message_id)
         except DeliveryFailed as error:

@@ -5,13 +5,13 @@
     inspect/    commands that show and change stored data, and doctor
 
     connecting.py   connects commands to the database and the workers of an installation
-    display.py      tables, JSON, progress, text that is safe on a terminal
-    files.py        reads files tolerantly and writes them atomically
+    display.py      prints tables, JSON, progress, and text that is safe on a terminal
+    files.py        reads files that may contain invalid UTF-8, and writes files atomically
     errors.py       reports errors as a message and an exit status
-    completion.py   completion scripts for shells
+    completion.py   prints completion scripts for shells
 
-`perdure --help` prints the table below. A command's module is imported when the command runs or prints its help. It
-imports the rest of perdure only when the command runs.
+`perdure --help` prints the table `COMMANDS`. A command's module is imported when the command runs or prints its help.
+The module imports the rest of perdure only when the command runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATUS = "Exit status: 0 done, 1 failed, 2 wrong usage (a wrong setting too), 3
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command or a group of commands: its module, the attribute there, and the first line of its help."""
+    """A command or a group of commands: its module, its name in the module, and the first line of its help."""
 
     module: str
     attribute: str
@@ -88,10 +88,10 @@ def main() -> None:
 
 
 def _add_working_directory() -> None:
-    """Append the working directory, where the module of `PERDURE_AGENTS` may be, to `sys.path`.
+    """Append the working directory, which may contain the module of `PERDURE_AGENTS`, to `sys.path`.
 
     If perdure is imported from a checkout, the working directory is inserted before the checkout. Otherwise the
-    checkout's `tasks` would hide the application's module of that name.
+    checkout's `tasks` would hide an application's module `tasks`.
     """
     here = str(Path.cwd())
     if here in sys.path:
@@ -103,7 +103,7 @@ def _add_working_directory() -> None:
 
 
 def load(name: str) -> typer.Typer:
-    """A Typer application with the command or the group of commands `name` only.
+    """A Typer application that contains only the command, or the group of commands, `name`.
 
     Raises:
         Failure: the command does not exist.
@@ -117,7 +117,7 @@ def load(name: str) -> typer.Typer:
     command = COMMANDS[name]
     found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.callback()(lambda: None)  # without it typer would make the only command the application itself
+    app.callback()(lambda: None)  # otherwise typer makes a single command the application itself
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)
     else:

@@ -1,4 +1,4 @@
-"""The command line as `python -m perdure.cli`, in the interpreter that the caller chooses."""
+"""Runs the command line as `python -m perdure.cli`, with the interpreter that the caller chooses."""
 
 from perdure.cli import main
 

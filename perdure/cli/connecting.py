@@ -29,7 +29,7 @@ OnlyTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", he
 
 
 class _UnavailableBroker:
-    """The waker while the broker is unavailable. It publishes nothing; the sweeper finds the accepted work."""
+    """Replaces `CeleryWaker` if the broker is unavailable. Publishes nothing: a periodic task finds accepted work."""
 
     def session(self, session_id: UUID, priority: int) -> bool:  # noqa: ARG002 (the port's signature)
         return False
@@ -57,7 +57,7 @@ class _UnavailableBroker:
 
 @contextmanager
 def opened() -> Iterator[tuple[Settings, Database]]:
-    """The settings and the database, for a command that only reads.
+    """The settings and the database, for a command that needs neither broker nor models.
 
     Raises:
         Unavailable: no database URL is set, and no embedded PostgreSQL runs.
@@ -76,7 +76,7 @@ def opened() -> Iterator[tuple[Settings, Database]]:
 
 @contextmanager
 def database() -> Iterator[Database]:
-    """The database alone; see `opened`."""
+    """The database from `opened`, without the settings."""
     with opened() as (_, made):
         yield made
 
@@ -129,7 +129,7 @@ def accepting_runtime() -> Iterator[AcceptingRuntime]:
 def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
     """A function that sends a question to all workers and waits the given number of seconds for answers.
 
-    It returns the answers by worker name: an empty dictionary if no worker or no broker is available.
+    The function returns the answers by worker name. The dictionary is empty if no worker or no broker is available.
     """
     from perdure.settings import Settings
 
@@ -141,7 +141,7 @@ def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
 
 
 def parse_user(user: str | None, tenant: str | None) -> tuple[str | None, str | None]:
-    """The user's key (`None` without a `user`) and the tenant.
+    """The user's key (`None` if `user` is `None`) and the tenant.
 
     Raises:
         InvalidRequest: the user's id or the tenant's name is invalid.
@@ -163,7 +163,7 @@ def parse_id(text: str, thing: str) -> UUID:
 
 
 def _redis_url(settings: Settings) -> str | None:
-    """The address of Redis; `None` if none is set and no embedded Redis runs."""
+    """The address of Redis; `None` if no address is set and no embedded Redis runs."""
     from perdure.workers.assembly import redis_address
 
     try:

@@ -22,7 +22,7 @@ _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: "\N{SYMBOL FOR DELETE}",
 }
-"""The symbol shown for each control character; those of the C0 controls begin at U+2400, in order."""
+"""The symbol printed for each control character. The symbols for U+0000 to U+001F begin at U+2400."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -33,7 +33,7 @@ def write_json(value: Any) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` with Unicode's symbols for its control characters, except line breaks and tabs."""
+    """`text` with a visible symbol for each control character except line breaks and tabs."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
@@ -60,7 +60,7 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def write_fields(fields: Mapping[str, Any]) -> None:
-    """Print one line per name and value."""
+    """Print each name and its value on a line."""
     width = max(map(len, fields)) if sys.stdout.isatty() else 0
     for name, value in fields.items():
         separator = "  " if width else "\t"
@@ -69,7 +69,7 @@ def write_fields(fields: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress(task: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A progress bar on a terminal's stderr; prints nothing elsewhere."""
+    """A progress bar on stderr. Prints nothing if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

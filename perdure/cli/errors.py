@@ -39,7 +39,7 @@ def reported() -> Iterator[None]:
 
 
 def _expected(error: Exception) -> tuple[str, int] | None:
-    """The message and the status of an error, `None` if it is unexpected."""
+    """The message and the exit status of an expected error; `None` for an unexpected one."""
     from perdure.errors import IncompatibleDatabase, InvalidRequest, PerdureError, SettingsError, Unavailable
 
     match error:

@@ -1,4 +1,4 @@
-"""Reads files tolerantly and writes them atomically, for commands."""
+"""Reads files that may contain invalid UTF-8, and writes files atomically, for commands."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def write_whole(file: Path, text: str | Iterable[str]) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[TextIO]:
-    """A file opened for reading, stdin for `STDIO`. Bytes that are not UTF-8 become U+FFFD."""
+    """Open a file for reading; `STDIO` denotes stdin. Bytes that are not UTF-8 become U+FFFD."""
     if file == STDIO:
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # stdin is a text stream
         yield sys.stdin
         return
     try:

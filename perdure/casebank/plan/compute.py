@@ -1,9 +1,10 @@
 """Computes the plan of a run or a dry run.
 
-The plan depends only on the cases, the settings and the time: the order of the cases and the sizes of pages and batches
-do not affect it.
-Memory use is about fifty bytes plus the id per case, a few blocks, and the plan. Vectors and texts are in temporary
-files.
+The plan depends only on the cases, the settings and the time. The order of the cases and the sizes of pages and batches
+do not affect the plan.
+
+Memory holds the plan, a few blocks of vectors, and the id and about fifty bytes of each case. Vectors and texts are in
+temporary files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
 
 _Key = tuple[str, int]
-"""Embedder and dimensions: vectors with the same key can be compared."""
+"""An embedder and a number of dimensions. Only vectors with the same key can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One decision of the plan. `facts` are the case's facts; for a keeper, its facts after the merges of this plan.
+    """One decision of the plan about one case.
 
-    `keeper_weight` is the number of uses from which the keeper's rate before the merge was computed.
+    `facts` are the case's facts. If other cases are merged into the case, `facts` include the results of these merges.
+    If the case itself is merged into another case, `keeper_id` is the other case, called the keeper. `keeper_weight` is
+    the keeper's `policy.weight` before the merge.
     """
 
     action: Action
@@ -69,19 +72,19 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
-    """Who sees an unshared case: its author or, with the scope `all`, the author's tenant."""
+    """Who sees an unshared case: the user key of its author or, with the scope `all`, the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 
 
 def facts_of(row: queries.CaseRow) -> Facts:
-    """The facts of the case in a row."""
+    """The `Facts` of the case in `row`."""
     return Facts(row.case_id, row.usage_count, row.success_rate, row.last_accessed_at, row.created_at, row.restored_at)
 
 
 def compute(
     pages: Iterable[Sequence[Candidate]], limits: CasebankSettings, now: datetime, total: int, on_progress: OnProgress
 ) -> list[PlanItem]:
-    """The plan for these cases at the time `now`. `total` is an estimate, for `on_progress`."""
+    """The plan for the cases in `pages` at the time `now`. `on_progress` gets `total`, an estimated number of cases."""
     planner = _Planner(limits, now)
     with ExitStack() as files:
         groups: dict[_Key, Group] = {}
@@ -100,7 +103,7 @@ def compute(
 
 
 class _Planner:
-    """Applies the three rules, in their order, to a stream of cases."""
+    """Applies the three rules of `policy`, in order, to a stream of cases."""
 
     def __init__(self, limits: CasebankSettings, now: datetime) -> None:
         self._limits = limits
@@ -115,7 +118,7 @@ class _Planner:
         return policy.protection(case, self._limits, self._now)
 
     def consider(self, candidate: Candidate, groups: dict[_Key, Group], files: ExitStack) -> None:
-        """Plan to remove a low performer. Add any other case to its group, or judge it now if it has no vector."""
+        """Plan to remove a low performer. Add any other case to a group, or judge its activity if it has no vector."""
         case, vector = candidate.facts, candidate.vector
         verdict = policy.low_performance(case, self._limits)
         if verdict is not None:
@@ -139,7 +142,7 @@ class _Planner:
         return json.dumps([candidate.bank, readers, shared])
 
     def merge(self, group: Group, duplicates: Duplicates) -> None:
-        """Add the group's duplicates to the plan, and judge the remaining cases by their merged values."""
+        """Add the group's duplicates to the plan, and judge the activity of the remaining cases."""
         cases = group.cases
         losers: dict[int, list[int]] = defaultdict(list)
         gone: set[int] = set()

@@ -1,17 +1,19 @@
-"""Finds duplicates: which case absorbs which. Exact; memory does not grow with the number of pairs.
+"""Finds duplicate cases, and decides which case of a pair absorbs the other. The result is exact.
 
-The search is greedy. Each remaining case, in keeper order, absorbs the remaining cases whose cosine with this case
-exceeds the threshold. A batch of cases is compared with all later cases, block by block. The sketches are compared
-first. The vectors are compared only for the pairs whose sketches are near.
+The search is greedy. It visits the cases in keeper order (`policy.keeper_order`), and skips the cases that are absorbed
+already. A visited case, the keeper, absorbs each later case whose cosine with the keeper exceeds the threshold. The
+search compares a batch of keepers with all later cases, block by block. Memory use does not grow with the number of
+pairs.
 
-A sketch of a vector is its projection on a few directions, and the length of the remaining part of the vector. By the
-Cauchy-Schwarz inequality, the inner product of two sketches is at least the inner product of the two vectors. If it is
-below the threshold, the two cases are certainly no duplicates. Comparing sketches takes at most a sixth of the work of
-comparing vectors. The directions are the principal components of a sample; their choice affects speed only.
-`cosines.cosine` decides the remaining pairs, so the sizes of batches and blocks do not affect the result.
+For each pair, the search first compares sketches of the two vectors, which is faster. A sketch of a vector is the
+vector's projection on a few directions, and the length of the rest of the vector. By the Cauchy-Schwarz inequality, the
+inner product of two sketches is at least the inner product of the two vectors. If the product of the sketches is below
+the threshold, the two cases are not duplicates. The directions are the principal components of a sample; their
+choice affects speed only. `cosines.cosine` decides the remaining pairs, so the sizes of batches and blocks do not
+affect the result.
 
-Only cases with the same readers are compared. Merging cases with different readers would hide a case from users who may
-see it.
+The readers of a case are the users and agents whose prompts the case may enter. Only cases with the same readers are
+compared: merging cases with different readers would hide a case from some of its readers.
 """
 
 from __future__ import annotations
@@ -34,27 +36,30 @@ from perdure.settings import CasebankSettings
 from perdure.text import contradiction
 
 OnProgress = Callable[[int, int], None]
-"""Called after each piece of work with the work done and the total; may report, pause, or raise to stop."""
+"""Called after each piece of work with the work done and the total. May report, pause, or raise to stop the work."""
 
 _BLOCK = 4_096
 _VERIFIED = 512
 _SAMPLE = 512
 _FEWEST_DIRECTIONS = 64
 _DIRECTIONS_IN = 6
-"""The number of a vector's dimensions divided by this is the number of directions of its sketch."""
+"""A sketch has one direction for every six dimensions of its vector, and at least `_FEWEST_DIRECTIONS`."""
 
 _SKETCH_ERROR = 1e-4
-"""A generous bound on the rounding error of a product of two sketches in float32."""
+"""A generous bound on the rounding error of the inner product of two sketches in float32."""
 
 _PRODUCT_ERROR = 1e-9
-"""The same bound for two unit vectors in float64."""
+"""A generous bound on the rounding error of the inner product of two unit vectors in float64."""
 
 _READINGS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two near cases, by their numbers in `Group.cases`: the keeper absorbs the loser, unless the loser is spared."""
+    """Two cases whose cosine exceeds the threshold, by their numbers in `Group.cases`.
+
+    The keeper absorbs the loser, unless the loser is spared.
+    """
 
     keeper: int
     loser: int
@@ -63,14 +68,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """The pairs to merge, in keeper order, and the near pairs that are spared, each with its reason."""
+    """The pairs to merge, in keeper order, and the pairs whose loser is spared, each with the reason."""
 
     absorbed: list[Pair]
     spared: list[tuple[Pair, Verdict]]
 
 
 class Group:
-    """Cases whose vectors have the same embedder and number of dimensions. Holds open files; use it in a `with`."""
+    """Cases whose vectors have the same embedder and number of dimensions. Holds open files until `__exit__`."""
 
     def __init__(self, dimensions: int) -> None:
         self.cases = PackedCases()
@@ -88,7 +93,7 @@ class Group:
         self._files.close()
 
     def add(self, case: Facts, query: str, vector: Vector, readers: str | None = None) -> None:
-        """Add a case whose vector has a direction. The case is compared only with cases of the same `readers`."""
+        """Add a case. `vector` must pass `has_direction`. The case is compared only with cases of equal `readers`."""
         self.cases.append(case, readers)
         self._texts.append(query)
         self._pending.append(vector)
@@ -98,7 +103,7 @@ class Group:
     def duplicates(
         self, limits: CasebankSettings, protection: Callable[[Facts], Verdict | None], on_progress: OnProgress
     ) -> Duplicates:
-        """Find the duplicates. A loser for which `protection` returns a verdict is spared."""
+        """Find the group's duplicates. A loser for which `protection` returns a verdict is spared."""
         self._flush()
         with ExitStack() as files:
             ordered = _OrderedGroup(self.cases, self._vectors, self._texts, files, on_progress)
@@ -111,7 +116,7 @@ class Group:
 
 
 class _OrderedGroup:
-    """A group in keeper order. A position is an index in that order."""
+    """The cases of a group, sorted in keeper order. A position is an index in this order."""
 
     def __init__(
         self, cases: PackedCases, vectors: VectorFile, texts: TextFile, files: ExitStack, on_progress: OnProgress
@@ -150,7 +155,7 @@ class _OrderedGroup:
 
 
 class _Keepers:
-    """The cases of a batch that may absorb others."""
+    """The cases of a batch that may absorb later cases."""
 
     def __init__(self, ordered: _OrderedGroup, positions: NDArray[np.intp]) -> None:
         self.positions = positions
@@ -159,7 +164,7 @@ class _Keepers:
 
     @cached_property
     def units(self) -> NDArray[np.float64]:
-        """The keepers' vectors, scaled to length 1; computed only if the sketches leave candidates."""
+        """The keepers' vectors, scaled to length 1. Computed on first use: sketches often rule out all pairs."""
         return self._ordered.units(self.positions)
 
 
@@ -200,7 +205,7 @@ class _Search:
         return Duplicates(self._absorbed, spared)
 
     def _batches(self) -> Iterator[NDArray[np.intp]]:
-        """The remaining positions in order, `duplicate_batch` at a time."""
+        """The positions of the cases that are not absorbed, in order, `duplicate_batch` at a time."""
         after = 0
         while (ahead := np.flatnonzero(self._left[after:])[: self._limits.duplicate_batch]).size:
             batch = ahead + after
@@ -208,7 +213,7 @@ class _Search:
             after = int(batch[-1]) + 1
 
     def _among(self, batch: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Merge duplicates within the batch; returns the remaining positions."""
+        """Merge duplicates within the batch; returns the positions of the cases that are not absorbed."""
         units = self._cases.units(batch)
         near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1) & self._same_readers(batch, batch)
         for at in np.flatnonzero(near.any(axis=0) & ~self._protected[batch]).tolist():
@@ -218,7 +223,7 @@ class _Search:
         return batch[self._left[batch]]
 
     def _against(self, keepers: _Keepers, start: int, stop: int) -> None:
-        """Merge duplicates of the keepers in a block of later cases."""
+        """Merge into the keepers their duplicates at the positions from `start` to before `stop`."""
         open_ = self._left[start:stop] & ~self._protected[start:stop]
         if not open_.any():
             return
@@ -235,9 +240,9 @@ class _Search:
     def _worth_deciding(
         self, near: NDArray[np.bool_], keepers: NDArray[np.intp], losers: NDArray[np.intp]
     ) -> NDArray[np.bool_]:
-        """The pairs of `near`, an array `(keepers, losers)`, that are left to decide.
+        """The pairs in `near` that `_decide` must still examine. `near` and the result are arrays `(keepers, losers)`.
 
-        Drops a pair if its questions certainly differ and a difference between its loser and another case is already
+        Drops a pair if its questions certainly differ, and a difference between its loser and another keeper is already
         recorded. Vectorised, because a thousand questions that differ only in a number make half a million pairs.
         """
         if not self._limits.duplicate_guard or not near.any():
@@ -261,7 +266,7 @@ class _Search:
                 return
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
-        """Merge the loser into the keeper, or spare it if it is protected. Returns False if it is no duplicate."""
+        """Merge the loser into the keeper, or spare a protected loser. Returns False if the two are not duplicates."""
         if self._refused[loser] and self._difference(keeper, loser) is not None:
             return False  # a difference from an earlier keeper is already recorded
         similarity = cosine(self._vector(keeper), self._vector(loser))
@@ -274,7 +279,7 @@ class _Search:
             return False
         if (protected := self._protection(self._cases.facts(loser))) is not None:
             self._spared[loser] = (pair, protected)
-            self._protected[loser] = True  # no keeper may absorb the loser: skip it from now on
+            self._protected[loser] = True  # no keeper may absorb the loser: skip it for all later keepers
             return True
         self._left[loser] = False
         self._absorbed.append(pair)
@@ -294,7 +299,7 @@ class _Search:
 class _Signatures:
     """Three integers for each question, computed on first use.
 
-    Comparing the integers of two questions shows some differences between the questions quickly.
+    Comparing the integers of two questions finds many differences faster than `contradiction.compare`.
     """
 
     def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
@@ -332,7 +337,7 @@ def _directions(vectors: VectorFile) -> NDArray[np.float64] | None:
     if width == vectors.width:
         return None
     sample = np.unique(np.linspace(0, len(vectors) - 1, _SAMPLE).astype(np.intp))
-    # The tiny unit vectors supply the missing directions if the sample spans too few dimensions.
+    # The tiny vectors supply the missing directions if the sample spans too few dimensions.
     spanned = np.concatenate([_unit(vectors.take(sample)), np.eye(width - 1, vectors.width) * 1e-6])
     _, _, directions = np.linalg.svd(spanned, full_matrices=False)
     chosen: NDArray[np.float64] = np.ascontiguousarray(directions[: width - 1].T)

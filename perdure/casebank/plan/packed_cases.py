@@ -1,4 +1,4 @@
-"""The facts of many cases, packed into about fifty bytes per case, plus its id."""
+"""The facts of many cases. Each case takes about fifty bytes of memory in addition to its id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEVER = -(2**63)
 
 
 class PackedCases:
-    """Facts by number, in the order in which they were appended."""
+    """The `Facts` of cases. A case's number is its index in the order in which cases were appended."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -33,7 +33,7 @@ class PackedCases:
         return len(self._ids)
 
     def append(self, case: Facts, readers: str | None = None) -> None:
-        """Append a case. `readers` identifies the users whose prompts it may enter; `None` stands for all users."""
+        """Append a case. `readers` identifies the users whose prompts the case may enter; `None` means all users."""
         self._readers.append(_mark(readers))
         self._ids.append(case.case_id)
         self._usage.append(case.usage_count)
@@ -53,23 +53,23 @@ class PackedCases:
         )
 
     def readers(self) -> NDArray[np.int64]:
-        """A number for each case, equal for cases with the same readers."""
+        """One integer per case, equal for cases with the same readers."""
         return np.asarray(self._readers, dtype=np.int64)
 
     def keeper_order(self) -> NDArray[np.intp]:
-        """The numbers in the order of `policy.keeper_order`."""
+        """The numbers of the cases, sorted by `policy.keeper_order`."""
         alphabetical = np.empty(len(self), dtype=np.intp)
         alphabetical[sorted(range(len(self)), key=self._ids.__getitem__)] = np.arange(len(self))
         rate = np.asarray(self._rate)
-        descending_rate = np.where(np.isnan(rate), np.inf, -rate)  # unknown last
+        descending_rate = np.where(np.isnan(rate), np.inf, -rate)  # unknown rates last
         keys = (alphabetical, np.asarray(self._created), descending_rate, -np.asarray(self._usage))
         return np.lexsort(keys)  # the last key is the primary one
 
 
 def _mark(readers: str | None) -> int:
-    """A hash of the readers, which takes 8 bytes per case.
+    """A hash of `readers`, because 8 bytes per case take less memory than the string.
 
-    The probability of a collision is about 10^-19 per pair. Before a merge, `runs.apply` compares the readers' keys.
+    The probability of a collision is about 10^-19 per pair. Before a merge, `runs.apply` compares the cases' readers.
     """
     if readers is None:
         return 0

@@ -1,8 +1,8 @@
 """The pruning policy: which cases are removed or archived, which are spared, and why. Pure functions.
 
-Three rules apply in this order, each to the cases that the earlier rules left: low performance, duplicates, inactivity.
-The safety rules (`protection`) override all three. `compute` calls these functions to make the plan, and `runs.apply`
-calls them again for each row under its lock.
+Three pruning rules apply in order: low performance, duplicates, inactivity. Each rule applies to the cases that the
+earlier rules left. The safety rules (`protection`) override all three. `compute` calls these functions to make the
+plan. `runs.apply` calls them again for each case, while it holds a lock on the case's row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts that the policy uses. `success_rate` is in percent, None while unknown."""
+    """The facts about a case that the policy uses. `success_rate` is in percent; `None` while unknown."""
 
     case_id: str
     usage_count: int
@@ -66,7 +66,10 @@ class Verdict:
 
 
 def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """The verdict if the rate is known and too low, and the case has more than `low_success_min_usage` uses."""
+    """The verdict on a low performer; `None` for any other case.
+
+    A low performer has more than `low_success_min_usage` uses, and a known rate below `low_success_percent`.
+    """
     if case.success_rate is None or case.usage_count <= limits.low_success_min_usage:
         return None
     if case.success_rate >= limits.low_success_percent:
@@ -78,7 +81,7 @@ def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
 
 
 def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
-    """The verdict if the last access is over `inactive_days` ago. The creation counts if there was no access."""
+    """The verdict if `case.last_active_at` is more than `inactive_days` ago; `None` otherwise."""
     if now - case.last_active_at <= timedelta(days=limits.inactive_days):
         return None
     since = "not accessed since" if case.last_accessed_at else "never accessed since it was created on"
@@ -88,16 +91,16 @@ def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict 
 
 
 def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """The verdict that spares an inactive case because of its use count; `None` if it was used too rarely."""
+    """The verdict that spares an inactive case with more than `inactive_exempt_usage` uses; `None` otherwise."""
     if case.usage_count <= limits.inactive_exempt_usage:
         return None
     return Verdict(Rule.EXEMPT_USAGE, f"used {case.usage_count} times, more than {limits.inactive_exempt_usage}")
 
 
 def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
-    """The safety rule that spares the case from all three rules; `None` if no rule does.
+    """The verdict of the safety rule that spares the case from all three pruning rules; `None` if no safety rule does.
 
-    A time in the future counts as recent, so a wrong clock archives no case.
+    A time in the future counts as recent.
     """
     recent = timedelta(days=limits.recent_access_days)
     if case.usage_count > limits.protected_usage:
@@ -110,7 +113,7 @@ def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict 
 
 
 def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
-    """Sort key, best keeper first: by higher usage, then higher rate (unknown last), then age, then case id."""
+    """Sort key, best keeper first: higher usage, then higher rate (unknown last), then higher age, then case id."""
     known = case.success_rate is not None
     return -case.usage_count, not known, -(case.success_rate or 0.0), case.created_at, case.case_id
 
@@ -121,9 +124,10 @@ def weight(case: Facts) -> int:
 
 
 def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = None) -> Facts:
-    """The keeper after the merge: summed usage, the latest access, and the mean of the known rates, weighted by usage.
+    """The keeper's facts after the merge.
 
-    `keeper_weight` is the number of uses from which the keeper's rate is computed. `None` stands for `weight(keeper)`.
+    The usage is the sum, the last access is the latest, and the rate is the mean of the known rates, weighted by usage.
+    `keeper_weight` is the weight of the keeper's rate in the mean; the default is `weight(keeper)`.
     """
     absorbed = sorted(losers, key=keeper_order)
     rated = [(each.success_rate, weight(each)) for each in absorbed if each.success_rate is not None]
@@ -139,7 +143,7 @@ def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = N
 
 
 def _mean(rated: list[tuple[float, int]]) -> float | None:
-    """The weighted mean, independent of the order; unweighted if all weights are 0."""
+    """The mean of the rates, weighted by the counts; unweighted if all counts are 0. The order does not matter."""
     if not rated:
         return None
     uses = sum(count for _, count in rated)
@@ -151,7 +155,7 @@ def _mean(rated: list[tuple[float, int]]) -> float | None:
 
 
 def unchanged(planned: Facts, current: Facts) -> bool:
-    """Whether the current facts equal the facts in the plan, apart from the rounding of a merged rate."""
+    """Whether a case's usage, last access and rate equal the planned values. Rates may differ by a rounding error."""
     if (planned.success_rate is None) != (current.success_rate is None):
         return False
     return (

@@ -1,6 +1,6 @@
 """Unlinked temporary files that hold the planner's vectors and texts.
 
-Data is read and written in blocks at an offset, so memory does not grow with the number of cases.
+The planner reads and writes these files in blocks, so vectors and texts do not stay in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class _TemporaryFile:
-    """An unlinked temporary file; its space is freed on exit."""
+    """An unlinked temporary file. Leaving the context frees its space."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (closed by close)
@@ -54,7 +54,7 @@ class _TemporaryFile:
 
 
 class VectorFile(_TemporaryFile):
-    """Rows of one width: `(n, width)` float32."""
+    """Vectors of `width` dimensions, stored in a file: `(n, width)` float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class VectorFile(_TemporaryFile):
         return np.frombuffer(data, dtype=np.float32).reshape(stop - start, self.width)
 
     def take(self, numbers: NDArray[np.intp]) -> NDArray[np.float32]:
-        """The rows with these numbers, in this order."""
+        """The rows with the indexes `numbers`, in the order of `numbers`."""
         taken = np.empty((len(numbers), self.width), dtype=np.float32)
         for at, number in enumerate(numbers.tolist()):
             taken[at] = np.frombuffer(self._read(number * self._row_bytes, self._row_bytes), dtype=np.float32)
@@ -82,7 +82,7 @@ class VectorFile(_TemporaryFile):
 
 
 class TextFile(_TemporaryFile):
-    """Texts by number, stored in a file; each text takes eight bytes of memory."""
+    """Texts by number, stored in a file. Memory holds only an offset of eight bytes per text."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""Applies a plan batch by batch, checking each row again under its lock.
+"""Applies a plan batch by batch. Locks the cases of a batch, and checks each case again before changing it.
 
-Each batch is one transaction, which writes archive rows, the cases' status, the keepers' counts, the history, and the
-outcome of the plan's items. After a crash, a run continues after the last committed batch, so no item is applied twice
-or in part. A case that changed since the plan was made is spared.
+A keeper is a case into which the plan merges duplicates. Each batch is one transaction, which writes the archive rows,
+the cases' status, the keepers' counts, the history, and the outcome of the plan's items. After a crash, a run continues
+after the last committed batch, so no item is applied twice or in part. A case that changed since the plan was made is
+spared.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def apply(
 def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, after: int) -> tuple[int, int] | None:
     """Apply the next batch in one transaction.
 
-    Returns the position of its last item and its number of items; `None` if no item is left.
+    Returns the position of the batch's last item and the number of its items; `None` if no item is left.
     """
     with database.transaction("casebank.apply") as transaction:
         fence = transaction.run(runs_queries.FENCE, run.fence)
@@ -62,7 +63,8 @@ def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, 
         )
         if not items:
             return None
-        # One action for each batch: archiving reads the keepers' counts, which a batch of merges writes at its end.
+        # One action per batch: an item that archives a keeper is checked against the keeper's counts, which a batch of
+        # merges writes only at its end.
         pending = list(takewhile(lambda item: item.action == items[0].action, items))
         batch = _Batch(pending, _locked(transaction, pending), limits, fence[0].now)
         batch.judge()
@@ -71,10 +73,10 @@ def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, 
 
 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
-    """Lock the cases of these items and count their uses; returns their rows, with vectors for merges.
+    """Lock the cases and keepers of the items, and count their uses. Returns their rows, with vectors for merges.
 
-    Runs three statements, because a statement sees the uses that other transactions counted only if it begins after
-    the cases are locked.
+    Locking is a separate statement: only a statement that begins after the lock is taken sees all uses that other
+    transactions counted.
     """
     merges = [item for item in pending if item.action == Action.MERGE]
     compared = {item.case_id for item in merges} | {item.keeper_id for item in merges}
@@ -93,7 +95,7 @@ class _Merge:
 
 
 class _Batch:
-    """Some items of the plan, the locked rows of their cases, and the decision on each item."""
+    """Consecutive items of the plan, the locked rows of their cases, and the decision on each item."""
 
     def __init__(
         self, items: Sequence[Row[Any]], rows: Mapping[str, Row[Any]], limits: CasebankSettings, now: datetime
@@ -118,7 +120,7 @@ class _Batch:
                 self._merges[item.keeper_id].append(_Merge(item, facts_of(self._rows[item.case_id])))
 
     def write(self, transaction: Transaction, run: ClaimedRun) -> None:
-        """Write the batch: merge into the keepers, archive the accepted cases, record the spared ones."""
+        """Write the batch: update the keepers, archive the accepted cases, and record the spared cases."""
         keepers = self._merged_keepers(transaction, run)
         if keepers:
             transaction.run(runs_queries.ABSORB, {"run_id": run.run_id, "keepers": as_json(keepers)})
@@ -174,7 +176,7 @@ class _Batch:
         return None
 
     def _readers_differ(self, loser: Row[Any], keeper: Row[Any]) -> str | None:
-        """Why the keeper does not enter the same prompts as the loser; None if both enter the same prompts."""
+        """Why the keeper and the loser do not enter the same prompts; `None` if they do."""
         if keeper.bank != loser.bank:
             return "its keeper is in another bank"
         scope = self._limits.scope
@@ -185,7 +187,7 @@ class _Batch:
         return None
 
     def _merged_keepers(self, transaction: Transaction, run: ClaimedRun) -> list[dict[str, Any]]:
-        """The keepers' new counts. An earlier batch may have merged other cases into the same keeper."""
+        """The keepers' values after the merges. An earlier batch may have merged other cases into the same keepers."""
         if not self._merges:
             return []
         so_far = transaction.run(runs_queries.TAKEN_OVER, {"run_id": run.run_id, "keeper_ids": sorted(self._merges)})
@@ -193,9 +195,10 @@ class _Batch:
         return [self._merged_keeper(keeper_id, *taken.get(keeper_id, (0, 0))) for keeper_id in sorted(self._merges)]
 
     def _merged_keeper(self, keeper_id: str, uses: int, rated: int) -> dict[str, Any]:
-        """The keeper's new counts.
+        """The keeper's values after the merges of this batch.
 
-        This run has already added `uses` uses to the keeper. `rated` of these uses came from cases with a known rate.
+        `uses` is the number of uses that earlier batches of this run added to the keeper. `rated` is the number of
+        these uses that came from cases with a known rate.
         """
         keeper, merges = facts_of(self._rows[keeper_id]), self._merges[keeper_id]
         own_weight = policy.weight(keeper) - uses  # from the locked row: the keeper may have changed since the plan

@@ -1,7 +1,7 @@
 """Notices to the administrator: the plan before cases are removed, and the outcome afterwards.
 
-The caller passes the transport (`Post`): a POST over HTTP, signed like every callback. Without a URL, the notice is
-only logged as a warning; the run's row has the plan and the outcome.
+The caller passes the transport (`Post`), which signs a notice like a callback and sends it as an HTTP POST. Without a
+URL, `notify` only logs a warning with the counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ATTEMPTS = 3
 RETRY_S = 2.0
 
 MOST_DETAILS = 100
-"""Maximum items of each kind in a notice; the stored run has all items."""
+"""The maximum number of items of each kind in a notice. The stored run has all items."""
 
 Event = Literal["casebank.plan", "casebank.outcome"]
 
@@ -41,7 +41,7 @@ def notify(
     pause: Callable[[float], object] = time.sleep,
     approval_within_s: float | None = None,
 ) -> None:
-    """Send a run's plan or outcome. `approval_within_s`: seconds after which a plan without approval expires.
+    """Send a run's plan or outcome. A plan expires if it is not approved within `approval_within_s` seconds.
 
     Raises:
         NotifyFailed: all `ATTEMPTS` failed.

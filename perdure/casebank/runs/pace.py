@@ -1,4 +1,4 @@
-"""Limits the load of a run: it works `load_percent` of the time and pauses for the rest."""
+"""Limits the load of a run: the run works `load_percent` of the time and pauses for the rest."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Pace:
         self._since = monotonic()
 
     def rest(self) -> None:
-        """Pause in proportion to the work since the last pause, if at least a millisecond is due.
+        """Pause in proportion to the work since the last pause, if this pause is at least a millisecond.
 
-        With `load_percent` 100 each call runs `pause(0)`, which may raise to stop the work.
+        With `load_percent` 100, each call runs `pause(0)`, which may raise to stop the work.
         """
         due_s = (self._monotonic() - self._since) * self._rest_per_work
         if due_s >= _SHORTEST_REST_S or not self._rest_per_work:

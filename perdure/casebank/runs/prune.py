@@ -1,7 +1,7 @@
 """Takes a run through its phases: plan, notify, approve, apply, report. Also computes dry runs.
 
-Each phase begins with a commit and is restartable: a worker that claims a run continues with the phase in its row. A
-dry run computes the same plan and writes nothing.
+Each phase begins with a commit and can be repeated: a worker that claims a run continues with the phase in the run's
+row. A dry run computes the same plan as a run and changes no case.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WRITE_EVERY_S = 1.0
 
 
 class Interrupted(Exception):
-    """Raised by `pause` when the process shuts down. The run is released, so that another process continues it."""
+    """Raised by `pause` when the process shuts down. The run is then released, so that another process continues it."""
 
 
 def _silent(_phase: Phase, _done: int, _total: int) -> None:
@@ -72,9 +72,9 @@ def dry_run(context: RunContext) -> dict[str, Any]:
 
 
 def run(context: RunContext) -> dict[str, Any]:
-    """Begin a run, or continue an interrupted one, until it finishes or waits for approval; returns `state.result`.
+    """Begin a run, or continue an interrupted run, until it finishes or waits for approval.
 
-    With approval `manual` the run stops after its plan: `phase` is then `waiting_approval`.
+    Returns `state.result`. If the run waits for approval, `phase` in the result is `waiting_approval`.
 
     Raises:
         Conflict: a run is under way or waits for approval.
@@ -83,13 +83,13 @@ def run(context: RunContext) -> dict[str, Any]:
 
 
 def advance(context: RunContext) -> dict[str, Any] | None:
-    """Begin a requested run, or continue an approved or interrupted one; `None` if there is no such run."""
+    """Execute a requested, approved or interrupted run. Returns `state.result`; `None` if there is no such run."""
     held = state.resume(context.database)
     return None if held is None else _advance(context, held)
 
 
 def _advance(context: RunContext, held: ClaimedRun) -> dict[str, Any]:
-    """Execute the run's phases until it finishes, waits for approval, or another process claims it."""
+    """Execute the run's phases until the run finishes, waits for approval, or is claimed by another process."""
     try:
         while (execute := _PHASES.get(held.phase)) is not None:
             held = execute(context, held)
@@ -122,7 +122,7 @@ def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
 
 
 def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
-    """Send the plan to the administrator. If the notice fails, the run removes nothing."""
+    """Send the plan to the administrator. If the notice fails, the run ends without changes."""
     run = state.read_run(context.database, held.run_id)
     total = _total(run["plan"])
     waits_s = context.limits.approval_expires_s if context.limits.approval is PruneApproval.MANUAL and total else None
@@ -174,7 +174,7 @@ _PHASES: dict[Phase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {
 
 
 class _ProgressWriter:
-    """Stores the progress of planning once a second, and limits the load."""
+    """Stores the progress of planning at most once a second, and limits the load."""
 
     def __init__(self, context: RunContext, held: ClaimedRun) -> None:
         self._context = context

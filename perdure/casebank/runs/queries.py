@@ -1,4 +1,4 @@
-"""The statements of pruning runs, in the order in which a run executes them."""
+"""The SQL statements of pruning runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ COUNT_ACTIVE = Statement(
     "casebank.count_active", "SELECT count(*) AS cases FROM cases WHERE status = 'active'", writes=False
 )
 
-# At most one run and one dry run are unfinished (two unique indexes). If `lease_s` is NULL, the new run is unclaimed.
+# Two unique indexes admit at most one unfinished run and one unfinished dry run. If `lease_s` is NULL, the new run is
+# unclaimed.
 BEGIN = Statement(
     "casebank.begin",
     """
@@ -51,7 +52,7 @@ TAKE_OVER = Statement(
     """,
 )
 
-# Each report of progress renews the lease, so a run that hangs loses it.
+# Each report of progress renews the lease. A run that hangs therefore loses its lease.
 PROGRESS = Statement(
     "casebank.progress",
     """
@@ -210,7 +211,8 @@ LOCKED_CASES = Statement(
     writes=False,
 )
 
-# The uses that each keeper has absorbed in this run so far, and the number of these that have a known rate.
+# For each keeper, the number of uses that it has absorbed in this run so far, and the number of these uses that came
+# from cases with a known rate.
 TAKEN_OVER = Statement(
     "casebank.taken_over",
     """

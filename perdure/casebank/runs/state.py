@@ -1,9 +1,10 @@
 """The stored state of runs: claims, progress, approval, and the objects that routes return.
 
-At most one run is unfinished. The process that executes it holds a lease and a fencing token. The token increases with
-each claim, and writes under an old token are refused. Another process resumes a run whose lease expired. A run that
-waits for approval continues once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP
-is stored as a run as well. One dry run may be unfinished at the same time as a run.
+At most one run is unfinished. The process that executes the run holds a lease and a fencing token. The token increases
+with each claim, and writes under an old token are refused. Another process resumes a run whose lease expired. A run
+that waits for approval continues when it is approved, and expires if it is not approved within `approval_expires_s`.
+
+A dry run requested over HTTP is stored like a run. One dry run may be unfinished at the same time as a run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _BEFORE_APPLYING = frozenset({Phase.PLANNING, Phase.NOTIFYING, Phase.WAITING_APP
 
 @dataclass(frozen=True, slots=True)
 class ReportedItem:
-    """One item of a plan or of its outcome, as routes and notices show it."""
+    """One item of a plan or of an outcome, as routes and notices show it."""
 
     action: Action
     case_id: str
@@ -62,7 +63,7 @@ class ReportedItem:
 
 
 class RunLost(Exception):
-    """Another process claimed the run: stop, and write nothing."""
+    """Another process claimed the run. This process must stop, and write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class ClaimedRun:
 
 
 def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
-    """Claim the interrupted run, or begin a new one.
+    """Claim the interrupted run or, if there is none, begin a new run.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.
@@ -100,8 +101,8 @@ def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
 def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
     """Store a request for a run or a dry run; returns the run's id. A worker claims the run (`prune.advance`).
 
-    If an unfinished run exists that no process has claimed, returns the id of that run. With `dry_run`, returns the id
-    of an unfinished dry run, claimed or not.
+    If there is already an unfinished run that no process has claimed, returns the id of that run. With `dry_run`,
+    returns the id of the unfinished dry run if there is one, whether claimed or not.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.
@@ -120,7 +121,10 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
 
 
 def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
-    """Claim an unfinished run without a valid lease; `None` if there is none. `dry_runs` includes dry runs."""
+    """Claim an unfinished run that no process holds; `None` if there is no such run.
+
+    Runs that wait for approval are excluded. Dry runs are included if `dry_runs` is true.
+    """
     taken = database.run(queries.TAKE_OVER, {"lease_s": LEASE_S, "dry_runs": dry_runs})
     return _claimed_run(taken[0]) if taken else None
 
@@ -156,7 +160,7 @@ def enter(
     notified: bool = False,
     expires_s: float = 0,
 ) -> ClaimedRun:
-    """Enter a phase, and renew the lease unless the phase is final or waits for approval.
+    """Enter a phase, and renew the lease unless the phase is final or `WAITING_APPROVAL`.
 
     Raises:
         RunLost: another process claimed the run.
@@ -176,7 +180,7 @@ def enter(
 
 
 def approve(database: Database, run_id: UUID, by: str) -> None:
-    """Approve the plan. The caller then wakes a worker to apply it (`prune.advance`).
+    """Approve the plan. The caller must then wake a worker, which applies the plan (`prune.advance`).
 
     Raises:
         NotFound: there is no such run.
@@ -196,7 +200,7 @@ def reject(database: Database, run_id: UUID, by: str) -> None:
 
 
 def expire(database: Database) -> int:
-    """Expire plans that waited too long for approval; returns their number."""
+    """Expire the runs whose plans were not approved in time; returns the number of these runs."""
     return len(database.run(queries.EXPIRE, {}))
 
 
@@ -260,9 +264,9 @@ def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
 def read_report(
     executor: Executor, run_id: UUID, *, action: str | None = None, after: int = -1, most: int = 100
 ) -> list[dict[str, Any]]:
-    """The plan's items for the administrator, in order: reason, outcome, and the texts of both cases.
+    """The plan's items for the administrator, in order. Each has its reason, outcome, and the texts of case and keeper.
 
-    `action` is remove, merge, archive or spare; None: all.
+    `action` selects `remove`, `merge`, `archive` or `spare` items; `None` selects all items.
 
     Raises:
         NotFound: there is no such run.
@@ -273,7 +277,7 @@ def read_report(
 
 
 def summarize(items: Iterable[ReportedItem]) -> dict[str, Any]:
-    """Counts and details of a plan or an outcome, in the shape of routes and notices."""
+    """Counts and details of a plan or an outcome, in the form that routes and notices use."""
     details: dict[str, list[Any]] = {"removed": [], "merged": [], "archived": [], "spared": []}
     for item in items:
         match item.action:
@@ -348,7 +352,7 @@ def _as_planned(row: Row[Any]) -> ReportedItem:
 
 
 def _as_applied(row: Row[Any]) -> ReportedItem | None:
-    """The outcome of an item; None if it has none yet."""
+    """The outcome of an item; `None` if the item has no outcome yet."""
     if row.outcome == "spared":
         return ReportedItem(Action.SPARE, row.case_id, row.outcome_rule, row.outcome_reason)
     return _as_planned(row) if row.outcome == "done" or row.action == Action.SPARE else None

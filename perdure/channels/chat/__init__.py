@@ -1,14 +1,16 @@
-"""Chat services: each implements the channel protocol in one module or package, and all share the other modules.
+"""Chat services: each service implements the channel protocol in one module or package.
 
-protocol.py     the channel protocol: the events that a channel reports, the places that replies go to
-ingress.py      turns events into accepted messages, decisions and commands
-buttons.py      tokens of approval buttons: bound to the call, the chat and the person
-replies.py      sends the replies of settled turns and the requests for approval, for the outbox
-splitting.py    parts of a long text, with code blocks closed and opened again
+The other modules serve all services.
+
+protocol.py     the channel protocol: the events and methods of a channel
+ingress.py      handles events: messages, commands and pressed approval buttons
+buttons.py      tokens of approval buttons, each valid for one call, chat and person
+replies.py      sends replies and approval requests from the outbox
+splitting.py    splits a long text into several messages
 configured.py   the channels that the settings enable
-listening.py    runs the channels that connect to their service, for `perdure channels`
+listening.py    runs the channels that receive events without a webhook, for `perdure channels`
 indicators.py   keeps the bot's typing indicator on while a turn runs
-queries.py      the SQL for edits, deletions, known conversations and places
+queries.py      the SQL statements of these modules
 discord/        Discord
 slack.py        Slack
 telegram.py     Telegram

@@ -1,8 +1,8 @@
-"""Tokens of approval buttons, each valid only for one call, one chat and one person.
+"""Tokens of approval buttons, each valid only for one tool call, one chat and one person.
 
 A token consists of the decision, the turn's id and an HMAC with the installation's secret. The HMAC covers the
-decision, the turn's id, the call's id, the channel, the chat and the person. Nothing is stored. A token has 45
-characters: Telegram allows 64 bytes, Discord 100 characters.
+decision, the turn's id, the call's id, the channel, the chat and the person. No token is stored. A token has 45
+characters. Telegram allows 64 bytes in a button's token, and Discord allows 100 characters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ID_CHARS = 22
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Where a button is shown, and the person who may press it."""
+    """The channel and the chat that show a button, and the service's id of the person who may press it."""
 
     channel: str
     chat: str
@@ -37,11 +37,14 @@ class Buttons:
         self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
 
     def token(self, decision: Literal["approve", "deny"], turn_id: UUID, call_id: str, chat: Chat) -> str:
-        """The token of the button that approves or denies a call."""
+        """The token of the button that approves or denies a tool call in a chat."""
         return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
 
     def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:
-        """The decision and the turn's id in a token; `None` if the token is malformed. Only `is_for` verifies it."""
+        """The decision and the turn's id in a token; `None` if the token is malformed.
+
+        Does not verify the token's HMAC; `is_for` does.
+        """
         if len(token) != _CHARS or token[0] not in _DECISIONS or not token.isascii():
             return None
         try:

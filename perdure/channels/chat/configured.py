@@ -21,7 +21,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def listens(settings: Settings) -> bool:
-    """Whether a configured channel needs `perdure channels`, because it connects to its service or polls it."""
+    """Whether a configured channel connects to its service or polls it, and therefore needs `perdure channels`."""
     return (
         settings.discord.token is not None
         or (settings.slack.token is not None and settings.slack.app_token is not None)
@@ -30,7 +30,7 @@ def listens(settings: Settings) -> bool:
 
 
 def channels(settings: Settings, clock: Clock) -> dict[str, Channel]:
-    """The configured channels by name, not connected yet. The caller closes them.
+    """Create the configured channels, keyed by name. The caller connects and closes them.
 
     Raises:
         SettingsError: a setting is malformed, or a channel's library is not installed.

@@ -1,7 +1,8 @@
-"""Repeats the bot's typing indicator while a turn runs, because a service shows it only for a few seconds.
+"""Repeats the bot's typing indicator while a turn runs, because a service shows an indicator only for a few seconds.
 
-A turn that waits for approval or is parked has no indicator. A restart of this process ends the indicators of the turns
-accepted before it. The thread runs only while there are turns to show.
+The indicator is not shown while a turn waits for approval or is parked (waits without a worker). After a restart, this
+process no longer repeats the indicators of turns that were accepted before the restart. The thread that repeats
+indicators runs only while a turn needs one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perdure.turns.outbox import DeliveryFailed
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 200
-"""The most turns of one channel whose indicator is repeated; the indicator of further turns is shown once."""
+"""The most turns per channel whose indicator is repeated. For each further turn, the indicator is shown once."""
 
 _SHARE = 0.8
 """The fraction of `Channel.typing_s` after which the indicator is repeated."""
@@ -28,7 +29,7 @@ _CLOSE_S = 5.0
 
 
 class TypingIndicators:
-    """The indicators of one channel. Threads share it."""
+    """The typing indicators of one channel. Thread-safe."""
 
     def __init__(self, runtime: Runtime, channel: Channel) -> None:
         self._runtime = runtime
@@ -39,7 +40,7 @@ class TypingIndicators:
         self._thread: threading.Thread | None = None
 
     def show(self, turn_id: UUID, place: Place) -> None:
-        """Show the indicator now, and repeat it while the turn runs, until the turn is settled."""
+        """Show the indicator now, and repeat it until the turn is settled."""
         if not self._channel.typing_s or not self._type(place):
             return
         with self._lock:
@@ -52,7 +53,7 @@ class TypingIndicators:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop repeating the indicators; waits up to `_CLOSE_S` seconds for the thread."""
+        """Stop repeating the indicators; wait up to `_CLOSE_S` seconds for the thread."""
         self._closed.set()
         with self._lock:
             thread = self._thread
@@ -84,7 +85,7 @@ class TypingIndicators:
         return {row.turn_id: row.status in {"accepted", "running"} for row in rows}
 
     def _type(self, place: Place) -> bool:
-        """Show the indicator once; `False` if that fails or the indicators are closed."""
+        """Show the indicator once; returns `False` if the service did not show it or `close` was called before."""
         if self._closed.is_set():
             return False
         try:

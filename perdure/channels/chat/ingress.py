@@ -1,13 +1,14 @@
-"""Turns the events of chats into accepted, edited and cancelled messages, commands and decisions.
+"""Handles the events of chats: messages, edits, deletions, commands and pressed buttons.
 
-A private chat belongs to the user that the person is linked to (`perdure.users.identities`), or else to the user
-`CHANNEL:ID`. A chat of several people is a user of its own, `CHANNEL:group:CHAT`, so that no person's memories are
-recalled for another. The messages of such a chat begin with their author's name, and each thread is a conversation.
+In a private chat, the user of a message is the user to whom the sender is linked (`perdure.users.identities`). Without
+a link, the user is `CHANNEL:ID`, with the sender's id. A chat of several people has a user of its own,
+`CHANNEL:group:CHAT`, so that no person's memories are recalled for another person. In such a chat, each message begins
+with its author's name, and each thread is a conversation.
 
-An event may arrive several times, for example after a crash. The service's message id deduplicates messages. Answers
-to commands are sent once, without retries; the agent's replies go through the outbox.
+An event may arrive several times, for example after a crash. The service's message id deduplicates messages. An answer
+to a command is sent once, without retries. The outbox sends the agent's replies.
 
-Called by the gateway's webhook route and by `listening`.
+The gateway's webhook route and the module `listening` pass updates to `Ingress.take`.
 """
 
 from __future__ import annotations
@@ -77,13 +78,19 @@ _ID_CHARS = 200
 _MOST_LISTED = 20
 _CAUGHT_UP_S = 7 * 86_400
 _MOST_CAUGHT_UP = 200
-"""After a reconnect, missed messages are read in at most this many chats, active in the last `_CAUGHT_UP_S` seconds."""
+"""The most chats whose missed messages are read after a reconnect.
+
+Each of these chats was active in the last `_CAUGHT_UP_S` seconds.
+"""
 _NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """The keys of an event's user and conversation. `own` is the chat's conversation before any `/new` or `/open`."""
+    """The keys of an event's user and conversation.
+
+    `own` is the key of the chat's default conversation, which is in use until `/new` or `/open` chooses another one.
+    """
 
     user: str
     conversation: str | None
@@ -91,7 +98,7 @@ class _Seat:
 
 
 class Ingress:
-    """Handles the events of one channel, whose users are in `tenant`. Threads may share it."""
+    """Handles the events of one channel. All users of the channel are in `tenant`. Thread-safe."""
 
     def __init__(self, runtime: Runtime, channel: Channel, tenant: str | None = None) -> None:
         self._runtime = runtime
@@ -100,7 +107,7 @@ class Ingress:
         self._buttons = Buttons(runtime.settings.signing_key())
         self._indicators = TypingIndicators(runtime, channel)
         self._caught_up: set[str] = set()
-        """Chats that an interrupted `_catch_up` has finished: the retry skips them."""
+        """The chats that an interrupted call of `_catch_up` finished. The next call skips these chats."""
 
     def close(self) -> None:
         """Stop repeating typing indicators."""
@@ -110,8 +117,8 @@ class Ingress:
         """Handle one update of the service. A malformed update is logged and dropped.
 
         Raises:
-            Unavailable: the database or, after a reconnect, the service cannot be reached; handling the update again is
-                safe.
+            Unavailable: the database cannot be reached, or after a reconnect the service cannot be reached. The caller
+                may safely pass the update again.
         """
         try:
             events = self._channel.parse(update)
@@ -153,19 +160,19 @@ class Ingress:
                 assert_never(event)
 
     def _see(self, event: Said | Commanded | Unsupported) -> None:
-        """Record the newest handled message of a chat, for `_catch_up`.
+        """Record the id of a chat's newest handled message. `_catch_up` reads the messages that follow it.
 
-        Interactions are skipped: an interaction that arrives by webhook may be newer than unhandled messages.
+        Does not record interactions: an interaction that arrives by webhook may be newer than unhandled messages.
         """
         if self._channel.reads_history and event.place.token is None and event.message_id.isdecimal():
             at = self._at(self._user(event.place, event.sender), event.place)
             self._runtime.database.run(queries.SEE, {**at, "message_id": event.message_id})
 
     def _catch_up(self) -> None:
-        """Handle the messages that were sent while no process listened, in the recently active chats.
+        """In the recently active chats, handle the messages that were sent while no process listened.
 
         Raises:
-            Unavailable: the database or the service cannot be reached; calling it again is safe.
+            Unavailable: the database or the service cannot be reached; another call is safe.
         """
         if not self._channel.reads_history:
             return
@@ -198,7 +205,7 @@ class Ingress:
             accepted = accept(self._runtime, message, target=target)
             if not accepted.duplicate:
                 self._show_typing(seat, event.place, accepted.turn_id)
-        except Conflict as error:  # sent again after an edit, or the session is busy
+        except Conflict as error:  # the service repeated an edited message, or the session is busy
             log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
             self._answer(event.place, error.message, f"{event.message_id}:refused")
@@ -218,7 +225,11 @@ class Ingress:
             cancel(self._runtime, rows[0].turn_id)
 
     def _pressed(self, event: Pressed) -> None:
-        """Apply the button's decision, if its token is for this chat and person and the call waits for approval."""
+        """Apply the decision of a pressed button to the tool call for which the button was made.
+
+        Does nothing if the button was made for another chat or person. If the call no longer waits for approval, only
+        replaces the button's message.
+        """
         chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
         named = self._buttons.turn_of(event.token)
         if named is None:

@@ -1,10 +1,14 @@
-"""Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode, Telegram's long polling.
+"""Runs the channels that connect to their service: Discord's gateway, Slack's Socket Mode and Telegram's long polling.
 
-For each channel, one process of the installation listens. That process holds an advisory lock of PostgreSQL; the others
-try to take the lock every `_LOOK_S` seconds. If the lock's connection breaks, the first process continues to listen,
-and a second process may begin. Both then listen until one of them restarts; message ids deduplicate the messages that
-both receive. An update is retried until the database accepts it, so updates stay in order. A failed connection is
-retried with exponential back-off.
+For each channel, one process of the installation listens. That process holds an advisory lock of PostgreSQL. The other
+processes try to take the lock every `_LOOK_S` seconds.
+
+If the database connection that holds the lock breaks, the first process continues to listen, and a second process may
+begin to listen. Both processes then listen until one of them restarts. Message ids deduplicate the messages that both
+processes receive.
+
+While the database is unavailable, the process retries the same update, so updates stay in order. It retries a failed
+connection to a service with exponential back-off.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Listening:
-    """Listens on `channels`, each in a thread, from `start` to `stop`."""
+    """Listens on each of `channels` in a separate thread, from `start` to `stop`."""
 
     def __init__(self, database: Database, channels: Sequence[tuple[Channel, Ingress]]) -> None:
         self._database = database

@@ -1,7 +1,7 @@
-"""The channel protocol: the events of a chat service, the places that replies go to, and a channel's methods.
+"""The channel protocol: the events of a chat service, the places in its chats, and the methods of a channel.
 
 A channel verifies and parses the updates of its service, and sends text to places. It has no access to users, sessions
-and turns; `ingress` and `replies` handle those for all channels.
+or turns; `ingress` and `replies` handle these for all channels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent. With `if_known`, it counts only if the agent already takes part in the conversation."""
+    """A message for the agent. With `if_known`, it is ignored unless the agent takes part in the conversation."""
 
     place: Place
     sender: Sender
@@ -80,7 +80,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """A person pressed a button of a message; `token` is `Button.token`."""
+    """A person pressed a button of a message; `token` is the `token` of the `Button`."""
 
     place: Place
     sender: Sender
@@ -89,7 +89,7 @@ class Pressed:
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """A command, in lower case and without the slash, and its argument."""
+    """A slash command and its argument. `command` is in lower case, without the slash."""
 
     place: Place
     sender: Sender
@@ -118,7 +118,10 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A new connection that does not resume a session. The service does not repeat earlier messages; see `missed`."""
+    """The channel connected to the service without resuming its previous session.
+
+    The service does not repeat earlier messages; `Channel.missed` reads them.
+    """
 
 
 Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Connected
@@ -126,7 +129,7 @@ Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Co
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A button under a message. `token` identifies the button in `Pressed`; at most 64 characters."""
+    """A button under a message. `token` identifies the button in `Pressed` and has at most 64 characters."""
 
     label: str
     token: str
@@ -134,32 +137,32 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The updates of a webhook request, and the JSON response."""
+    """The updates in a webhook request, and the JSON body of the response (`answer`)."""
 
     updates: Sequence[Update]
     answer: Mapping[str, Any] | None = None
 
 
 class Channel(Protocol):
-    """A chat service. Threads share it."""
+    """A chat service. Implementations are thread-safe."""
 
     name: str
-    """The channel's name, the value of `channel` in a message."""
+    """The channel's name, which is the value of `channel` in its messages."""
 
     most_chars: int
     """The longest text of one message, in characters."""
 
     typing_s: float
-    """Seconds for which the service shows the indicator after a call of `typing`; 0: it has no indicator."""
+    """Seconds for which the service shows the indicator after a call of `typing`; 0: the service has no indicator."""
 
     reads_history: bool
-    """Whether `missed` is implemented; if so, message ids are increasing numbers."""
+    """Whether `missed` is implemented. If it is implemented, message ids are increasing numbers."""
 
     listens: bool
-    """Whether `listen` is configured; if not, updates arrive by webhook only."""
+    """Whether `listen` is configured. Without it, updates arrive by webhook only."""
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Check that a webhook request comes from the service and is recent; `headers` have names in lower case.
+        """Check that a webhook request comes from the service and is recent. The names in `headers` are in lower case.
 
         Raises:
             Unauthorized: the check fails, or the channel's secret is not configured.
@@ -167,7 +170,7 @@ class Channel(Protocol):
         ...
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
-        """The updates in a verified request, and the JSON response.
+        """The updates in a verified request, and the response to the request.
 
         Raises:
             InvalidRequest: the body is malformed.
@@ -175,7 +178,7 @@ class Channel(Protocol):
         ...
 
     def parse(self, update: Update) -> list[Event]:
-        """The events of an update. Empty if none concerns the agent.
+        """The events of an update. Empty if the update does not concern the agent.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the update is malformed.
@@ -183,19 +186,22 @@ class Channel(Protocol):
         ...
 
     def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:
-        """Send one message of at most `most_chars`. `key` is the same at each attempt, and differs between messages.
+        """Send one message of at most `most_chars` characters.
+
+        Each message has its own `key`. Repeated attempts to send a message use the same `key`.
 
         Raises:
-            DeliveryFailed: the service has not confirmed the message; `NotAsked` if the service asks for a pause,
-                `Undeliverable` if the failure is permanent.
+            NotAsked: the service asks for a pause.
+            Undeliverable: the failure is permanent.
+            DeliveryFailed: the service has not confirmed the message.
         """
         ...
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button, buttons included, with `text`.
+        """Replace the message that contains the pressed button with `text`, and remove the buttons.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
         ...
 
@@ -203,12 +209,12 @@ class Channel(Protocol):
         """Show the typing indicator for `typing_s` seconds; does nothing if the service has no indicator.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
         ...
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
-        """Pass the service's updates to `on_update`, in their order, until `stop`.
+        """Pass the service's updates to `on_update`, in their order, until `stop` is set.
 
         Raises:
             ChannelFailed: the service cannot be reached, or refuses the token.
@@ -216,9 +222,9 @@ class Channel(Protocol):
         ...
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:
-        """The updates for a chat's messages after the message with the id `after`, oldest first, up to a limit.
+        """The updates for the messages of a chat that follow the message with the id `after`, oldest first.
 
-        Called after `Connected` only. Empty if the chat no longer exists.
+        Called only after `Connected`. The channel may limit the number of messages. Empty if the chat no longer exists.
 
         Raises:
             DeliveryFailed: the request to the service failed.

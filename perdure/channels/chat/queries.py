@@ -1,4 +1,4 @@
-"""The SQL for edits, deletions, known conversations and places of chats."""
+"""The SQL statements that the modules of all chat services share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAITING = Statement(
     writes=False,
 )
 
-# Whether the agent takes part in a conversation. `conversation` NULL: whether the user exists.
+# Whether the agent takes part in a conversation. If `conversation` is NULL: whether the user exists.
 IS_KNOWN = Statement(
     "chats.is_known",
     """
@@ -44,7 +44,7 @@ IS_KNOWN = Statement(
     writes=False,
 )
 
-# The conversation that `/open` or `/new` chose for a place.
+# The conversation that `/open` or `/new` chose for a place, which is a chat or a thread in a chat.
 OPENED = Statement(
     "chats.opened",
     """
@@ -54,7 +54,7 @@ OPENED = Statement(
     writes=False,
 )
 
-# Sets the conversation of a place. `conversation` NULL: the place's own. Does nothing for a user without a row.
+# Sets the conversation of a place; NULL is the place's default conversation. Does nothing if the user does not exist.
 OPEN = Statement(
     "chats.open",
     """
@@ -66,7 +66,7 @@ OPEN = Statement(
     """,
 )
 
-# Records the newest handled message of a place. Ids are increasing numbers.
+# Records the newest handled message of a place. Message ids are increasing numbers; an older message changes nothing.
 SEE = Statement(
     "chats.see",
     """

@@ -1,8 +1,10 @@
-"""Sends the replies of settled turns and the requests for approval from the outbox to chats.
+"""Sends replies and approval requests from the outbox to chats.
 
-A long reply is sent in parts. Each part has an idempotency key that stays the same at each attempt. This process
-also remembers which parts a failed attempt has sent. A service without idempotency keys may nevertheless show a part
-twice, for example if the process restarts between two attempts. Each channel has a breaker, `channel:NAME`.
+A long reply is sent in parts. Each part has an idempotency key, which is the same in every attempt. If an attempt
+fails, this process remembers the number of sent parts, and the next attempt begins after these parts. A service without
+idempotency keys may still show a part twice, for example if the process restarts between two attempts.
+
+Each channel has a circuit breaker, `channel:NAME`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from perdure.text.untrusted import cut
 from perdure.turns.outbox import NotAsked, Undeliverable
 
 TIMEOUT_S = 30.0
-"""Seconds after which a call that probes the breaker counts as lost."""
+"""Seconds after which the circuit breaker may treat a call as ended."""
 
 _MOST_REMEMBERED = 10_000
 _FRAME_CHARS = 20
@@ -39,7 +41,7 @@ class _Part:
 
 
 class ChatCarrier:
-    """A `perdure.turns.outbox.Carrier` for targets `{"channel": ..., "place": ...}`. Threads may share it."""
+    """A `perdure.turns.outbox.Carrier` for targets `{"channel": ..., "place": ...}`. Thread-safe."""
 
     def __init__(
         self, channels: Mapping[str, Channel], buttons: Buttons, breakers: BreakerRegistry | None = None
@@ -51,7 +53,10 @@ class ChatCarrier:
         self._lock = Lock()
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send the turn's reply, or a request for each call that waits for approval; nothing if there is neither.
+        """Send the turn's reply or its approval requests.
+
+        If `target["approval"]` is true, sends one request for each tool call that waits for approval. Otherwise, sends
+        the reply, or nothing if the turn has no reply.
 
         Raises:
             DeliveryFailed: the service has not confirmed a message.
@@ -73,7 +78,7 @@ class ChatCarrier:
             raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
 
     def _requests(self, channel: Channel, target: dict[str, Any], turn: dict[str, Any]) -> list[_Part]:
-        """One message for each call that waits for approval, with a button for each decision."""
+        """One message for each tool call that waits for approval, with the buttons `Approve` and `Deny`."""
         chat = Chat(channel.name, target["place"]["chat"], target["asker"])
         turn_id = UUID(turn["turn_id"])
         return [
@@ -108,7 +113,7 @@ def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
 
 
 def _request(call: dict[str, Any], most: int) -> str:
-    """The text of a request for approval. Replaces backquotes in the arguments, which could end the code block."""
+    """The text of an approval request. Replaces backquotes in the arguments, because they could end the code block."""
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
     question = f"`{call['tool']}` needs your approval:"
     return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"

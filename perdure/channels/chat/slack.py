@@ -1,15 +1,16 @@
 """The channel `slack`: Slack's Events API by webhook or Socket Mode, and its Web API, through slack-sdk.
 
-In a private chat every message is for the agent. In a channel a message is for the agent if it mentions the bot. The
-reply begins a thread; later messages in that thread are for the agent even without a mention. Slash commands (`/new`,
-`/end`, `/cancel`, `/link`, `/help`, or `/perdure new`…) and buttons arrive the same way as messages.
+In a private chat, every message is for the agent. In a channel, a message is for the agent if it mentions the bot. The
+reply begins a thread. Later messages in that thread are for the agent even without a mention. Slash commands and
+button presses arrive the same way as messages. The commands are `/new`, `/end`, `/cancel`, `/link` and `/help`, or
+`/perdure new` and so on.
 
-Slack repeats an event that was not acknowledged within three seconds. It reports a mention twice, as `message` and as
-`app_mention`. The message's `ts` is the same in all these events and deduplicates them. Slack has no idempotency key
-for posted messages, so a reply whose attempt was interrupted may appear twice.
+Slack repeats an event that was not acknowledged within three seconds. Slack reports a mention twice, as `message` and
+as `app_mention`. The message's `ts` is the same in all these events and deduplicates them. Slack has no idempotency key
+for posted messages. If an attempt to send a reply is interrupted, the reply may therefore appear twice.
 
 Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so a model's text cannot mention anyone. Only a Markdown link to
-an http or https URL becomes a link with a label. Slack has no typing indicator for bots of this kind.
+an http or https URL becomes a link with a label. Slack shows no typing indicator for a bot.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10
 _QUICK_S = 1
 LONGEST_PAUSE_S = 5
-"""The longest `Retry-After`, in seconds, that a call waits for; a longer one postpones the delivery."""
+"""The longest `Retry-After`, in seconds, for which a call waits. A longer `Retry-After` postpones the delivery."""
 
 _PERMANENT = frozenset(
     {
@@ -68,7 +69,7 @@ _PERMANENT = frozenset(
         "invalid_blocks", "cannot_dm_bot", "user_not_found", "messages_tab_disabled", "thread_locked",
     }
 )  # fmt: skip
-"""Slack's error codes that are permanent: the delivery is not retried."""
+"""Slack's codes of permanent errors, after which the delivery is not retried."""
 
 _ONE_COMMAND = "perdure"
 _SECTION_CHARS = 3_000
@@ -87,7 +88,7 @@ _MARKUP = compiled(
 
 
 class _ShortPauses(RateLimitErrorRetryHandler):
-    """Repeats a rate-limited call once, if Slack's `Retry-After` is at most `LONGEST_PAUSE_S`."""
+    """Repeats a rate-limited call once, if Slack's `Retry-After` is at most `LONGEST_PAUSE_S` seconds."""
 
     def _can_retry(
         self,
@@ -108,7 +109,7 @@ class _ShortPauses(RateLimitErrorRetryHandler):
 class Slack:
     """The channel `slack`. `api_url` is the base URL of the Web API; `None` stands for Slack's own URL.
 
-    Threads may share it.
+    Thread-safe.
     """
 
     name = "slack"
@@ -129,10 +130,11 @@ class Slack:
         self._lock = Lock()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Check the signature of a webhook's request; `headers` have names in lower case.
+        """Check the signature of a webhook request. The names in `headers` are in lower case.
 
         Raises:
-            Unauthorized: the signature is invalid, its timestamp is over five minutes off, or no secret is configured.
+            Unauthorized: the signature is invalid, the request's timestamp differs from the current time by more than
+                five minutes, or no secret is configured.
         """
         stamp, signature = (headers.get(f"x-slack-{each}", "") for each in ("request-timestamp", "signature"))
         usable = self._verifier is not None and stamp.isascii() and stamp.isdigit() and signature.isascii()
@@ -144,7 +146,7 @@ class Slack:
             raise Unauthorized(_UNSIGNED)
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
-        """The update in a webhook request with a valid signature, and the response to it.
+        """The update in a verified webhook request, and the response to the request.
 
         Raises:
             InvalidRequest: the body is neither JSON nor a form.
@@ -155,7 +157,7 @@ class Slack:
         return Received((given,) if given.get("type") or given.get("command") else ())
 
     def parse(self, update: Update) -> list[Event]:
-        """The events in the payload of the Events API, of a button or of a slash command; empty for other payloads.
+        """The events in a payload of the Events API, a button press or a slash command; empty for other payloads.
 
         Raises:
             KeyError, TypeError, ValueError: the payload is malformed.
@@ -219,7 +221,7 @@ class Slack:
         return [Pressed(place, sender, each["value"]) for each in given["actions"] if each.get("type") == "button"]
 
     def _text(self, text: str, bot: str | None) -> str:
-        """The plain text of Slack's markup, with mentions shown as names and without a mention of the bot."""
+        """Slack's markup as plain text, with mentions shown as names and mentions of the bot removed."""
 
         def shown(found: Match) -> str:
             target, label = found[1], found[2]
@@ -240,7 +242,7 @@ class Slack:
         return Sender(user, self._names.get(user))
 
     def _learn_name(self, user: str) -> None:
-        """Look up and cache a user's display name; a user without a name is shown by id."""
+        """Look up and cache a user's display name. If the user has no name, cache the id."""
         if user in self._names:
             return
         try:
@@ -254,11 +256,11 @@ class Slack:
                 self._names.popitem(last=False)
 
     def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002
-        """Post one message of at most `most_chars`.
+        """Post one message of at most `most_chars` characters.
 
         Raises:
-            NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S`.
-            Undeliverable: the channel no longer exists, or the bot may not write there.
+            NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S` seconds, or for a second pause.
+            Undeliverable: the channel no longer exists, or the bot may not write in the channel.
             DeliveryFailed: Slack did not confirm the message.
         """
         shown = render(text)
@@ -275,10 +277,10 @@ class Slack:
         )
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button with `text`, without buttons.
+        """Replace the message that contains the pressed button with `text`, and remove the buttons.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
         if place.message is not None:
             message = place.message
@@ -296,9 +298,9 @@ class Slack:
         """Do nothing: each call has its own connection."""
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
-        """Pass the updates of Socket Mode to `on_update`, one after another, until `stop`.
+        """Pass the updates of Socket Mode to `on_update`, one after another, until `stop` is set.
 
-        An update for which `on_update` raises is not acknowledged, and Slack sends it again.
+        If `on_update` raises an error, the update is not acknowledged, and Slack sends the update again.
 
         Raises:
             ChannelFailed: Slack cannot be reached, or refuses the token.
@@ -324,12 +326,12 @@ class Slack:
 
 
 def _bot_of(update: Update) -> str | None:
-    """The bot's user id, from the payload's `authorizations`; `None` if it is absent."""
+    """The bot's user id, from the payload's `authorizations`; `None` if they name no bot."""
     return next((each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)), None)
 
 
 class _Seconds(SignatureClock):
-    """perdure's clock for a `SignatureVerifier`."""
+    """The clock of a `SignatureVerifier`, which reads the time from a perdure `Clock`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -340,7 +342,7 @@ class _Seconds(SignatureClock):
 
 
 def render(text: str) -> str:
-    """Convert Markdown to Slack's mrkdwn; code is only escaped."""
+    """Convert Markdown to Slack's mrkdwn. Inside code, only escape `&`, `<` and `>`."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     pieces: list[str] = []
     end = 0
@@ -383,7 +385,7 @@ def _is_from_person(message: Update) -> bool:
 def _place(event: Update, message: Update) -> Place:
     """The place for the reply to `message`: the message's thread.
 
-    In a group without one, a new thread below the message.
+    If a message in a group has no thread, the reply begins a thread below the message.
     """
     channel = event["channel"]
     group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")

@@ -1,17 +1,18 @@
-"""Splits a long text into messages of a limited length, between lines where possible.
+"""Splits a long text into parts of a limited length, between lines where possible.
 
-A code block that spans parts is closed at the end of each part and opened again, with its language, in the next one.
+A code block that spans several parts is closed at the end of each part. The next part opens the code block again, with
+the same language.
 """
 
 from __future__ import annotations
 
 _FENCE = "```"
 _LONGEST_OPENING = 40
-"""The longest opening line of a code block that is repeated; a longer line is replaced by a bare fence."""
+"""The next part repeats a code block's opening line up to this length. A bare fence replaces a longer opening line."""
 
 
 def split(text: str, most: int) -> list[str]:
-    """`text` in parts of at most `most` characters (100 or more). Blank text has no parts."""
+    """`text` in parts of at most `most` characters; `most` must be at least 100. Blank text has no parts."""
     parts: list[str] = []
     rest, opening = text.strip("\n"), ""
     while rest.strip():
@@ -31,7 +32,8 @@ def split(text: str, most: int) -> list[str]:
 def _cut(text: str, room: int) -> int:
     """The length of the next part.
 
-    It ends a paragraph, line or word in the last half of `room`; otherwise it is `room`.
+    The part ends at the last paragraph break in the second half of the first `room` characters. Without a paragraph
+    break, it ends at the last line break; without a line break, at the last space; without a space, at `room`.
     """
     for separator in ("\n\n", "\n", " "):
         found = text.rfind(separator, room // 2, room)
@@ -41,7 +43,7 @@ def _cut(text: str, room: int) -> int:
 
 
 def _left_open(part: str) -> str:
-    """The opening line, with its newline, of a code block that `part` does not close; empty if all are closed."""
+    """The opening line, newline included, of the code block that `part` leaves open; empty if none is open."""
     opening = ""
     for line in part.split("\n"):
         if line.lstrip().startswith(_FENCE):

@@ -1,11 +1,11 @@
 """The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
 
-In a private chat every message is for the agent. In a group every message that the bot receives is for the agent.
-Telegram reports no deletions to bots. It has no idempotency key for sent messages, so a reply whose attempt was
-interrupted may appear twice.
+In a private chat, every message is for the agent. In a group, every message that the bot receives is for the agent.
+Telegram reports no deletions to bots. Telegram has no idempotency key for sent messages. If an attempt to send a reply
+is interrupted, the reply may therefore appear twice.
 
-Text is sent as HTML: `&`, `<` and `>` are escaped, code spans and blocks become elements. Text whose markup Telegram
-refuses is sent again as plain text.
+Text is sent as HTML: `&`, `<` and `>` are escaped, and code spans and code blocks become HTML elements. If Telegram
+refuses the markup of a text, the text is sent again as plain text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEB
 class Telegram:
     """The channel `telegram`. `api_url` is the Bot API's base URL; `None` stands for Telegram's own URL.
 
-    Threads may share it.
+    Thread-safe.
     """
 
     name = "telegram"
@@ -85,7 +85,7 @@ class Telegram:
         )
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:  # noqa: ARG002 (Telegram signs no bodies)
-        """Check the secret token of a webhook's request; `headers` have names in lower case.
+        """Check the secret token of a webhook request. The names in `headers` are in lower case.
 
         Raises:
             Unauthorized: the token is missing or wrong, or no token is configured.
@@ -109,7 +109,7 @@ class Telegram:
         return Received((given,))
 
     def parse(self, update: Update) -> list[Event]:
-        """The events in an update; empty for kinds of updates that do not concern the agent.
+        """The events in an update; empty if the update does not concern the agent.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the update is malformed.
@@ -123,7 +123,7 @@ class Telegram:
         return _edited(message) if edited else _written(message)
 
     def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002 (no such key)
-        """Send one message of at most `most_chars`.
+        """Send one message of at most `most_chars` characters.
 
         Raises:
             NotAsked: Telegram asks for a pause.
@@ -151,10 +151,10 @@ class Telegram:
             await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button with `text` and no buttons, and end the button's progress indicator.
+        """Replace the message that contains the pressed button with `text`, and end the button's progress indicator.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
         self._call(lambda: self._mark(place, text))
 
@@ -171,15 +171,15 @@ class Telegram:
         """Show the bot's typing indicator for five seconds.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
         thread = None if place.thread is None else int(place.thread)
         self._call(lambda: self._bot.send_chat_action(place.chat, ChatAction.TYPING, message_thread_id=thread))
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
-        """Poll for updates and pass them to `on_update`, in their order, until `stop`.
+        """Poll for updates and pass them to `on_update`, in their order, until `stop` is set.
 
-        A poll acknowledges only the updates for which `on_update` has returned; Telegram repeats all others.
+        A poll acknowledges only the updates that `on_update` has handled. Telegram repeats all other updates.
 
         Raises:
             ChannelFailed: Telegram cannot be reached or refuses the token, or another process polls.

@@ -42,13 +42,13 @@ def create_app(
     killed_lately: health.KilledLately = tuple,
     authenticate: Authenticate | None = None,
 ) -> FastAPI:
-    """Make the FastAPI application. At shutdown, the server calls `drain` of the application's `state.gateway`.
+    """Make the FastAPI application. At shutdown, the server must call the method `drain` of `app.state.gateway`.
 
     Args:
-        runtime: The parts of this process; the caller closes them.
-        broker_reachable: Returns whether the broker is available; may block.
-        killed_lately: Returns the killed workers that `/readyz` reports; may block.
-        authenticate: The authentication of an application that mounts the gateway; it replaces keys.
+        runtime: The runtime of this process; the caller closes it.
+        broker_reachable: Returns whether the broker is available. A call may block.
+        killed_lately: Returns the kills of workers that `/readyz` reports. A call may block.
+        authenticate: The authentication of an application that mounts the gateway, used instead of keys.
 
     Raises:
         SettingsError: the configured keys are invalid.

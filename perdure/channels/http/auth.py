@@ -1,11 +1,11 @@
-"""Authentication by a configured key or a user token. On loopback without keys, none is required.
+"""Authentication by a configured key or a user token. A gateway without configured keys requires neither.
 
-`perdure.access.keys` defines the entries of a key list, `perdure.access.tokens` the tokens. A key file is read again
-when it changes. The keys of a file that cannot be read are refused; an invalid line is skipped.
+`perdure.access.keys` defines the entries of a key list, and `perdure.access.tokens` defines the tokens. A key file is
+read again when it changes. The gateway then refuses all keys of a file that it cannot read, and skips invalid lines.
 
-Without keys, every program that can reach the port has access. To exclude web pages in a browser on this machine, the
-gateway then answers only requests whose `Host` names this machine (which stops DNS rebinding) and whose `Origin`, if
-present, is the gateway's own.
+A gateway without keys may listen on loopback only, and every program that can reach its port has access. To exclude
+web pages in a browser on this machine, such a gateway refuses a request whose `Host` does not name this machine. This
+check stops DNS rebinding. It also refuses a request with an `Origin` other than the gateway's own.
 
 An application that mounts the gateway may authenticate the users itself (`authenticated`).
 """
@@ -77,15 +77,17 @@ class Caller:
 
 
 Authenticate = Callable[[Request], Awaitable[object] | object]
-"""The application's own authentication: returns the `user_id` of a request, or `None`. A FastAPI dependency with the
-request as its only parameter can be used."""
+"""The authentication of an application that mounts the gateway: returns the `user_id` of a request, or `None`.
+
+A FastAPI dependency with the request as its only parameter can be used.
+"""
 
 
 async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
     """The caller of `request`, authenticated by the application, with access to one user's data only.
 
-    A request whose `Origin` is not the gateway's own is refused, because a browser may have added the
-    application's session cookie.
+    A request whose `Origin` is not the gateway's own is refused, because the browser of a signed-in user adds the
+    application's session cookie to requests of other sites too.
 
     Raises:
         Unauthorized: `authenticate` returns no user.
@@ -116,7 +118,7 @@ class _Literal:
 
 
 class _KeyFile:
-    """Keys in a file, one a line; empty lines and lines that begin with `#` are comments."""
+    """Keys in a file, one per line. Empty lines and lines that begin with `#` are ignored."""
 
     def __init__(self, variable: str, path: Path) -> None:
         self._file = f"{variable} names the file {path}"

@@ -1,9 +1,9 @@
 """Request bodies: bounded, strict JSON, read after the caller is authenticated.
 
-A route of a router with `StrictRoute` declares its body as a pydantic model. FastAPI alone reads a body of any length
-before it authenticates the caller, accepts NaN and duplicate keys, and refuses JSON with another media type, such as
-that of `curl -d`. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404 for
-any body.
+A route of a router with `StrictRoute` declares its body as a pydantic model. Without `StrictRoute`, FastAPI reads a
+body of any length before it authenticates the caller. It also accepts NaN and duplicate keys, and refuses JSON with
+another media type, such as that of `curl -d`. FastAPI validates the model after it has run the dependencies, so a
+caller without access gets 401, 403 or 404 for any body.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MAX_DRAINED_BYTES = 2**26
 
 _DRAIN_S = 5.0
 _INLINE_BYTES = 2**14
-"""Larger bodies are parsed and validated in a thread: one body may cause 100,000 validation errors."""
+"""The longest body that is parsed in the event loop. A longer one may cause 100,000 validation errors, so it is parsed
+and validated in a thread."""
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -70,12 +71,18 @@ class _ParsedRequest(Request):
         return b"{}"
 
     async def json(self) -> Any:
-        """The parsed object or the validated model. For an unusable body, an error message, which no model accepts."""
+        """The parsed object, or the validated model of a long body.
+
+        For an unusable body, returns an error message, which every model rejects.
+        """
         return self._content
 
 
 async def _parse(request: Request, *, model: TypeAdapter[Any], required: bool) -> Any:
-    """The value for `_ParsedRequest.json`. Stores an error in `request.state.unusable_body` for the error handler."""
+    """The return value of `_ParsedRequest.json`.
+
+    Stores an error in `request.state.unusable_body`, where the error handler finds it.
+    """
     try:
         body = await read_body(request)
         if not required and not body.strip():

@@ -1,6 +1,7 @@
 """`POST /v1/channels/{name}`: the webhook of a chat service.
 
-The service's signature replaces a key. The OpenAPI document omits the route, because the services define its format.
+The service's signature replaces a key. The OpenAPI document omits the route, because each service defines the
+format of its requests.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Chats = dict[str, tuple[Channel, Ingress]]
 async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
     """Verify the signature of a service's webhook request, and handle the request's updates.
 
-    An unknown channel gets 401, like a wrong signature. The response is sent after the commit; the service repeats a
-    request without a response.
+    A request to an unknown channel gets 401, like a request with a wrong signature. The response is sent after the
+    commit. A service that gets no response sends the request again.
     """
     chats: Chats = request.app.state.chats
     if name not in chats:

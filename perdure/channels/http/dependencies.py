@@ -1,7 +1,8 @@
 """FastAPI dependencies of the routes: the gateway, the caller, and the caller's access.
 
-A route with a `user_id` depends on `TheUsers`, which makes the user's key. A route with the id of a turn or session in
-its path depends on `TheTurn` or `TheSession`, which respond with 404 if the caller has no access to it.
+A route with a `user_id` depends on `TheUsers`, which converts the id to the user's key. A route with the id of a turn
+or session in its path depends on `TheTurn` or `TheSession`. They respond with 404 if the caller has no access to the
+turn or session.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def caller_of(request: Request) -> Caller:
     """The caller of a request. The key is checked once per request.
 
     Raises:
-        Unauthorized, RateLimited, Forbidden: as `Keys.caller`.
+        Unauthorized, RateLimited, Forbidden: as `Gateway.caller`.
     """
     caller: Caller | None = request.scope.get(_CALLER)
     if caller is None:
@@ -58,7 +59,7 @@ async def caller_of(request: Request) -> Caller:
 
 
 TheCaller = Annotated[Caller, Depends(caller_of)]
-"""Requires a key or a token, unless no keys are configured."""
+"""The caller. If keys are configured, the request needs a valid key or token."""
 
 
 async def _administrator(caller: TheCaller) -> Caller:
@@ -69,26 +70,26 @@ async def _administrator(caller: TheCaller) -> Caller:
 
 
 TheAdministrator = Annotated[Caller, Depends(_administrator)]
-"""Requires an admin key without a tenant, for a route that affects all tenants."""
+"""The caller of a route that affects all tenants. The request needs an admin key without a tenant."""
 
 
 async def _open_gateway(request: Request) -> Gateway:
-    await caller_of(request)  # first: 401 comes before 503
+    await caller_of(request)  # first, so that an unauthenticated caller gets 401, not 503
     gateway = await gateway_of(request)
     gateway.admit()
     return gateway
 
 
 TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
-"""The gateway, for a route that accepts work: 503 while the gateway shuts down or the intake is closed."""
+"""The gateway, for a route that accepts work. Responds with 503 while `Gateway.admit` refuses new messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
     """The users that a request may name: the users of `tenant`, or only the user of the caller's token.
 
-    If `tenant` is `None`, these are the users without a tenant. `all_users` tells that the caller is an operator and
-    the request names no tenant, so a list may cover all users.
+    If `tenant` is `None`, the request may name users without a tenant. `all_users` is true if the caller is an operator
+    and the request names no tenant; a list may then cover all users.
     """
 
     caller: Caller
@@ -140,7 +141,7 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     """Check that the caller has access to a session. Blocks.
 
     Raises:
-        NotFound: the session does not exist, or the caller has no access to it.
+        NotFound: the caller has no access to the session. For an operator, the route itself checks that it exists.
     """
     if not caller.is_operator and not caller.may_see(sessions.owner(gateway.runtime.database, session_id)):
         raise NotFound("There is no such session.")
@@ -174,7 +175,7 @@ async def _session(session_id: IdPath, gateway: TheGateway, caller: TheCaller) -
 
 
 TheTurn = Annotated[UUID, Depends(_turn)]
-"""A turn that the caller has access to, by the `turn_id` in the path."""
+"""The id of the turn in the path, as `require_turn` returns it. A caller without access to the turn gets 404."""
 
 TheSession = Annotated[UUID, Depends(_session)]
-"""A session that the caller has access to, by the `session_id` in the path."""
+"""The id of the session in the path. A caller without access to the session gets 404."""

@@ -1,7 +1,7 @@
 """The gateway's error responses: `application/problem+json` (RFC 9457) with a stable `code`.
 
-This module alone maps errors to responses. An unexpected error is logged with its trace and answered with a fixed
-message: no trace, query or secret reaches the client.
+Routes raise errors, and this module makes the responses. An unexpected error is logged with its traceback and answered
+with a fixed message, so no traceback, query or secret reaches the client.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def _codes() -> dict[int, tuple[str, ...]]:
 
 
 CODES = _codes()
-"""The error codes of each status."""
+"""The possible error codes for each HTTP status."""
 
 
 def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A response with a problem document; a `detail` of over `_LONGEST_DETAIL` characters is truncated."""
+    """A response with a problem document; a `detail` longer than `_LONGEST_DETAIL` characters is truncated."""
     if len(detail) > _LONGEST_DETAIL:
         detail = f"{detail[:_LONGEST_DETAIL]}…"
     body = {
@@ -68,7 +68,7 @@ def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | No
 
 
 def problem_of(error: PerdureError) -> Response:
-    """The problem document for a `PerdureError`, with its headers."""
+    """The response for a `PerdureError`: a problem document and the error's headers."""
     return problem(error.http_status, error.code, error.message, headers_of(error))
 
 
@@ -77,7 +77,10 @@ Shape = Callable[[PerdureError], Response]
 
 
 def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
-    """Make `app` answer errors with problem documents. Paths below a key of `shapes` get that key's shape instead."""
+    """Make `app` answer errors with problem documents.
+
+    The keys of `shapes` are paths. Errors at such a path, or below it, get the path's shape instead.
+    """
     app.state.error_shapes = dict(shapes)
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -118,7 +121,7 @@ async def _on_perdure_error(request: Request, error: Exception) -> Response:
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
-    unusable_body = getattr(request.state, "unusable_body", None)  # set by `body`
+    unusable_body = getattr(request.state, "unusable_body", None)  # set by the module `body`
     if isinstance(unusable_body, PerdureError):
         return _shaped(request, unusable_body)
     return _shaped(request, invalid_request(error.errors()))
@@ -148,7 +151,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
-    """The error for pydantic's `errors` in a request; each `loc` is FastAPI's, such as `("body", "user_id")`."""
+    """The error for a request with pydantic's `errors`; each `loc` has FastAPI's form, as in `("body", "user_id")`."""
     return InvalidRequest(" ".join(map(_describe, errors)))
 
 
@@ -159,7 +162,7 @@ def _describe(item: Any) -> str:
 
 
 class _LastResort:
-    """Answers unexpected errors; sends nothing to a client that has disconnected."""
+    """ASGI middleware that answers unexpected errors. It sends nothing to a client that has disconnected."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

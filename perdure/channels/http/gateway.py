@@ -1,10 +1,10 @@
-"""The state that the requests of one gateway share: the runtime, threads for blocking work, and waiting for turns.
+"""The state that all requests to one gateway process share.
 
 Database queries block, so they run in a pool of threads. A request that waits for a turn occupies no thread.
 
-The gateway stops accepting messages before it closes. While it shuts down, and while the fleet's intake is closed, it
-refuses new messages with 503 and a `Retry-After`, and `/readyz` answers 503. Requests that wait for a turn may wait
-until the drain's deadline; the gateway then answers them with the turn's current status.
+An operator can close the intake of the whole fleet (`perdure.turns.drain`). While the intake is closed, and while the
+gateway shuts down, the gateway refuses new messages with 503 and a `Retry-After`, and `/readyz` answers 503. Requests
+that wait for a turn may wait `drain_s` seconds longer. The gateway then answers them with the turn's current status.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 class Gateway:
     """The shared state of one gateway process. Belongs to one event loop.
 
-    `authenticate` is the application's own authentication, which replaces `keys`.
+    `authenticate` is the authentication of an application that mounts the gateway, used instead of `keys`.
     """
 
     def __init__(self, runtime: Runtime, keys: Keys, authenticate: Authenticate | None = None) -> None:
@@ -92,9 +92,9 @@ class Gateway:
         return await self._threads.run(work)
 
     async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
-        """A JSON response with the result of `read`; one thread reads and encodes it.
+        """A JSON response with the result of `read`, which a thread reads and encodes.
 
-        For long responses: the event loop spends no time on validating and encoding them.
+        For long responses: the event loop does not encode them, and FastAPI does not validate them.
         """
         return await self.json_response_and_status(lambda: (read(), status))
 
@@ -180,7 +180,9 @@ class Gateway:
             await asyncio.sleep(self.runtime.settings.turn.sweep_s)
 
     async def drain(self, hastened: asyncio.Event) -> None:
-        """Refuse new messages; returns when no request waits for a turn, at the deadline, or when `hastened` is set.
+        """Refuse new messages, and let requests wait for their turns.
+
+        Returns when no request waits for a turn, after `drain_s` seconds, or when `hastened` is set.
 
         The drain is phases 1 and 2 of a gateway's shutdown; `perdure.cli.serve.server` executes phases 3 and 4.
         """
@@ -231,7 +233,7 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Wait until requests may no longer wait for turns: after the drain, or `drain_s` after the intake closed."""
+        """Wait until the gateway ends all waits for turns: after a drain, or `drain_s` after the intake is closed."""
         await self._stop_waiting.wait()
 
     def start(self) -> None:

@@ -3,8 +3,8 @@
 Responses are data: a browser must not guess their type, frame them, execute them or store them.
 
 The server unescapes a path before splitting it, so it cannot tell `/v1/users/a%2Fb/export` from `/v1/users/a/b/export`.
-This module unescapes the path except for `%2F` and `%25`. For a segment that may contain one of these two, a route
-calls `unescaped`.
+This module unescapes the path except for `%2F` and `%25`. A route calls `unescaped` for a path parameter that may
+contain one of these two.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _HEADERS = (
 
 
 def with_safe_headers(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """`given`, plus the missing headers of this module. Names are in lower case, as in ASGI."""
+    """`given`, plus the security headers that `given` lacks. Names of headers are in lower case, as in ASGI."""
     headers = list(given)
     names = {name for name, _ in headers}
     return headers + [header for header in _HEADERS if header[0] not in names]
 
 
 class SafeHeaders:
-    """Adds the headers of this module to each response, except those that the route sets."""
+    """Adds the security headers to each response, except for headers that the route sets."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class WholeSegments:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application with the path unescaped segment by segment."""
+        """Call the application with the path unescaped, except for `%2F` and `%25`."""
         raw = scope.get("raw_path", b"")
         if scope["type"] == "http" and b"%" in raw:
             segments = raw.decode("ascii", "replace").split("/")

@@ -23,11 +23,11 @@ _FASTAPIS_ERRORS = ("HTTPValidationError", "ValidationError")
 
 
 def document(app: FastAPI, settings: Settings) -> dict[str, Any]:
-    """The OpenAPI document of `app`, made by the first call."""
+    """The OpenAPI document of `app`, which the first call makes."""
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operation in _operations(made):
-            operation["responses"].pop("422", None)  # FastAPI's form of an error: `errors` answers 400 instead
+            operation["responses"].pop("422", None)  # FastAPI's validation error: `errors` answers with 400
             for parameter in operation.get("parameters", ()):
                 parameter["schema"] = _without_null(parameter["schema"])
         made["components"] = {
@@ -53,7 +53,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(of_routes: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    # FastAPI lists no schema for `Problem`, which is no response model, and drops each null from the examples.
+    # FastAPI adds no schema for `Problem`, because it is no response model, and removes each null from the examples.
     _, made = models_json_schema([(Problem, "serialization")], ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = {
         name: schema for name, schema in of_routes.items() if name not in _FASTAPIS_ERRORS

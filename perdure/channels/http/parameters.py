@@ -25,7 +25,7 @@ def _storable(value: str) -> str:
 
 
 IdPath = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
-"""An id as text: `parse_id` raises `NotFound` for a malformed id, so it gets 404 like an unknown id."""
+"""An id in a path. Its type is text, so that a malformed id gets 404 (see `parse_id`), like an unknown id."""
 
 Wait = Annotated[
     float | None,
@@ -87,10 +87,10 @@ MessageLimit = Annotated[
 
 
 def parse_name(text: str, thing: str) -> str:
-    """The name of a `thing` in a path, unescaped.
+    """The name of an object in a path, unescaped. `thing` says what the object is, such as "case".
 
     Raises:
-        NotFound: PostgreSQL cannot store the name, so no `thing` has it.
+        NotFound: PostgreSQL cannot store the name, so no object has it.
     """
     if not is_storable(text):
         raise NotFound(f"There is no such {thing}.")
@@ -98,10 +98,10 @@ def parse_name(text: str, thing: str) -> str:
 
 
 def parse_id(text: str, thing: str) -> UUID:
-    """The UUID of a `thing` in a path.
+    """The UUID of an object in a path. `thing` says what the object is, such as "session".
 
     Raises:
-        NotFound: `text` is not a UUID, so no `thing` has it.
+        NotFound: `text` is not a UUID, so it is no object's id.
     """
     try:
         return UUID(text)

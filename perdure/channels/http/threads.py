@@ -3,8 +3,9 @@
 Waking a thread or the loop takes longer than a database query. So all threads take work from one queue, and results
 that are ready while the loop is busy are delivered together.
 
-`_USUAL` threads serve the queue: more would mostly wait for the interpreter's lock and for each other's commits. If
-work has waited for `_CHECK_S` seconds, all these threads may be in slow queries, and further threads start.
+Usually `_USUAL` threads serve the queue. More threads would mostly wait for the interpreter's lock and for each other's
+commits. If work has waited for `_CHECK_S` seconds, all these threads may be busy with slow queries, so more threads
+start.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Item = tuple[_Future, _Work]
 
 
 class Threads:
-    """At most `most` threads: `_USUAL` permanent ones, and more while work waits. Belongs to one event loop."""
+    """A pool of at most `most` threads: `_USUAL` permanent ones, and more while work waits. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -113,7 +114,7 @@ class Threads:
                 loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._delivery_scheduled = False  # first, so that a result that becomes ready now schedules another delivery
+        self._delivery_scheduled = False  # a result that becomes ready from now on schedules another delivery
         while self._finished:
             finished = self._finished.popleft()
             if finished is None:
@@ -121,7 +122,7 @@ class Threads:
                 continue
             future, result, error = finished
             self._unfinished -= 1
-            if future.done():  # cancelled
+            if future.done():  # its caller was cancelled
                 continue
             if error is None:
                 future.set_result(result)
@@ -132,7 +133,7 @@ class Threads:
 def _outcome(work: _Work) -> tuple[Any, BaseException | None]:
     try:
         return work(), None
-    except StopIteration as error:  # a future refuses this error
+    except StopIteration as error:  # `Future.set_exception` rejects this error
         return None, RuntimeError(repr(error))
     except BaseException as error:  # noqa: BLE001 (any error is passed to the caller)
         return None, error

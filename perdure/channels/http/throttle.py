@@ -1,7 +1,7 @@
 """A rate limit for wrong keys, by the client's address.
 
 Only requests with a wrong key are counted. A valid key is never refused, even if wrong keys come from the same address,
-such as a proxy's. A wrong key beyond the rate is answered with 429 instead of 401.
+such as a proxy's. A wrong key beyond the limit is answered with 429 instead of 401.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class WrongKeys:
         """Count a wrong key of `address`.
 
         Raises:
-            RateLimited: the address has reached the limit; this key is not counted. `retry_after_s`: seconds until the
-                oldest wrong key leaves the window.
+            RateLimited: the address has reached the limit. The wrong key is then not counted. `retry_after_s`: seconds
+                until the oldest wrong key leaves the window.
         """
         now = self._clock.monotonic()
         client = _client(address)

@@ -1,1 +1,1 @@
-"""Commands that show and change stored data: turns, sessions, memory, cases, schedules, breakers."""
+"""Commands that show and change stored data: turns, sessions, messages, memory, cases, schedules and others."""

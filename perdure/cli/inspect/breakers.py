@@ -42,7 +42,7 @@ def reset(
 ) -> None:
     """Close a breaker.
 
-    The breaker admits calls again, and the turns parked for it resume.
+    The breaker admits calls again, and the turns that wait for it resume.
     """
     with _breakers() as breakers:
         closed = breakers.reset(name).record()

@@ -1,6 +1,6 @@
-"""Prints the report of a run of the CaseBank's policy: counts, then the action and the reason for each case.
+"""Prints a report of a run that prunes the CaseBank: counts, then the action and the reason for each case.
 
-The texts of two duplicates are printed next to each other and truncated; `perdure cases show` prints a case in full.
+The texts of two duplicates are truncated and printed next to each other; `perdure cases show` prints a case in full.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INDENT = 4
 
 
 def write_report(run: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> None:
-    """Print a run from `read_run`, and its lines from `read_report` as they are read."""
+    """Print a run from `read_run`, then its lines from `read_report`, each as soon as it is read."""
     console = _console()
     console.print(_head(run))
     action, number = None, 0
@@ -45,7 +45,7 @@ def write_report(run: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> 
 
 
 def _console() -> Console:
-    """A console with the width of the terminal, or of a page if stdout is a file."""
+    """A console as wide as the terminal, or `_WIDTH` columns wide if stdout is not a terminal."""
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
@@ -74,9 +74,10 @@ def _summary(counted: Mapping[str, Any] | None) -> str | None:
 
 
 def _case(number: int, line: Mapping[str, Any]) -> Iterator[ConsoleRenderable]:
-    """One case of a plan: its id, why it would be removed, why it is spared (if it is), and its question.
+    """The lines for one case: its id, the reason for the planned action, and its question.
 
-    For a duplicate, the questions of both cases are shown.
+    If the case was spared when the plan was applied, a line says why. For a duplicate, a table compares the questions
+    and answers of both cases.
     """
     yield _text(f"{number:>3}. {line['case_id']}: {line['reason']}")
     if line["outcome_reason"] is not None:
@@ -104,7 +105,7 @@ def _indented(part: ConsoleRenderable) -> Padding:
 
 
 def _text(text: str) -> Text:
-    """Printable text on one line; it wraps at the console's width."""
+    """`text` without line breaks and control characters, wrapped at the console's width."""
     return Text(printable(" ".join(text.split())), overflow="fold")
 
 

@@ -46,7 +46,7 @@ CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="The case's id, a
 OfBank = Annotated[str | None, typer.Option(help="Only cases of this bank.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `perdure cases runs` prints it.")]
 ActionName = Literal["remove", "merge", "archive", "spare"]
-"""The values of `perdure.casebank.plan.policy.Action`; a test compares them."""
+"""Has the values of `perdure.casebank.plan.policy.Action`. A test checks this."""
 
 
 @commands.command("import")
@@ -156,7 +156,7 @@ def search(
 ) -> None:
     """Search the cases of all users by their questions.
 
-    Prints the nearest first; user_id is a case's author.
+    Prints the nearest cases first. The column user_id is the case's author.
     """
     from perdure.casebank.search import EVERYBODY, Within
 
@@ -185,10 +185,10 @@ def prune_(
     apply: Annotated[bool, typer.Option("--apply", help="Apply the plan; without it nothing changes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the plan of the weekly policy, or with --apply apply it.
+    """Print the plan of the weekly pruning policy, or apply it with --apply.
 
-    The plan has the reason for each spared case. If runs need approval, --apply only makes the plan. An interrupted run
-    is continued.
+    The plan contains the reason for each spared case. If runs need approval, --apply only makes the plan. If a run was
+    interrupted, --apply continues it.
     """
     from perdure.casebank.runs import prune
     from perdure.casebank.runs.state import Phase
@@ -269,7 +269,7 @@ def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
-    """Reject the plan of a run. Nothing of it is applied."""
+    """Reject the plan of a run. No part of the plan is applied."""
     from perdure.casebank.runs import state
 
     wanted = connecting.parse_id(run_id, "run")
@@ -281,7 +281,7 @@ def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
 
 @commands.command()
 def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Make an archived case active again. The policy then spares it for some days."""
+    """Make an archived case active again. The pruning policy then spares it for some days."""
     from perdure.casebank import archive
 
     with connecting.database() as database:
@@ -294,7 +294,7 @@ def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
 def share(case_id: CaseId, *, as_json: AsJson = False) -> None:
     """Let a case enter the prompts of all users of its bank.
 
-    Otherwise a case that was made from one user's messages enters only that user's prompts.
+    A case that was made from one user's messages enters only that user's prompts until it is shared.
     """
     from perdure.casebank import sharing
 
@@ -338,7 +338,7 @@ def reflect(
 
 @contextmanager
 def _run_context(runtime: Runtime) -> Iterator[RunContext]:
-    """The context of a run that updates a progress bar."""
+    """A run's context, which shows the run's progress as a bar."""
     from perdure.channels.notices import bank_of
 
     with progress("cases") as (shown, task):

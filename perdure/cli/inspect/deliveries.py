@@ -1,4 +1,4 @@
-"""`perdure deliveries`: lists replies to URLs and tasks, including dead letters, and sends a delivery again."""
+"""`perdure deliveries`: lists the deliveries of replies to URLs, chats and Celery tasks, and repeats a delivery."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.cli.display import AsJson, write_json, write_table, write_text
 commands = typer.Typer(help="Replies sent to URLs and tasks.", no_args_is_help=True)
 
 Status = Literal["pending", "delivered", "failed"]
-"""The values of `perdure.database.tables.DELIVERY_STATUSES`; a test compares them."""
+"""Has the values of `perdure.database.tables.DELIVERY_STATUSES`. A test checks this."""
 
 _COLUMNS = ("delivery_id", "turn_id", "user_id", "target", "status", "attempts", "due_at", "last_error", "tenant")
 

@@ -37,7 +37,7 @@ _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
 
 
 class LayerName(StrEnum):
-    """The values of `perdure.memory.recall.search.Layer`; a test compares them."""
+    """Has the values of `perdure.memory.recall.search.Layer`. A test checks this."""
 
     EPISODIC = "episodic"
     SEMANTIC = "semantic"
@@ -98,7 +98,7 @@ def consolidate(
 
 
 def _retry_abandoned(runtime: Runtime, session_id: UUID | None) -> None:
-    """Make the abandoned session `session_id` due again, or all abandoned sessions if it is `None`."""
+    """Make the abandoned session `session_id` due again; `None`: all abandoned sessions."""
     from perdure.memory.consolidation.consolidate import retry_abandoned
 
     chosen = None if session_id is None else [session_id]
@@ -147,7 +147,7 @@ def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
 
 @commands.command()
 def decay(*, as_json: AsJson = False) -> None:
-    """Update the value of every memory, and archive faded ones."""
+    """Update the value of every memory, and archive old memories of little value."""
     from perdure.memory.decay import decay as decay_all
 
     with connecting.database() as database, progress("memories") as (shown, task):
@@ -190,10 +190,10 @@ def forget(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase one memory of a user, or with --all the user.
+    """Erase one memory of a user, or everything stored about the user with --all.
 
     This cannot be undone. --all also erases the user's data in Redis, and prints the number of erased rows of each
-    table. A worker erases the data in Redis again after one lease.
+    table. A worker erases the data in Redis again after the duration of a turn's lease.
     """
     from perdure.memory.recall.agent_memory import forget as forget_memory
     from perdure.users.tables import USER_TABLES

@@ -1,4 +1,4 @@
-"""`perdure schedules`: lists perdure's own entries and users' schedules; adds, pauses and removes users' schedules."""
+"""`perdure schedules`: lists perdure's periodic tasks; lists, adds, pauses and removes users' schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _commands() -> None:
 
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
-    """List scheduled entries and users' schedules."""
+    """List perdure's own periodic tasks and users' schedules."""
     from perdure.schedule.reading import read_schedules
     from perdure.schedule.reminders import list_reminders
     from perdure.schedules.entries import active_entries
@@ -106,7 +106,7 @@ def remove(schedule_id: Annotated[str, typer.Argument(help="The id of a user's s
 
 
 def _of_user(found: dict[str, Any]) -> dict[str, Any]:
-    """A user's schedule in the columns of perdure's entries, plus its own columns."""
+    """A user's schedule with its own columns and those of perdure's periodic tasks."""
     return {
         **found,
         "entry": found["schedule_id"],

@@ -1,4 +1,4 @@
-"""Settings of PostgreSQL and Redis that can lose accepted messages or keep the text of erased users."""
+"""Finds settings of PostgreSQL and Redis that can lose accepted messages or keep erased users' text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_REDIS = ("maxmemory-policy", "appendonly", "slowlog-log-slower-than")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One dangerous setting: the server that has it, its value, the risk, and how to fix it."""
+    """A dangerous setting: its server, its name and value, the risk, and how to fix it."""
 
     where: str
     setting: str
@@ -77,7 +77,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         try:
             for setting in _OF_REDIS:  # Redis 6 accepts one name per command
                 configured |= client.config_get(setting)
-        except redis.ResponseError as error:  # a managed server forbids CONFIG
+        except redis.ResponseError as error:  # a managed server may forbid CONFIG
             typer.echo(f"perdure: the settings of {name} were not checked: {error}", err=True)
     policy = configured.get("maxmemory-policy")
     if policy not in (None, "noeviction"):

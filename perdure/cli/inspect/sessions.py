@@ -106,7 +106,7 @@ def end(
 ) -> None:
     """Request the end of a session.
 
-    Its turns run first. Later messages open a new session.
+    The session ends once all its turns are settled. Later messages open a new session.
     """
     from perdure.sessions.ending import request_end
     from perdure.turns.inbox.incoming import parse_reason

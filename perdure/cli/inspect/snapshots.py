@@ -49,8 +49,8 @@ def import_(
     """Restore a snapshot into its session.
 
     Restores the working variables and accepts the pending messages. Each message is accepted once, by its id, even if
-    the file is imported again. The variables are restored only while the session is at the snapshot's tick. A session
-    that does not exist in this database is created for its pending messages. The conversation is unchanged.
+    the file is imported again. The variables are restored only if the session is still at the snapshot's tick. If
+    the session does not exist in this database, it is created for the pending messages. The transcript is unchanged.
     """
     from perdure.snapshots.codec import parse
     from perdure.turns.restore_snapshot import restore

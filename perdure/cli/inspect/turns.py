@@ -1,4 +1,4 @@
-"""`perdure turns`: turns and their results, cancellation, and decisions on tool calls that wait for approval."""
+"""`perdure turns`: shows turns and their results, cancels turns, and decides on calls that wait for approval."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ commands = typer.Typer(help="Turns and their results.", no_args_is_help=True)
 CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
-"""The values of `perdure.database.tables.TURN_STATUSES`; a test compares them."""
+"""Has the values of `perdure.database.tables.TURN_STATUSES`. A test checks this."""
 
 _COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at", "tenant")
 

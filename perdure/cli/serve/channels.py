@@ -1,4 +1,4 @@
-"""`perdure channels`: listens on the chat services to which perdure connects."""
+"""`perdure channels`: receives messages from chat services over connections that perdure opens."""
 
 from __future__ import annotations
 

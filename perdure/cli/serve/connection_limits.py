@@ -3,8 +3,9 @@
 A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. One address may have
 `MOST_PER_ADDRESS` connections with an incomplete header, and the process may have `connection_limit()` connections.
 If an address exceeds its limit, the server closes the address's oldest connection with an incomplete header. If the
-process exceeds its limit, the server closes the oldest such connection of all addresses. Connections that have sent a
-header do not count against an address, so its limit does not affect a proxy or long streams.
+process exceeds its limit, the server closes the oldest connection with an incomplete header, whatever its address.
+Connections with a complete header do not count towards the limit of an address. The limit therefore does not affect
+proxies and long streams.
 
 `perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol.
 """
@@ -38,7 +39,7 @@ BODY_S = 60.0
 """Seconds from the end of a request's header to the end of its body."""
 
 MOST_PER_ADDRESS = 100
-"""The most connections of one address with an incomplete header."""
+"""The most connections with an incomplete header from one address."""
 
 _MOST = 10_000
 _WANTED_DESCRIPTORS = 65_536
@@ -57,11 +58,11 @@ _LIMITS_S = {Phase.HEADER: HEADER_S, Phase.BODY: BODY_S}
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit of open files, up to the hard limit at most; returns the soft limit."""
+    """Raise this process's soft limit of open files, at most to the hard limit. Returns the new soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_WANTED_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # a sandbox may forbid it; the old limit then applies
+        with suppress(ValueError, OSError):  # a sandbox may forbid the change; the old limit then applies
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _WANTED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
@@ -76,8 +77,8 @@ class Door:
     """Tracks and limits the connections of one server. Belongs to one event loop.
 
     Args:
-        most: The most open connections; above it, the oldest one with an incomplete header is closed.
-        most_per_address: The most connections of one address with an incomplete header.
+        most: The most open connections. Above this limit, the oldest connection with an incomplete header is closed.
+        most_per_address: The most connections with an incomplete header from one address.
         limits_s: Seconds for each phase of a request.
     """
 
@@ -92,7 +93,7 @@ class Door:
         self._by_address: defaultdict[str, OrderedDict[GuardedProtocol, None]] = defaultdict(OrderedDict)
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Add a connection. Above a limit, close the oldest one with an incomplete header, which may be the new one."""
+        """Add a new connection. Above a limit, close the oldest connection with an incomplete header."""
         self._open.add(connection)
         self.incomplete(connection)
         if len(self._open) > self._most:
@@ -104,7 +105,7 @@ class Door:
         self.complete(connection)
 
     def incomplete(self, connection: GuardedProtocol) -> None:
-        """Add a connection that waits for the rest of a header."""
+        """Count a connection with an incomplete header. May close the oldest such connection of its address."""
         self._incomplete[connection] = None
         of_address = self._by_address[connection.address]
         of_address[connection] = None
@@ -126,7 +127,7 @@ class Door:
         log.warning("closing the oldest connection with an incomplete header: %s", reason)
         oldest = next(iter(connections))
         oldest.abort()
-        self.closed(oldest)  # the event loop reports the abort only in its next round
+        self.closed(oldest)  # the event loop calls `connection_lost` only in its next iteration
 
 
 class GuardedProtocol(H11Protocol):
@@ -202,7 +203,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def send_400_response(self, _msg: str) -> None:
-        """Refuse data that is not HTTP, with the gateway's problem document instead of uvicorn's text."""
+        """Respond to data that is not HTTP with the gateway's problem document instead of uvicorn's text."""
         self._respond(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP/1.1.")
         self.transport.close()
 

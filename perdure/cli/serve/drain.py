@@ -1,7 +1,7 @@
-"""`perdure drain`: every worker finishes or parks its turns and starts none, until `perdure drain --resume`.
+"""`perdure drain`: all workers finish or park their turns, and start no turns until `perdure drain --resume`.
 
-The command closes the intake: a row in PostgreSQL, which survives restarts and the end of this command. It then polls
-PostgreSQL for running turns, and the reachable workers for the state of their drain.
+The command closes the intake with a row in PostgreSQL. The intake stays closed after the command ends, and across
+restarts. The command then polls PostgreSQL for running turns, and the reachable workers for the state of their drain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def drain(
 ) -> None:
     """Refuse new work, finish or park running turns, and flush.
 
-    The intake stays closed, also across restarts, until --resume. The exit status is 1 if work is still running when
-    the time is up, or if sessions cannot end because their turns have not run.
+    The intake stays closed, also across restarts, until --resume. The exit status is 1 if work is still running at
+    the time limit, or if sessions cannot end because they have turns that have not run.
     """
     from perdure.cli.serve.drain_watch import Drain, budget_s
     from perdure.turns import drain as fleet

@@ -1,4 +1,4 @@
-"""A drain: closes the intake, requests the end of sessions, and polls PostgreSQL and the workers."""
+"""Drains the installation: closes the intake, requests the end of sessions, and polls until no work runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.turns.drain import Phase
 _REASON = "drain"
 _POLL_S = 1.0
 _QUIET_POLLS = 2
-"""The number of consecutive polls that must find no work: a worker that starts during a poll may miss the question."""
+"""How many consecutive polls must find no work. One is not enough: a worker that starts during a poll may miss it."""
 
 
 class Drain:
@@ -39,7 +39,7 @@ class Drain:
         self.left = drain.unfinished(self._database)
 
     def wait(self, limit_s: float) -> None:
-        """Request the end of sessions if wanted, then poll until no work runs or `limit_s` seconds have passed."""
+        """With `end_sessions`, request the sessions' end. Poll until no work runs or `limit_s` seconds have passed."""
         with _progress() as show, connecting.control() as ask:
             if self._end_sessions:
                 self._request_ends()

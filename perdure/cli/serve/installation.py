@@ -25,14 +25,17 @@ from perdure.settings import Settings
 WORKERS = 2
 
 _WORK, _SERVERS = 1, 2
-"""The order of stopping: processes with a lower rank stop first. The gateway has rank 0."""
+"""Ranks for the order of stopping: processes with a lower rank stop first. The gateway has rank 0."""
 
 _SERVERS_STOP_S = 90
 _MARGIN_S = 5
 
 
 def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
-    """Start the servers for which no URL is set; returns the environment for processes, and the keepers."""
+    """Start the servers for which no URL is set.
+
+    Returns the environment for the other processes, and a process for each server that restarts it when it dies.
+    """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PERDURE_DATA_DIR": str(data_dir)}
     keepers = []
     for name, url, start in (
@@ -67,7 +70,7 @@ def _stop(name: str, server: Running) -> None:
 def processes_of(
     settings: Settings, environment: Mapping[str, str], host: str, port: int, flower_port: int | None
 ) -> Iterator[Process]:
-    """The gateway, the workers, beat, and Flower unless `flower_port` is None."""
+    """The gateway, the workers, beat, `channels` if a channel listens, and Flower unless `flower_port` is `None`."""
     stop_s = settings.shutdown.hard_exit_s + _MARGIN_S
     client_host = LOOPBACK if host in {"0.0.0.0", "::"} else host  # noqa: S104 (compared, not bound)
 
@@ -102,7 +105,7 @@ def processes_of(
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Flower's pages: the port, the default user and password, and a configuration file that may override them."""
+    """Flower's pages: the port, the default user and password, and a configuration file that may override both."""
 
     port: int
     credentials: tuple[str, str] | None

@@ -9,10 +9,10 @@ import socket
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 FINISH_S = 5
-"""Seconds for sending responses, once no client waits for a turn."""
+"""Seconds that a shutdown allows for sending the last responses, once no client waits for a turn."""
 
 ACCEPTED_AT_ONCE = 128
-"""The most connections that the event loop accepts per iteration, and its attempts if no descriptor is free."""
+"""The most `accept` calls of the event loop per iteration, even if they fail because no descriptor is free."""
 
 _BACKLOG = 2048
 

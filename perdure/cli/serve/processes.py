@@ -166,6 +166,6 @@ def _celery(settings: Settings, *argv: str) -> None:
 
     check(settings, asks_models=argv[0] == "worker", asks_embedder=argv[0] == "worker")
     flowering.STARTED.set(argv[0])
-    from perdure.workers.celery import app  # the import resolves the servers, so the settings are checked first
+    from perdure.workers.celery import app  # resolves the servers' addresses, so the settings are checked first
 
     raise typer.Exit(app.start(["--quiet", *argv]) or 0)

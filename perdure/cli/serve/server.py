@@ -3,13 +3,13 @@
 A gateway shuts down in four phases, and logs a line for each:
 
     1  new messages get 503 with `Retry-After`
-    2  drain: waiting clients get a response when their turn is settled, or at the deadline with its current status
+    2  drain: a waiting client gets a response when its turn is settled, or the turn's current status at the deadline
     3  responses are sent; a response that the client has not read within `FINISH_S` is cut off
     4  connections are closed; exit 0, or 1 if a response was cut off
 
 After the first SIGINT or SIGTERM the gateway keeps listening while clients wait for turns, at most for the drain's time
-limit. A second signal ends the drain; a third signal cuts off responses. At the hard limit the process exits with
-status 1.
+limit. A second signal ends the drain; a third signal cuts off responses. At the hard time limit the process exits
+with status 1.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from perdure.workers.shutdown.hard_limit import HardLimit
 log = logging.getLogger(__name__)
 
 _SWITCH_S = 0.001
-"""The interpreter's switch interval: the event loop waits this many seconds for a computing thread (default: 5 ms)."""
+"""The interpreter's switch interval: seconds after which a computing thread yields to the event loop. Default: 5 ms."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which lets the gateway drain before it closes its sockets.
+    """uvicorn's server, extended: the gateway drains before the server closes its sockets.
 
-    `cut_off` is the number of connections whose response was cut off, `signalled_at` the monotonic time of the first
-    signal.
+    `cut_off` is the number of connections whose response was cut off. `signalled_at` is the monotonic time of the
+    first signal.
 
     Args:
         app: The gateway's application.
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
                 ws_max_size=MAX_FRAME_BYTES,
                 ws_ping_interval=PING_S,
                 ws_ping_timeout=PING_S,
-                http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it; it need not be a class
+                http=protocol(door),  # type: ignore[arg-type]  # uvicorn only calls it, so a function will do
                 backlog=ACCEPTED_AT_ONCE,
                 log_config=None,
                 log_level="warning",
@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
             self.cut_off = len(self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """At the first signal shut down, at the second end the drain, at the third cut off responses."""
+        """The first signal starts the shutdown, the second ends the drain, the third cuts off responses."""
         self._signals += 1
         if not self.should_exit:
             self.signalled_at = time.monotonic()

@@ -1,15 +1,18 @@
-"""The channel `discord`: Discord's gateway, its interactions by webhook, and its REST API, through hikari.
+"""The channel `discord`, through hikari: Discord's gateway, its webhook for interactions, and its REST API.
 
-In a private chat every message is for the agent. In a channel of several people a message is for the agent if it
-mentions the bot or replies to it. Once the agent takes part in a thread, every message there is for the agent.
-Slash commands and buttons are interactions: they arrive over the gateway, or over the webhook if the application has an
-endpoint URL. Discord requires an answer to an interaction within three seconds. The channel answers it as deferred, and
-the first part of the reply later replaces the deferred answer.
+In a private chat, every message is for the agent. In a server's channel, a message is for the agent if it mentions the
+bot or replies to the bot. Once the agent takes part in a thread, every message in that thread is for the agent.
 
-Each message has a nonce derived from the delivery, so an attempt repeated within a few minutes sends no duplicate. Text
-is sent as Discord's Markdown. No message notifies anyone (`allowed_mentions` is empty), and text that looks like a
-mention is shown as text. A new session of Discord's gateway does not repeat earlier events. The channel therefore
-reads, for each recently active chat, the messages after the last handled message (`history`).
+Slash commands and button presses are interactions. Discord sends interactions to the application's endpoint URL (the
+webhook) if the application has one, otherwise over the gateway. Discord requires an answer to an interaction within
+three seconds. This module first sends a deferred answer, and the first part of the reply later replaces that answer.
+
+Each sent message has a nonce that is derived from the delivery. An attempt that is repeated within a few minutes
+therefore sends no duplicate. Text is sent as Discord's Markdown. No message notifies anyone (`allowed_mentions` is
+empty), and text that looks like a mention is shown as plain text.
+
+A new session of Discord's gateway does not repeat earlier events. For each recently active chat, `history` therefore
+reads the messages after the last handled message.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ log = logging.getLogger(__name__)
 STALE_S = 300
 _TYPING_S = 2.0
 _INTERACTION_S = 840
-"""Seconds for which an interaction's token is used; Discord accepts it for 900."""
+"""Seconds for which an interaction's token is used. Discord accepts the token for 900 seconds."""
 
 _PING, _COMMAND, _COMPONENT = 1, 2, 3
 _PONG, _DEFERRED, _DEFERRED_UPDATE = {"type": 1}, {"type": 5}, {"type": 6}
@@ -92,7 +95,7 @@ _NAMED = compiled(r"<@!?([0-9]{1,20})>")
 class Discord:
     """The channel `discord`. `api_url` is the base URL of the REST API; `None` stands for Discord's own URL.
 
-    Threads may share it.
+    Thread-safe.
     """
 
     name = "discord"
@@ -115,10 +118,11 @@ class Discord:
         self._rest.close()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Check the signature of a webhook's request; `headers` have names in lower case.
+        """Check the signature of a webhook request. The names in `headers` are in lower case.
 
         Raises:
-            Unauthorized: the signature is invalid, the request is older than `STALE_S`, or no public key is configured.
+            Unauthorized: the signature is invalid, the request is older than `STALE_S` seconds, or no public key is
+                configured.
         """
         stamp = headers.get("x-signature-timestamp", "")
         if self._key is None or not stamp.isascii() or not stamp.isdigit():
@@ -131,7 +135,7 @@ class Discord:
             raise Unauthorized("The request's timestamp is too old.")
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (the protocol's)
-        """The interaction in a webhook request with a valid signature, and the response to it.
+        """The interaction in a verified webhook request, and the response to the request.
 
         Raises:
             InvalidRequest: the body is not an interaction.
@@ -149,7 +153,7 @@ class Discord:
         return Received(({"t": _INTERACTION, "d": given},), answer)
 
     def parse(self, update: Update) -> list[Event]:
-        """Translate an event of Discord's gateway, `{"t": name, "d": data}`, into the channel's events.
+        """Translate an event of Discord's gateway, `{"t": name, "d": data}`, into events of the channel protocol.
 
         Raises:
             KeyError, TypeError, ValueError: the event is malformed.
@@ -198,11 +202,13 @@ class Discord:
         return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()
 
     def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:
-        """Send one message of at most `most_chars`; `key` is the same at each attempt, and different for each message.
+        """Send one message of at most `most_chars` characters.
+
+        Each message has its own `key`. Repeated attempts to send a message use the same `key`.
 
         Raises:
             NotAsked: Discord asks for a pause.
-            Undeliverable: the channel no longer exists, or the bot may not write there.
+            Undeliverable: the channel no longer exists, or the bot may not write in the channel.
             DeliveryFailed: Discord did not confirm the message.
         """
         nonce = hashlib.sha256(key.encode()).hexdigest()[:_NONCE_CHARS]
@@ -215,10 +221,12 @@ class Discord:
         self._rest.run(work)
 
     def mark(self, place: Place, text: str) -> None:
-        """Replace the message of a pressed button with `text`, without buttons.
+        """Replace the message that contains the pressed button with `text`, and remove the buttons.
+
+        Sends `text` as a new message instead if `place` has no valid interaction token.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
 
         async def work(rest: RESTClient) -> None:
@@ -232,7 +240,7 @@ class Discord:
         """Show the bot's typing indicator for ten seconds.
 
         Raises:
-            DeliveryFailed: as `send`.
+            DeliveryFailed: as in `send`.
         """
 
         async def work(rest: RESTClient) -> None:
@@ -241,9 +249,10 @@ class Discord:
         self._rest.run(work, _TYPING_S)
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:
-        """The messages of a channel after the message `after`, as the gateway would have sent them, oldest first.
+        """The messages after the message with the id `after` in the channel `chat`, oldest first, as gateway events.
 
-        See `history` for the bounds. Empty if the channel no longer exists, or the bot may not read it.
+        `history` limits the number and the age of the messages. Empty if the channel no longer exists, or the bot may
+        not read the channel.
 
         Raises:
             DeliveryFailed: the request to Discord failed.
@@ -255,7 +264,7 @@ class Discord:
             return ()
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
-        """Pass the gateway's events to `on_update`, one after another, until `stop`.
+        """Pass the gateway's events to `on_update`, one after another, until `stop` is set.
 
         Raises:
             ChannelFailed: the gateway cannot be reached, or refuses the token.
@@ -307,7 +316,10 @@ class Discord:
         )
 
     async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
-        """Add the author to the event of a deleted private message; Discord's event names only the channel."""
+        """Add the author to the event of a deleted private message, because Discord's event names only the channel.
+
+        For this purpose, stores the author of each new private message by channel.
+        """
         data = update["d"]
         if "guild_id" in data or update["t"] not in {"MESSAGE_CREATE", "MESSAGE_DELETE"}:
             return
@@ -322,7 +334,7 @@ class Discord:
                 data["author"] = {"id": recipient}
 
     def _is_answerable(self, place: Place) -> bool:
-        """Whether the place has an interaction token that is still valid."""
+        """Whether `place` has an interaction token that is still valid."""
         if place.token is None or place.message is None:
             return False
         sent_s = hikari.Snowflake(place.message).created_at.timestamp()
@@ -376,7 +388,7 @@ def _interaction(data: Update) -> list[Event]:
 
 
 async def _defer(rest: RESTClient, interaction: Update) -> None:
-    """Answer an interaction as deferred, within Discord's three seconds."""
+    """Send a deferred answer to an interaction, because Discord requires an answer within three seconds."""
     kinds = {
         _COMMAND: hikari.ResponseType.DEFERRED_MESSAGE_CREATE,
         _COMPONENT: hikari.ResponseType.DEFERRED_MESSAGE_UPDATE,
@@ -391,7 +403,7 @@ async def _defer(rest: RESTClient, interaction: Update) -> None:
 
 
 async def _answered(rest: RESTClient, place: Place, content: dict[str, Any]) -> bool:
-    """Replace the deferred answer to an interaction; `False` if Discord no longer accepts the interaction's token."""
+    """Replace an interaction's deferred answer; returns `False` if Discord no longer accepts the token."""
     application, _, token = (place.token or "").partition(":")
     try:
         await rest.edit_interaction_response(int(application), token, **content)

@@ -1,7 +1,7 @@
 """Reads from Discord's REST API the messages that people wrote in a channel while no process listened.
 
-At most `MOST_READ` messages of the last `LONGEST_AGO` are read from each channel. A message that was already handled is
-recognised by its id.
+Reads at most `MOST_READ` messages of each channel, none of them older than `LONGEST_AGO`. The caller may have handled
+some of these messages already. Message ids deduplicate them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hikari.api import RESTClient
 
 LONGEST_AGO = timedelta(days=1)
 MOST_READ = 300
-"""Messages per channel: three requests, within Discord's limit of five in five seconds per channel."""
+"""The most messages per channel. They take three requests; Discord allows five requests in five seconds per channel."""
 HISTORY_S = 60.0
 """Seconds within which one channel's history must be read."""
 
 
 async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -> list[dict[str, Any]]:
-    """The messages of a channel after the message with the id `after`, oldest first, as events of the gateway."""
+    """The messages of a channel after the message with the id `after`, oldest first, as gateway events."""
     channel = await rest.fetch_channel(int(chat))
     oldest = max(hikari.Snowflake(after), hikari.Snowflake.from_datetime(now - LONGEST_AGO))
     found = rest.fetch_messages(int(chat), after=oldest).limit(MOST_READ)
@@ -28,7 +28,7 @@ async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -
 
 
 def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
-    """A message in the format of the gateway's event. Adds the fields for server and thread, which REST omits."""
+    """A message as a gateway event, with the fields for server and thread, which the REST API omits."""
     replied = message.referenced_message
     event: dict[str, Any] = {
         "id": str(message.id),

@@ -1,4 +1,4 @@
-"""hikari's REST client for callers in any thread. Its errors are raised as `DeliveryFailed`."""
+"""hikari's REST client for synchronous callers in any thread. The client's errors become `DeliveryFailed`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TIMEOUT_S = 10.0
 HTTP = HTTPSettings(timeouts=HTTPTimeoutSettings(total=TIMEOUT_S))
 
 _GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
-"""Codes of permanent errors: the channel is unknown, or the bot may not write there."""
+"""Discord's codes of permanent errors: the channel is unknown, or the bot may not write in the channel."""
 
 
 class Rest:
-    """Runs hikari's REST client on an event loop in a separate thread. The first call starts the thread."""
+    """Runs hikari's REST client on an event loop in a separate thread. The first call of `run` starts the thread."""
 
     def __init__(self, token: str, url: str | None) -> None:
         self._token = token

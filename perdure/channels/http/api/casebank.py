@@ -1,4 +1,4 @@
-"""`/v1/casebank`: the search for similar cases that turns use; sharing of cases by administrators."""
+"""`/v1/casebank`: searches for similar cases, and lets administrators share and unshare cases."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def search(
     bank: Bank = None,
     include_archived: IncludeArchived = False,
 ) -> NearCases:
-    """Search the cases whose questions are nearest to `q`, nearest first; a case's `user_id` is its author."""
+    """List the cases whose questions are nearest to `q`, nearest first. A case's `user_id` names its author."""
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden("Name a user_id: only an admin key searches the cases of all users.")
     if include_archived and user_id is not None:
@@ -65,7 +65,7 @@ async def search(
 # Callers choose the ids of cases, so an id may contain slashes.
 @router.post("/cases/{case_id:path}/share", response_description="Shared.", responses=problems(404, 409))
 async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
-    """Share a case that was made from one user's message with all users of its bank."""
+    """Share one user's case with all users of its bank in the same tenant."""
     name = parameters.parse_name(case_id, "case")
     at = await gateway.in_thread(partial(sharing.share, gateway.runtime.database, name, _ADMINISTRATOR))
     return SharedCase(case_id=name, shared_at=at.isoformat())
@@ -73,7 +73,7 @@ async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> 
 
 @router.delete("/cases/{case_id:path}/share", response_description="No longer shared.", responses=problems(404, 409))
 async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> UnsharedCase:
-    """Stop sharing a case: only its author's prompts may contain it."""
+    """Stop sharing a case. Afterwards, only prompts for the case's author may contain it."""
     name = parameters.parse_name(case_id, "case")
     await gateway.in_thread(partial(sharing.unshare, gateway.runtime.database, name, _ADMINISTRATOR))
     return UnsharedCase(case_id=name, shared_at=None)

@@ -1,4 +1,4 @@
-"""`/v1/consolidation`: for administrators, runs that prune the CaseBank, their approval, and restoring cases."""
+"""`/v1/consolidation`: lets administrators prune the CaseBank, approve or reject a plan, and restore cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.channels.http.schemas.casebank import DryRun, NoMembers, Pruned, Pr
 router = APIRouter(prefix="/consolidation", tags=["casebank"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _ADMINISTRATOR = "an admin key"
-"""The value in a run's row for an administrator who approved or rejected the plan."""
+"""The value of a run's `decided_by` if the plan was approved or rejected over HTTP."""
 
 _DEFAULT_WAIT_S = 10.0
 _DEFAULT_LIMIT = 20
@@ -49,7 +49,7 @@ async def run(
     _admin: TheAdministrator,
     wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
-    """Request a run that prunes the CaseBank. 202: the run is unfinished, or its plan waits for approval."""
+    """Request a run that prunes the CaseBank. The status is 202 if the run is unfinished or waits for approval."""
     return await _run(gateway, request, wait, dry_run=False)
 
 
@@ -69,7 +69,7 @@ async def dry_run(
     _admin: TheAdministrator,
     wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
-    """Request the plan that a run would make now; no case changes. 202: the plan is unfinished."""
+    """Request the plan that a run would make now. No case changes. The status is 202 if the plan is unfinished."""
     return await _run(gateway, request, wait, dry_run=True)
 
 
@@ -117,14 +117,14 @@ async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdmi
 # Callers choose the ids of cases, so an id may contain slashes.
 @router.post("/restore/{case_id:path}", response_description="Restored.", responses=problems(404))
 async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
-    """Make an archived case active again, unchanged; runs do not archive it for some days."""
+    """Make an archived case active again, exactly as it was. Runs do not archive it for some days."""
     name = parameters.parse_name(case_id, "archived case")
     await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
     return Restored(case_id=case_id, status="restored")
 
 
 async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
-    """Request a run, wait for it for at most `wait` seconds, and return its result or its progress.
+    """Request a run, wait for it for up to `wait` seconds, and respond with its result or its progress.
 
     A worker executes the run. The request is committed before the wait, so the run continues if the client disconnects
     or the gateway stops.

@@ -1,4 +1,4 @@
-"""`/v1/conversations`: a user's conversations, by the keys that callers chose for them."""
+"""`/v1/conversations`: lists and changes a user's conversations. Callers choose the key of each conversation."""
 
 from __future__ import annotations
 

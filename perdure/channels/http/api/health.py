@@ -1,8 +1,9 @@
-"""`/healthz`: the process responds. `/readyz`: the process accepts messages, and PostgreSQL and the broker respond.
+"""`/healthz` reports that the process responds, and `/readyz` reports whether the gateway can accept messages.
 
-`/readyz` also requires a database that this release can use (`perdure.database.compatibility`). Neither route needs a
-key, so their responses contain no address, user or table. `/readyz` lists the workers that were killed within the last
-hour (`perdure.resilience.kill_reports`); they do not change its status, because the gateway works without them.
+`/readyz` succeeds if the gateway accepts messages, the broker is available, and this release can use the database
+(`perdure.database.compatibility`). Its response lists the workers that were killed within the last hour
+(`perdure.resilience.kill_reports`). These kills do not change the status, because the gateway works without workers.
+Neither route needs a key, so their responses contain no address, user or table.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _TIMEOUT_S = 2.0
 T = TypeVar("T")
 
 KilledLately = Callable[[], Sequence[Kill]]
-"""Returns the workers that their watchdog killed within the last hour, oldest first; may block."""
+"""Returns the kills of workers within the last hour, oldest first. A call may block."""
 
 
 class Lookup(Generic[T]):
-    """Reads a value for all concurrent requests in one thread, so a `read` that hangs occupies one thread only."""
+    """Shares one call of `read` between concurrent requests, so a call that hangs occupies only one thread."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -64,14 +65,14 @@ class Lookup(Generic[T]):
 
 
 class Check:
-    """A check of a service. `find_fault` returns a message for an operator, `None` if the service works."""
+    """A check of a service. `find_fault` returns a message for an operator, or `None` if the service works."""
 
     def __init__(self, service: str, find_fault: Callable[[], str | None]) -> None:
         self._service = service
         self._fault = Lookup(find_fault)
 
     async def fault(self) -> str | None:
-        """The fault of the service, `None` if it works. Takes at most `_TIMEOUT_S` seconds."""
+        """A message about the service's fault, or `None` if the service works. Takes at most `_TIMEOUT_S` seconds."""
         try:
             return await self._fault.result()
         except TimeoutError:
@@ -132,7 +133,7 @@ async def ready(
 ) -> Health:
     """Report whether the gateway can accept messages and wake workers.
 
-    The answer lists workers that were killed within the last hour; they do not make the gateway unready.
+    The answer lists the workers that were killed within the last hour. Such kills do not make the gateway unready.
     """
     gateway.admit()
     kills, results = await asyncio.gather(_killed_workers(killed), asyncio.gather(*(check.fault() for check in checks)))

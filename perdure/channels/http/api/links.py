@@ -1,4 +1,4 @@
-"""`/v1/links`: links other channels to a user."""
+"""`/v1/links`: links identities on channels, such as a Telegram account, to a user."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ router = APIRouter(prefix="/links", tags=["links"], route_class=StrictRoute, res
 
 @router.post("", status_code=HTTPStatus.CREATED, response_description="The code.", responses=problems(*WITH_BODY))
 async def mint(wanted: NewLink, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> LinkCode:
-    """Mint a one-time code; a person who sends `/link CODE` on a channel is linked to this user.
+    """Mint a one-time code for a user. The person who sends `/link CODE` on a channel is then linked to that user.
 
-    A new code replaces the user's last one.
+    A new code replaces the user's previous code.
     """
     if caller.kind is KeyKind.USER:
         raise Forbidden("A user token cannot link a channel, because a link outlives the token: use a service key.")
@@ -50,5 +50,5 @@ async def remove(
     gateway: TheGateway,
     users: TheUsers,
 ) -> None:
-    """Remove a user's link, if it exists. Earlier messages stay with the user."""
+    """Remove a user's link, if it exists. Messages from before the removal stay with the user."""
     await gateway.in_thread(partial(remove_link, gateway.runtime.database, users.key(user_id), channel, external_id))

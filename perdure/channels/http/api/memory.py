@@ -1,4 +1,4 @@
-"""`/v1/memory`: the agents' search of a user's memory, and consolidation on request."""
+"""`/v1/memory`: searches a user's memory, as agents do, and requests the consolidation of sessions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def consolidate(
 ) -> ConsolidationRequested:
     """Request the consolidation of one ended session or, without an id, of a batch of pending sessions.
 
-    A session whose consolidation was abandoned is retried.
+    If the id names a session whose consolidation was abandoned, the consolidation is tried again.
     """
     if wanted.session_id is None:
         if caller.tenant is not None or caller.kind is KeyKind.USER:

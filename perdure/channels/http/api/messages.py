@@ -26,7 +26,7 @@ router = APIRouter(tags=["messages"], route_class=StrictRoute)
     },
 )
 async def accept(message: IncomingBody, gateway: TheOpenGateway, users: TheUsers, response: Response) -> Accepted:
-    """Accept a message. It is committed before the response, so it gets a reply even if a process crashes.
+    """Accept a message. The message is committed before the response, so it gets a reply even if a process crashes.
 
     If a message with the same `(user_id, channel, message_id)` was accepted before, the status is 200 and the ids are
     those of the first message.

@@ -34,7 +34,7 @@ async def _schedule(schedule_id: parameters.IdPath, gateway: TheGateway, caller:
 
 
 TheSchedule = Annotated[UUID, Depends(_schedule)]
-"""The schedule in the path, to which the caller has access."""
+"""The id of the schedule in the path. A caller without access to the schedule gets 404."""
 
 
 @router.post(
@@ -44,10 +44,11 @@ TheSchedule = Annotated[UUID, Depends(_schedule)]
     responses=problems(*WITH_BODY, 404, 409),
 )
 async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
-    """Schedule a text that is sent to the agent as the user's message: once `at` a time, or by `cron`, in `timezone`.
+    """Schedule a text that is sent to the agent as a message from the user.
 
-    A local time that a clock change skips is the first instant after the gap. For a local time that occurs twice, the
-    first occurrence counts.
+    The text is sent once, at the time `at`, or repeatedly, at the times of the expression `cron`. Times without an
+    offset are local to `timezone`. If a clock change skips a local time, the text is sent at the first instant after
+    the gap. If a local time occurs twice, the text is sent at the first occurrence.
     """
     return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
 
@@ -68,7 +69,7 @@ async def list_(
     "/{schedule_id}", response_description="The schedule as it is now.", responses=problems(*WITH_BODY, 404, 409)
 )
 async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Body()], gateway: TheGateway) -> Schedule:
-    """Pause a schedule, or resume it. Slots during the pause are skipped."""
+    """Pause a schedule, or resume it. Times that pass during the pause are skipped."""
     runtime = gateway.runtime
     changed = await gateway.in_thread(
         partial(reminders.pause, runtime.database, runtime.clock, runtime.settings, schedule_id, paused=changes.paused)

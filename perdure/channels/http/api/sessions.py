@@ -1,4 +1,4 @@
-"""`/v1/sessions`: conversations and their transcripts."""
+"""`/v1/sessions`: lists, reads, ends and forks sessions, and reads their transcripts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ async def end(
 async def fork(
     session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway
 ) -> Forked:
-    """Copy a session up to its last settled turn at or before a tick. The copy gets only messages that name its id."""
+    """Copy a session, up to and including its last turn that was settled at or before `tick`.
+
+    Only messages that name the copy's id go to the copy.
+    """
     runtime = gateway.runtime
     fork_id = await gateway.in_thread(partial(fork_session, runtime.database, runtime.clock, session_id, given.tick))
     return Forked(session_id=fork_id)

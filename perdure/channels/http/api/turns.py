@@ -1,4 +1,4 @@
-"""`/v1/turns`: the state of a turn, approvals, and feedback."""
+"""`/v1/turns`: reads, streams and cancels turns, decides on their tool calls, and records feedback."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ router = APIRouter(
 
 @router.get("", response_description="The turn.", responses=problems(400))
 async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
-    """Read a turn. With `wait`, respond when it is settled, or after that many seconds with its current status."""
+    """Read a turn. With `wait`, the response is sent once the turn is settled, at the latest after `wait` seconds."""
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
     if not wait or turn.status in SETTLED:
         return turn
@@ -61,7 +61,7 @@ async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEvent
     last = EventId.parse(last_event_id) if last_event_id is not None else None
     found = gateway.events(turn_id, last, sse.HEARTBEAT_S)
     try:
-        first = await anext(found)  # an error before the first event gets its own status
+        first = await anext(found)  # an error before the first event sets the response's status
     except StopAsyncIteration:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return sse.response(sse.chunks(first, found))
@@ -80,7 +80,7 @@ async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     responses=problems(*WITH_BODY, 409),
 )
 async def approval(turn_id: TheTurn, decision: DecisionBody, gateway: TheGateway) -> Turn:
-    """Approve or deny a call of `pending_approvals`, named by its `call_id`; `arguments` replace the model's own."""
+    """Approve or deny the call `call_id` of `pending_approvals`. `arguments`, if given, replace the model's."""
     return await _after(gateway, turn_id, lambda: decide(gateway.runtime, turn_id, decision))
 
 
@@ -91,12 +91,15 @@ async def approval(turn_id: TheTurn, decision: DecisionBody, gateway: TheGateway
     responses=problems(*WITH_BODY, 409),
 )
 async def feedback(turn_id: TheTurn, given: FeedbackBody, gateway: TheGateway) -> Turn:
-    """Rate a reply: 1 is helpful, -1 is not. The latest rating counts. A reply rated 1 becomes a case."""
+    """Rate a reply: 1 is helpful, -1 is not. The latest rating counts.
+
+    A reply rated 1 becomes a case if the agent uses a CaseBank.
+    """
     return await _after(gateway, turn_id, lambda: give_feedback(gateway.runtime, turn_id, given))
 
 
 async def _after(gateway: Gateway, turn_id: UUID, act: Callable[[], object]) -> Turn:
-    """Call `act`, then read and return the turn, both in one thread."""
+    """Call `act` and then read the turn, in one thread. Returns the turn."""
 
     def act_and_read() -> Turn:
         act()

@@ -25,14 +25,14 @@ _tokens = APIRouter(tags=["tokens"], route_class=StrictRoute, responses=problems
 
 @_users.get("/{user_id}/export", response_model=Export, response_description="The export.", responses=problems(404))
 async def export(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Response:
-    """Export all data of a user: rows by table, and recent stream events."""
+    """Export all data of a user: the rows of each table, and the recent events of the user's activity stream."""
     runtime, key = gateway.runtime, users.key(user_id)
     return await gateway.json_response(partial(export_user, runtime.database, runtime.clock, runtime.redis_memory, key))
 
 
 @_users.delete("/{user_id}", response_description="Erased.")
 async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Erased:
-    """Erase a user's messages and everything derived from them; the answer counts the rows, by table.
+    """Erase a user's messages and everything derived from them. The answer has the number of erased rows by table.
 
     Erasing an unknown user, or a user a second time, is no error.
     """

@@ -1,7 +1,7 @@
 """A turn's answer as a sequence of text parts, from the turn's events.
 
-A turn may have several steps with text; a blank line separates their texts. An OpenAI stream cannot withdraw text: if a
-step is rewound after part of its text was yielded, `follow` raises `Rewound`.
+A turn may have several steps with text; a blank line separates their texts. An OpenAI stream cannot withdraw text.
+`follow` therefore raises `Rewound` if a step's text is withdrawn after a part of the text was yielded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rewound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The next part of the answer's text. `progress` is a status line, which is not part of the answer."""
+    """The next part of the answer's text or, if `progress` is true, a status line outside the answer."""
 
     text: str
     progress: bool = False
@@ -43,7 +43,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A line about a committed tool call. It follows the text of the call's step, also in a replay."""
+    """A line about a committed tool call. It follows the text of the call's step, both live and in a replay."""
 
     line: str
 
@@ -103,7 +103,7 @@ class _Answer:
                 return []
 
     def _grow(self, step: str) -> list[Part]:
-        """Replace the current step's text with `step`; returns the part to yield. Blank text yields nothing."""
+        """Replace the current step's text with `step`. Returns the new text as a part; nothing if `step` is blank."""
         self._step = step
         if not step.strip() or len(step) == self._passed:
             return []

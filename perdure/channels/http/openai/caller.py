@@ -1,9 +1,10 @@
 """The user and the conversation of an OpenAI-compatible request.
 
 The user is `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's user. The conversation is
-`X-Perdure-Conversation`, else `prompt_cache_key`. If the user or the conversation is still missing, and the caller has
-no user token, the headers that Open WebUI forwards name it, because they come from a front end that the operator
-trusts. Without a conversation, the message belongs to the user's conversation without a key.
+`X-Perdure-Conversation`, else `prompt_cache_key`. If a request names no user or no conversation, the missing one is
+taken from the headers that Open WebUI forwards. These headers are ignored if the caller has a user token, because only
+a front end that the operator trusts may name the user. A message without a conversation belongs to the user's
+conversation without a key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NO_USER = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The destination of a request's message. `user` is the user's key, `user_id` the id within its tenant."""
+    """The destination of a request's message. `user` is the user's key, and `user_id` is the id without the tenant."""
 
     user: str
     user_id: str

@@ -20,7 +20,7 @@ _STOPPING = "This gateway is shutting down. Send the request again: it finds the
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The identity of a completion: the turn's id, the agent's name, and the turn's acceptance in epoch seconds."""
+    """The identity of a completion. `created` is the time of its creation in epoch seconds."""
 
     turn_id: str
     agent: str
@@ -67,7 +67,7 @@ async def stream(
                 case Idle():
                     yield _HEARTBEAT
                 case Ended(turn):
-                    await on_sent()  # first: once the client has the last chunk, it may send the same text again
+                    await on_sent()  # before the last chunk, after which the client may send the same text again
                     for chunk in _ending(completion, turn, include_usage=include_usage):
                         yield chunk
                     return
@@ -96,7 +96,7 @@ def _ending(completion: Completion, turn: dict[str, Any], *, include_usage: bool
 
 
 def rewound() -> dict[str, Any]:
-    """The error that ends a stream if text that was sent is withdrawn."""
+    """The error that ends a stream if sent text is withdrawn."""
     return error_body(_REWOUND, "server_error", REWOUND)
 
 

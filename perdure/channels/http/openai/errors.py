@@ -53,7 +53,7 @@ def response_of(error: PerdureError) -> Response:
 
 
 def settled_failure(turn: dict[str, Any]) -> Response:
-    """The response for a failed or cancelled turn. Its headers stop SDKs from retrying: they would find this turn."""
+    """The response for a failed or cancelled turn. Its header stops SDK retries, which would find the same turn."""
     found, status = failure_body(turn)
     return respond(found, status, _NO_RETRY)
 

@@ -1,8 +1,9 @@
 """Recognises repeated requests, so that a repeated request finds its turn and does not begin another.
 
-The `Idempotency-Key`, if sent, is the `message_id`. Without it, the `message_id` has two parts. The first is the
-request's fingerprint: a digest of the conversation, the agent, the session and the messages. The second is the id of
-the last turn that had the same user and fingerprint and whose answer was sent completely.
+`accept` recognises a repeated message by its `message_id`. If the client sends an `Idempotency-Key`, this key is the
+`message_id`. Otherwise the `message_id` has two parts. The first is the request's fingerprint: a digest of the
+conversation, the agent, the session and the messages. The second is the id of the last turn that had the same user and
+fingerprint and whose answer was sent completely.
 
 If an answer was lost, a repeated request therefore finds the turn, even if the turn is unsettled or the gateway has
 restarted. If the answer was sent, a repeated request makes a new turn, unless the SDK has marked the request as a retry
@@ -28,7 +29,7 @@ from perdure.turns.reading import SETTLED
 
 CHANNEL = "openai"
 FOUND_AGAIN_S = 600.0
-"""Seconds after a turn's settling within which a repeated request finds it."""
+"""Seconds for which a repeated request still finds a turn after the turn is settled."""
 
 _DIGITS = 32
 
@@ -37,7 +38,7 @@ _DIGITS = 32
 class Request:
     """The data that identify a request.
 
-    `key` is the `Idempotency-Key`. `is_retry` tells that the SDK has marked the request as a retry.
+    `key` is the `Idempotency-Key`. `is_retry` tells whether the SDK has marked the request as a retry.
     """
 
     message: Incoming
@@ -55,7 +56,7 @@ class Request:
 
 
 def accept_once(runtime: Runtime, request: Request) -> Accepted:
-    """Accept a request's message, or find the turn of the same request sent earlier. Blocks.
+    """Accept a request's message, or find the turn of an earlier request that this one repeats. Blocks.
 
     Raises:
         PerdureError: as `accept`.
@@ -78,7 +79,7 @@ def accept_once(runtime: Runtime, request: Request) -> Accepted:
 
 
 def note_sent(executor: Executor, request: Request, turn_id: UUID) -> None:
-    """Record that the turn's answer was sent completely; does nothing for a request with a key. Blocks."""
+    """Record that the turn's answer was sent completely; does nothing if `request.key` is set. Blocks."""
     if request.key is None:
         given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}
         executor.run(queries.NOTE_ANSWERED, given)

@@ -1,10 +1,12 @@
 """A turn as an OpenAI response, whole or as a stream of events with sequence numbers.
 
-A sequence number is a function of the answer's text: the position at which the event's text ends, and a checksum of the
-text before that position. The lines about tool calls, which form a reasoning item, count as text at their position. So
-the numbers are the same after a restart, on any gateway, and in a replay of the committed text. If text is withdrawn,
-the events of its replacement have other numbers. A client that resumes after a number of the withdrawn text gets an
-error. Live text and replays are cut into the same pieces, so a client that filters a replay by number misses nothing.
+An event's sequence number is computed from the answer's text. It combines the position at which the event's text ends
+with a checksum of all text up to that position. Lines about tool calls, which form a reasoning item, count as text. The
+numbers are therefore the same after a restart, on any gateway, and in a replay of the committed text.
+
+If text is withdrawn, the events of the replacing text have other numbers, and a client that resumes after a number of
+the withdrawn text gets an error. Live text and replayed text are cut into the same pieces, so a client that filters a
+replay by number misses nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from perdure.channels.http.openai.wire import epoch_s, response_id, response_usa
 from perdure.errors import PerdureError
 
 PIECE_CHARS = 24
-"""The most characters of one delta."""
+"""The maximum number of characters in one delta."""
 
 _HEARTBEAT = b": still running\n\n"
 _MARK = "\x1f"
-"""Represents an event without text in the text of the checksum."""
+"""Stands for an event without text in the text from which the checksum is computed."""
 
 _CRC_BITS, _CHECK_BITS = 32, 24
-"""The bits of a checksum, and the number of its high bits that a sequence number contains below the position."""
+"""The size of a checksum in bits, and how many of its high bits are the low bits of a sequence number."""
 
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
@@ -89,7 +91,7 @@ async def stream(
     starting_after: int | None,
     on_sent: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """The events of a response after a sequence number, as server-sent events.
+    """The events of a response after the number `starting_after`, as server-sent events.
 
     `on_sent` is called before the closing events.
     """
@@ -114,7 +116,7 @@ async def stream(
 
 
 def pieces(text: str, *, whole: bool) -> Iterator[str]:
-    """Cut a text into the pieces of its deltas; unless `whole`, omit a last piece that more text could extend."""
+    """Cut a text into one piece per delta. If `whole` is false, omit a last piece that more text could extend."""
     begin = 0
     while begin < len(text):
         end = begin
@@ -134,13 +136,13 @@ class _Events:
         self._turn = turn
         self._after = -1 if starting_after is None else starting_after
         self._known = starting_after is None
-        """Whether an event had the client's sequence number, which proves that the number belongs to this text."""
+        """Whether an event has had the client's sequence number, which proves that the number belongs to this text."""
         self._text = ""
         self._numbered = 0
         """The number of characters of the text for which deltas were made."""
         self._calls: list[str] = []
         self._position = 0
-        """The numbered characters of the text and the reasoning, plus one for each event without text."""
+        """The length of the text from which the checksum is computed."""
         self._crc = 0
         self._last = -1
 
@@ -158,7 +160,7 @@ class _Events:
         """The events for a part of the answer; none for a progress line.
 
         Raises:
-            Rewound: the client's position belongs to other text.
+            Rewound: the client's sequence number belongs to other text.
         """
         match part:
             case Text(text, progress):
@@ -176,7 +178,7 @@ class _Events:
         """Append `text` to the answer; returns the events of the complete deltas, or of all deltas if `whole`.
 
         Raises:
-            Rewound: the client's position belongs to other text.
+            Rewound: the client's sequence number belongs to other text.
         """
         self._text += text
         for piece in pieces(self._text[self._numbered :], whole=whole):
@@ -185,10 +187,10 @@ class _Events:
             yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
 
     def call(self, line: str) -> Iterator[bytes]:
-        """The deltas of the remaining text, then the events for a tool call: a part of the reasoning item's summary.
+        """The deltas of the remaining text, then the events for a tool call, a part of the reasoning item's summary.
 
         Raises:
-            Rewound: the client's position belongs to other text.
+            Rewound: the client's sequence number belongs to other text.
         """
         yield from self.more("", whole=True)
         if not self._calls:
@@ -204,7 +206,7 @@ class _Events:
         yield from self._event(self._advance(_MARK), f"{kind}_part.done", **place, part=part)
 
     def _advance(self, text: str) -> int:
-        """Append `text` to the numbered text; returns the sequence number of the event that ends there."""
+        """Add `text` to the checksum and the position. Returns the sequence number at the new position."""
         self._position += len(text)
         self._crc = zlib.crc32(text.encode(), self._crc)
         return (self._position << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
@@ -213,7 +215,7 @@ class _Events:
         """The last deltas of a settled turn, then its closing events.
 
         Raises:
-            Rewound: the client's position belongs to other text.
+            Rewound: the client's sequence number belongs to other text.
         """
         self._turn = turn
         if status_of(turn) != "completed":  # the Responses API has no event for a cancelled response, only a status
@@ -233,7 +235,7 @@ class _Events:
         )
         for kind, data in closing:
             yield from self._event(self._last + 1, kind, **data)
-        if not self._known:  # the client's position is beyond the end
+        if not self._known:  # the client's sequence number is above all numbers of this text
             raise Rewound
 
     @property
@@ -256,7 +258,7 @@ def _item(turn: dict[str, Any], text: str | None, status: str) -> dict[str, Any]
 
 
 def _output(turn: dict[str, Any], text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
-    """The items of a response. The message is first, because its index must be known before any tool call."""
+    """The items of a response. The message is first, because its index must be known before the first tool call."""
     return [_item(turn, text, "completed"), *([_reasoning(turn, calls, "completed")] if calls else [])]
 
 

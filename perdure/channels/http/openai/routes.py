@@ -70,7 +70,7 @@ async def model(name: str, _caller: TheCaller, gateway: TheGateway) -> Response:
 async def completions(
     body: Annotated[ChatRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
 ) -> Response:
-    """Answer the newest user message with a turn of the durable conversation, returned as a chat completion."""
+    """Answer the newest user message in a turn of the durable conversation; respond with a chat completion."""
     require_usable(body)
     _require_model(gateway.runtime, body.model)
     text = newest_user_text(body.messages, "messages")
@@ -89,7 +89,7 @@ async def completions(
             await note()
             return settled_failure(settled.turn)
         completion = chat.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
-        await note()  # before the response: it is sent in one write
+        await note()  # before the response, which is sent in one write
         return respond(completion.whole(settled.turn, answers.whole_text(settled.messages)), HTTPStatus.OK)
     turn = (await _read(gateway, accepted.turn_id)).turn
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -102,7 +102,7 @@ async def completions(
 async def create_response(
     body: Annotated[ResponseRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
 ) -> Response:
-    """Answer the newest user message with a turn of the durable conversation, returned as a response."""
+    """Answer the newest user message in a turn of the durable conversation; respond with a response object."""
     require_usable(body)
     _require_model(gateway.runtime, body.model)
     items = body.items()

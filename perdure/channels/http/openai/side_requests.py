@@ -1,7 +1,7 @@
-"""Requests of chat front ends for titles, tags and follow-up questions of a conversation.
+"""Side requests: a chat front end requests a title, tags or follow-up questions for a conversation.
 
-The summary model answers them without a turn, and they are not stored in the conversation. They are recognised by the
-header `X-OpenWebUI-Task` or `X-Perdure-Task`, or by a first line `### Task:`.
+The summary model answers side requests without a turn, and they are not stored in the conversation. They are recognised
+by the header `X-OpenWebUI-Task` or `X-Perdure-Task`, or by a text that begins with `### Task:`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ChatRequest(_Request):
 
 
 class ConversationRef(BaseModel):
-    """A conversation by its key."""
+    """A reference to a conversation by its key."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -115,10 +115,11 @@ def _require_text_format(wanted: object, param: str) -> None:
 
 
 def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
-    """The text of the newest user message; only instructions may follow it. `param` is the list's name, for errors.
+    """The text of the newest user message. `param` is the name of `messages` in the request, for errors.
 
     Raises:
-        BadParameter: there is no such message, or it has a part that is not text.
+        BadParameter: there is no user message, a message of the assistant or a tool follows it, or the user message is
+            empty or has a part that is not text.
     """
     for position in range(len(messages) - 1, -1, -1):
         role = messages[position].get("role")

@@ -2,7 +2,7 @@
 
 routes.py    serves the files with their headers
 static/      chat.html, chat.css, and the scripts: chat.js (the page), api.js (requests and event streams),
-             turn.js (one turn's events applied), text.js (a safe subset of Markdown), elements.js (making DOM nodes)
+             turn.js (one turn, updated by its events), text.js (a safe subset of Markdown), elements.js (DOM nodes)
 
 The scripts never interpret text as HTML and load nothing from other hosts.
 """

@@ -1,4 +1,4 @@
-"""Serves the web chat's files. Reading them needs no key; the requests that the page sends need one."""
+"""Serves the web chat's files. A request for a file needs no key; the requests that the page sends need one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _File:
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    """The web chat. If the application authenticates users, the page contains the user's id."""
+    """The web chat. If an application that mounts the gateway authenticates users, the page contains the user's id."""
     gateway: Gateway = request.app.state.gateway
     if gateway.authenticate is None:
         return _respond(request, "chat.html")

@@ -1,4 +1,4 @@
-"""Shared parts of all responses: the base model, the format of a time, and the errors that a route declares."""
+"""Parts that all responses share: the base model, the format of a time, and the errors that a route declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from perdure.channels.http.errors import CODES, MEDIA_TYPE
 
 Responses = dict[int | str, dict[str, Any]]
-"""FastAPI's `responses`: by status, the responses of a route apart from its response model."""
+"""The type of FastAPI's argument `responses`: by status, the responses of a route besides its response model."""
 
 
 def _instant(value: str) -> str:
@@ -20,16 +20,16 @@ def _instant(value: str) -> str:
 
 
 Instant = Annotated[str, AfterValidator(_instant), Field(json_schema_extra={"format": "date-time"})]
-"""A time in ISO 8601, kept as text: pydantic's own format differs from that of the routes that bypass pydantic."""
+"""A time in ISO 8601 format. It is text, because routes without pydantic format a `datetime` in another way."""
 
 WITH_KEY = (401, 403, 429, 500, 503)
-"""Errors of a route that takes a key."""
+"""The error statuses of a route that needs a key."""
 
 WITH_BODY = (400, 408, 413)
-"""Errors of a route that takes a body."""
+"""The further error statuses of a route that takes a body."""
 
 WITH_EMBEDDING = (502, 504)
-"""Errors of a route that embeds the caller's text."""
+"""The further error statuses of a route that embeds the caller's text."""
 
 
 TURN_ID, SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"
@@ -38,7 +38,7 @@ RUN_ID = "01931e70-0a52-7d11-b0c6-8a5e3f6b9c20"
 
 
 class Answer(BaseModel):
-    """The base of response models. A member that the model does not declare is a bug of the gateway."""
+    """The base of response models. A member that the model does not declare is an error in the gateway."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ class Problem(Answer):
 
 
 def problems(*statuses: int) -> Responses:
-    """The `responses` of a route for its error statuses, with the codes of each status."""
+    """The `responses` of a route with these error statuses. Each response lists its error codes."""
     return {
         status: {
             "description": f"{HTTPStatus(status).phrase}: {', '.join(CODES[status])}.",

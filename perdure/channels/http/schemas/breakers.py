@@ -38,7 +38,7 @@ class Breaker(Answer):
 
 
 class BreakerList(Answer):
-    """The breakers used in the last week, by name."""
+    """The breakers that were used in the last week, sorted by name."""
 
     model_config = examples({"breakers": [_OPEN]})
 

@@ -38,13 +38,13 @@ _PROGRESS = {
 
 
 class NoMembers(BaseModel):
-    """A body without members. Members such as `dry_run` are refused: the caller may mean the other route."""
+    """An empty object. A member such as `dry_run` is refused, because the caller may mean the route `/dry-run`."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Merged(Answer):
-    """A duplicate (`removed`), and the case that takes over its counts (`keeper`)."""
+    """Two merged cases: the duplicate (`removed`), and the case that takes over the duplicate's counts (`keeper`)."""
 
     keeper: str
     removed: str
@@ -52,7 +52,7 @@ class Merged(Answer):
 
 
 class Spared(Answer):
-    """A case that one rule would remove and another protects."""
+    """A case that one rule would remove, but another rule protects."""
 
     case_id: str
     rule: str
@@ -69,7 +69,7 @@ class PruningDetails(Answer):
 
 
 class Pruning(Answer):
-    """The cases to remove, merge and archive, with their counts, and the cases that are spared."""
+    """The numbers of removed, merged and archived cases. `details` lists these cases and the spared cases."""
 
     removed_cases: int
     merged_cases: int
@@ -78,7 +78,7 @@ class Pruning(Answer):
 
 
 class Pruned(Pruning):
-    """The cases that a run removed, or that a dry run would remove; only a run has a `phase`."""
+    """The outcome of a run, or the run's plan if the plan is not applied yet."""
 
     model_config = examples({**_PLAN, "dry_run": False, "run_id": RUN_ID, "phase": "done"})
 
@@ -88,7 +88,7 @@ class Pruned(Pruning):
 
 
 class DryRun(Pruned):
-    """The cases that a run would remove."""
+    """The plan of a dry run: the changes that a run would make."""
 
     model_config = examples({**_PLAN, "dry_run": True, "run_id": RUN_ID, "phase": "done"})
 
@@ -116,7 +116,10 @@ class PruningProgress(Answer):
 
 
 class PruningRun(PruningProgress):
-    """A run: its progress, its plan (null until it is made), and the outcome of the part that is applied."""
+    """A run: its progress, its plan, and the outcome of the changes that are applied so far.
+
+    `plan` is null until the plan is made. `outcome` is null until the run begins to apply the plan.
+    """
 
     model_config = examples({**_PROGRESS, "plan": _PLAN, "outcome": None})
 
@@ -178,7 +181,7 @@ class NearCases(Answer):
 
 
 class SharedCase(Answer):
-    """A case, and the time at which it was first shared with all users of its bank."""
+    """A case, and the time when it was shared with all users of its bank."""
 
     model_config = examples({"case_id": "case-17", "shared_at": "2026-05-02T09:30:00+00:00"})
 
@@ -187,7 +190,7 @@ class SharedCase(Answer):
 
 
 class UnsharedCase(Answer):
-    """A case that enters its author's prompts only."""
+    """A case that is not shared: only prompts for its author may contain it."""
 
     model_config = examples({"case_id": "case-17", "shared_at": None})
 

@@ -1,4 +1,4 @@
-"""Conversations: the bodies and answers of `/v1/conversations`."""
+"""The request and response bodies of `/v1/conversations`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _not_blank(value: str) -> str:
 
 
 class ChangeConversation(BaseModel):
-    """Changes of a conversation; a member that is `null` or absent changes nothing."""
+    """Changes to a conversation. A member that is `null` or absent changes nothing."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"title": "Rome in May"}, {"archived": True}]}
@@ -49,9 +49,9 @@ class ChangeConversation(BaseModel):
 
 
 class Conversation(Answer):
-    """A conversation. `session_id` is its live session.
+    """A conversation. `session_id` is the id of its live session.
 
-    `unsettled_turns` are that session's turns that are not settled, oldest first, at most twenty.
+    `unsettled_turns` contains the ids of at most twenty unsettled turns of that session, oldest first.
     """
 
     model_config = examples(_EXAMPLE)

@@ -1,4 +1,4 @@
-"""Health: the answers of `/healthz` and `/readyz`."""
+"""The response bodies of `/healthz` and `/readyz`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.channels.http.schemas.answer import Answer, Instant, examples
 
 
 class KilledWorker(Answer):
-    """A worker that its watchdog killed, because none of its threads ran for `silent_s` seconds."""
+    """A worker that was killed by its watchdog because none of its threads ran for `silent_s` seconds."""
 
     worker: str
     pid: int
@@ -19,7 +19,7 @@ class KilledWorker(Answer):
 
 
 class Health(Answer):
-    """The gateway is alive, or ready. `killed_workers` is absent if no worker was killed within the last hour."""
+    """The gateway is alive or ready. `killed_workers` is absent if no worker was killed within the last hour."""
 
     model_config = examples({"status": "ready"})
 

@@ -1,4 +1,4 @@
-"""Links: the body and the answers of `/v1/links`."""
+"""The request and response bodies of `/v1/links`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NewLink(BaseModel):
 
 
 class LinkCode(Answer):
-    """A one-time code, to be sent as `/link CODE` from the other channel, and its expiry."""
+    """A one-time code and its expiry. The user sends `/link CODE` from the channel to link."""
 
     model_config = examples({"code": "K7QM-42XD-9TRA", "expires_at": "2026-05-02T09:40:00+00:00"})
 

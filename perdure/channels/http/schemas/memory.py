@@ -1,4 +1,4 @@
-"""Memory: the bodies and answers of `/v1/memory`."""
+"""The request and response bodies of `/v1/memory`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Search(BaseModel):
 
 
 class SearchResult(Answer):
-    """A message, or a memory; `message_ids` are the ids of that message or of the memory's sources."""
+    """A message or a memory. `message_ids`: the message's own id, or the ids of the memory's source messages."""
 
     layer: Literal["episodic", "semantic"]
     id: str
@@ -66,7 +66,7 @@ class SearchResults(Answer):
 
 
 class Consolidate(BaseModel):
-    """The session to consolidate. Null requests a batch of pending sessions."""
+    """The session to consolidate into memories. Null requests the consolidation of a batch of pending sessions."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 

@@ -1,4 +1,4 @@
-"""Users' schedules: the bodies and answers of `/v1/schedules`."""
+"""The request and response bodies of `/v1/schedules`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEDULE_ID = "01980000-0000-7000-8000-0000000000d1"
 
 
 class NewSchedule(BaseModel):
-    """A text that is sent as the user's message: once, `at` a time, or by a `cron` expression."""
+    """A text to send as a message of the user: once, at the time `at`, or repeatedly, by the expression `cron`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

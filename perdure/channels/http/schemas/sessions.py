@@ -1,4 +1,4 @@
-"""Sessions: the bodies and answers of `/v1/sessions`."""
+"""The request and response bodies of `/v1/sessions`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EndSession(BaseModel):
 
 
 class ForkSession(BaseModel):
-    """The tick up to which a session is copied. Null copies all settled turns."""
+    """The tick (number of committed steps) up to which a session is copied. Null copies all settled turns."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 1}, {}]})
 
@@ -91,7 +91,7 @@ class Forked(Answer):
 
 
 class Call(Answer):
-    """A tool call that the model requested; `arguments` is text if the model's arguments are not an object."""
+    """A tool call that the model requested. `arguments` is text if the model did not pass a JSON object."""
 
     id: str
     name: str

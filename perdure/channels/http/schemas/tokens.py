@@ -1,4 +1,4 @@
-"""Tokens: the body and the answer of `/v1/tokens`."""
+"""The request and response bodies of `/v1/tokens`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import UserId
 
 LONGEST_TTL_S = 30 * 24 * 3600
-"""The longest lifetime of a token, in seconds: a single token cannot be revoked."""
+"""The longest lifetime of a token, in seconds. Lifetimes are limited because a single token cannot be revoked."""
 
 
 class NewToken(BaseModel):
@@ -26,7 +26,7 @@ class NewToken(BaseModel):
 
 
 class Token(Answer):
-    """A token, to be sent as `Authorization: Bearer TOKEN`, and its expiry."""
+    """A token and its expiry. Requests send the token as `Authorization: Bearer TOKEN`."""
 
     model_config = examples({"token": "TOKEN", "expires_at": "2026-05-02T10:30:00+00:00"})
 

@@ -1,4 +1,4 @@
-"""Messages and turns: the bodies and answers of `/v1/messages` and `/v1/turns`."""
+"""The request and response bodies of `/v1/messages` and `/v1/turns`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Error(Answer):
 
 
 class Delay(Answer):
-    """Why a reply is delayed. The next attempt begins at `until` at the latest; null if an attempt is under way."""
+    """Why a reply is delayed. The next attempt begins no later than `until`, or is running if `until` is null."""
 
     code: str
     message: str
@@ -103,7 +103,7 @@ class Approval(Answer):
 class Awaited(Answer):
     """The task or timer that a parked turn waits for; if there are several, the one that is due first.
 
-    `name` is the tool's name. `until` is the time when the task or timer is due; a task that is still running then
+    `name` is the tool's name. `until` is the time when the task or timer is due. A task that runs beyond that time
     counts as lost. `progress` is the task's last progress report, as text.
     """
 
@@ -114,7 +114,7 @@ class Awaited(Answer):
 
 
 class Turn(Answer):
-    """A message and its outcome. `done`, `failed` and `cancelled` are final."""
+    """A message and its outcome. The statuses `done`, `failed` and `cancelled` are final."""
 
     model_config = examples(
         {

@@ -1,4 +1,4 @@
-"""Users: the answers of `/v1/users`."""
+"""The response bodies of `/v1/users`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Export(Answer):
 class Erased(Answer):
     """The number of erased rows, by table.
 
-    `everywhere` tells whether Redis and the snapshots are erased, too. If it is false, a worker erases them later.
+    `everywhere`: whether the user's data in Redis and the snapshots is erased, too. If not, a worker erases it later.
     """
 
     model_config = examples({"user_id": "ann", "rows": {"sessions": 1, "turns": 1, "messages": 2}, "everywhere": True})

@@ -1,8 +1,8 @@
 """The events of one turn for one client, from any position.
 
-Committed messages come from PostgreSQL, provisional events from the turn's Redis stream. A client never receives a gap:
-a piece of text is sent only if it continues the client's text. If text was withdrawn, or the client's position is
-unknown because Redis lost the stream, the client receives a `rewind`.
+Committed messages come from PostgreSQL, provisional events from the turn's Redis stream. A client's text never has a
+gap: a piece of text is sent only if it continues the text that the client has. The client receives a `rewind` if text
+was withdrawn, or if its position is unknown because Redis lost the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.events.writer import Entry
 from perdure.turns.committed import Committed
 
 Read = Callable[[UUID, int], Awaitable[Committed]]
-"""`read_committed` in a thread. Takes the turn's id and the number of messages that the client has."""
+"""Runs `read_committed` in a thread. Takes the turn's id and the number of messages that the client has."""
 
 
 class Follower:
@@ -31,7 +31,7 @@ class Follower:
         self._settled = False
 
     async def events(self, pause_s: float) -> AsyncGenerator[Event | None, None]:
-        """The events until the turn is settled or the gateway stops; `None` after `pause_s` seconds without an event.
+        """Yield events until the turn is settled or the gateway stops, and `None` after `pause_s` seconds without one.
 
         Raises:
             NotFound: there is no such turn.
@@ -58,11 +58,11 @@ class Follower:
         return committed
 
     async def _resume(self, committed: Committed) -> list[Event]:
-        """A `rewind` if the client has provisional events that the turn's stream does not confirm; otherwise empty."""
+        """A `rewind` if the client has provisional events that are outdated or not in the stream; otherwise empty."""
         last = self._client.position
         if last.number == 0 and last.epoch <= committed.count:
             return []
-        if committed.settled and last.epoch > committed.count:  # the client has the `error`, or all events
+        if committed.settled and last.epoch > committed.count:  # the client has the `error` event, or all events
             return []
         if last.epoch == committed.count and not committed.settled:
             known = await self._hub.entries_until(self._turn_id, last)
@@ -72,7 +72,7 @@ class Follower:
         return [self._client.rewind_to(min(last.epoch, committed.count))]
 
     async def _new(self, news: News) -> AsyncIterator[Event]:
-        """The events since the last call, until the turn is settled."""
+        """Yield the events since the last call. Stop once the turn is settled."""
         written, changed = news.take()
         for entry in await self._hub.entries(self._turn_id, self._client.position) if written else ():
             if entry.id.epoch > self._client.messages or entry.kind == EventKind.STATE:
@@ -97,7 +97,7 @@ class _Client:
         """The number of committed messages that the client has."""
         self._token = 0
         self._length = 0
-        """The number of characters that the client has of the current step's text, written under `_token`."""
+        """The length of the client's text of the current step. `_token` is the fencing token of the text's writer."""
         self._status: tuple[str, Any] | None = None
         self._approvals: set[str] = set()
 
@@ -114,11 +114,12 @@ class _Client:
         return self._event(EventKind.REWIND, rewind_to(epoch))
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
-        """The events of new messages, then `error` and `done` if the turn is settled, else its state and approvals."""
+        """Yield new messages, then `error` and `done` of a settled turn, or state and approvals of an unsettled one."""
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
+                # Tool events precede their message: a client that resumes after the message would not receive them.
                 for kind, data in _tool_events(message):
-                    yield self._event(kind, data)  # before the message, so that a client that resumes gets each
+                    yield self._event(kind, data)
                 self._move(number)
                 yield self._event(EventKind.MESSAGE, message)
         yield from self._ending(committed) if committed.settled else self._state(committed.turn)
@@ -177,7 +178,7 @@ class _Client:
 
 
 def _tool_events(message: dict[str, Any]) -> Iterator[tuple[EventKind, dict[str, Any]]]:
-    """The events for the tool calls in a message, or for a message that is a tool's result."""
+    """A `tool_call` for each tool call in a message; a `tool_result` if the message is a tool's result."""
     for call in message.get("tool_calls", ()):
         yield EventKind.TOOL_CALL, call
     if "tool_call_id" in message:

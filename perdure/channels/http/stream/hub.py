@@ -1,9 +1,9 @@
-"""Wakes the streams and the waiting requests of one gateway.
+"""Wakes the streams and the waiting requests of one gateway when their turns change.
 
 Workers announce turns with new events, and settled turns, on one Redis channel. The gateway subscribes to the channel
-on one connection and reads the turns' streams on another. Every `_ANNOUNCE_S` seconds it tells the workers which turns
-have listeners. Every `_LOOK_S` seconds, and more often while Redis is unavailable, one query reads the turns' states
-from PostgreSQL. The query finds changes that Redis lost or no worker announced.
+on one connection and reads the turns' streams on another. Every `_ANNOUNCE_S` seconds, the gateway announces to the
+workers which turns have listeners. Every `_LOOK_S` seconds, and more often while Redis is unavailable, one query reads
+the turns' states from PostgreSQL. This query finds changes that Redis lost, and changes that no worker announced.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PAUSE_S = 1.0
 _RETRY_AFTER_S = 5.0
 _CANCEL_AGAIN_S = 0.1
 _MOST_READ = 1_000
-"""The most stream entries in one read."""
+"""The most stream entries that one `XRANGE` reads."""
 
 
 @dataclass(eq=False)
@@ -71,7 +71,7 @@ class News:
         return taken
 
     def add(self, *, changed: bool) -> None:
-        """Record new entries and wake the stream. `changed` tells that the turn's state may have changed, too."""
+        """Record new entries and wake the stream. `changed`: the turn's state may have changed, too."""
         self._written = True
         self._changed |= changed
         self._event.set()
@@ -87,7 +87,7 @@ class News:
 
 
 class Hub:
-    """Wakes listeners in one event loop. `on_settled` is called with turns that workers announce as settled."""
+    """Wakes listeners in one event loop. `on_settled` is called with the turns that workers announce as settled."""
 
     def __init__(self, runtime: Runtime, threads: Threads, on_settled: Callable[[list[UUID]], None]) -> None:
         settings = runtime.settings
@@ -135,7 +135,7 @@ class Hub:
 
     @contextmanager
     def listening(self, turn_id: UUID) -> Iterator[News]:
-        """Register one open stream for the news of a turn while the block runs.
+        """Register an open stream of a turn until the `with` block ends; yields the stream's news.
 
         Raises:
             RateLimited: `PERDURE_STREAM__MAX_OPEN` streams are open.

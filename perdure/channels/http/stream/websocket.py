@@ -1,10 +1,11 @@
 """The WebSocket `GET /v1/ws`: a client sends messages and receives the events of several turns on one connection.
 
 The first frame must authenticate the client within `AUTH_S` seconds: a browser cannot send a header with the upgrade,
-and a token in the URL would be logged. If the application authenticates its users, the cookie or header of the upgrade
-request authenticates the client instead. The key or token is checked again with each frame. A page of another origin is
-refused. Frames are JSON objects. The server answers each with a frame that repeats its `ref`, and sends events as they
-occur. uvicorn limits a frame's size, sends pings, and closes a connection that does not answer them.
+and a token in the URL would be logged. If the application that mounts the gateway authenticates its users, the cookie
+or header of the upgrade request authenticates the client instead. The credentials are checked again with each frame. A
+connection from a page of another origin is refused. Frames are JSON objects. The server answers each frame with a frame
+that repeats its `ref`, and sends events as they occur. uvicorn limits the size of a frame. It also sends pings, and
+closes a connection that does not answer them.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ async def socket(connection: WebSocket) -> None:
 
 
 async def _authenticated(connection: WebSocket, gateway: Gateway) -> tuple[Caller, Request] | None:
-    """The caller, and the request with the caller's key or token.
+    """The caller, and the request that authenticates the caller.
 
-    Returns `None` if the client has disconnected, or if its first frame was late or had an invalid token.
+    Returns `None` if the client has disconnected, sent its first frame late, or cannot be authenticated.
     """
     try:
         request = _own_request(connection) if gateway.authenticate else await _signed_request(connection)
@@ -130,7 +131,7 @@ class _Client:
                     return
                 text = receiving.result()
                 try:
-                    await self._gateway.caller(self._signed)  # the token may have expired, or the key been removed
+                    await self._gateway.caller(self._signed)  # the token may have expired, or the key may be revoked
                 except PerdureError as error:
                     await self._connection.close(UNAUTHORIZED, error.message[:100])
                     return
@@ -156,7 +157,7 @@ class _Client:
     async def _send(self, frame: _Frame) -> dict[str, Any]:
         """Accept a message, and follow its turn."""
         self._gateway.admit()
-        self._require_room()  # first: after the acceptance, the turn would run although the client gets an error
+        self._require_room()  # before `accept`: otherwise a turn could run although its client gets an error
         given = {name: value for name, value in _members(frame).items() if name in _MESSAGE}
         given["user_id"] = self._user_id(frame)
         message = self._users.address(parse_incoming({**given, "channel": WEB}))
@@ -176,7 +177,7 @@ class _Client:
         return {}
 
     async def _note_presence(self) -> None:
-        """Record a presence event if the caller has a user token, when the connection opens or closes."""
+        """Record a presence event, if the caller is a user. Called when the connection opens and when it closes."""
         user = self._caller.user
         if user is not None:
             await self._gateway.in_thread(partial(note_activity, self._gateway.runtime, user, WEB, PRESENCE))
@@ -246,7 +247,7 @@ class _Client:
                         await self._write({**head, "id": str(event.id), "event": event.kind, "data": event.data})
         except PerdureError as error:
             await self._write({"type": "error", "turn_id": str(turn_id), "code": error.code, "message": error.message})
-        except (WebSocketDisconnect, RuntimeError):  # starlette's error for a connection that was closed
+        except (WebSocketDisconnect, RuntimeError):  # starlette raises `RuntimeError` if the connection is closed
             log.debug("the client of turn %s has disconnected", turn_id)
 
     async def _write(self, frame: dict[str, Any]) -> None:
@@ -308,6 +309,6 @@ def _own_request(connection: WebSocket, headers: list[tuple[bytes, bytes]] | Non
 
 
 def _same_origin(connection: WebSocket) -> bool:
-    """Whether the `Origin` header is absent, as in requests of programs, or names the gateway's host."""
+    """Whether the `Origin` header names the gateway's host, or is absent, as in requests without a browser."""
     origin = connection.headers.get("origin")
     return origin is None or origin.partition("://")[2].lower() == connection.headers.get("host", "").lower()
