@@ -17,7 +17,8 @@ def made_once(path: Path, make: Callable[[], str]) -> str:
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # created with mode 0600
+        # The file is created with mode 0600.
+        with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}-") as file:
             file.write(make())
             file.flush()
             with suppress(FileExistsError):

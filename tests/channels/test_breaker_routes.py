@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 from pydantic import SecretStr
@@ -53,6 +54,8 @@ def test_breakers_are_listed_and_reset(runtime: Runtime, redis_url: str, breaker
         assert shown["last_failure_time"] == shown["opened_at"] > 0
         closed = client.post(f"/v1/breakers/{NAME}/reset")
         assert (closed.status_code, closed.json()["state"]) == (200, "closed")
+        escaped = client.post(f"/v1/breakers/{quote(NAME, safe='')}/reset")
+        assert (escaped.status_code, escaped.json()["name"]) == (200, NAME)
         refused(client.post("/v1/breakers/nobody/reset"), 404, "NOT_FOUND")
     breakers.get(NAME).execute(lambda: None, 5)
     for each in (own, breakers):

@@ -98,7 +98,7 @@ def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
         shown = client.get(f"/v1/consolidation/runs/{result['run_id']}").json()
         PruningRun.model_validate(shown)
         assert (shown["phase"], shown["outcome"]["removed_cases"]) == ("done", 1)
-        restored = client.post("/v1/consolidation/restore/a/sleeper")
+        restored = client.post("/v1/consolidation/restore/a%2Fsleeper")
         assert (restored.status_code, restored.json()) == (200, {"case_id": "a/sleeper", "status": "restored"})
         assert statuses(runtime.database)["a/sleeper"] == "active"
         for nothing in ("a/sleeper", "nobody", "%00"):

@@ -6,6 +6,7 @@ import http.client
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from fastapi import FastAPI
 from perdure.channels.http.app import create_app
 from perdure.cli.errors import Failure
 from perdure.cli.serve.connection_limits import Door, Phase, connection_limit
-from perdure.cli.serve.listening import bind
+from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, BACKLOG, bind
 from perdure.cli.serve.server import Server
 from perdure.runtime import Runtime
 from perdure.turns.inbox import accept
@@ -41,6 +42,7 @@ class Served:
     app: FastAPI
     server: Server
     address: tuple[str, int]
+    listener: socket.socket
 
     def interrupt(self) -> None:
         """Send the server a SIGTERM."""
@@ -73,10 +75,19 @@ def served(runtime: Runtime) -> Iterator[Served]:
     server = Server(app, lambda: None, Door(most=MOST, most_per_address=MOST_PER_ADDRESS, limits_s=LIMITS_S))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    yield Served(app, server, listener.getsockname())
+    yield Served(app, server, listener.getsockname(), listener)
     server.should_exit = True
     thread.join(timeout=_PATIENCE_S)
     assert not thread.is_alive()
+
+
+def test_connections_queue_while_the_event_loop_is_busy(served: Served) -> None:
+    """The system keeps more connections than the event loop accepts at once."""
+    served.until(0)
+    assert httpx2.get("http://{}:{}/healthz".format(*served.address)).status_code == 200
+    fields = struct.unpack_from("=8B6I", served.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32))
+    longest_queue = fields[-1]  # of a listening socket, in the field `tcpi_sacked`
+    assert longest_queue == BACKLOG > ACCEPTED_AT_ONCE
 
 
 @pytest.fixture

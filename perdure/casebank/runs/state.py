@@ -117,7 +117,7 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
                 raise _under_way(database)
             unfinished: UUID = row.run_id
             return unfinished
-    raise _under_way(database)  # runs began and finished between these statements
+    raise _under_way(database, dry_run=dry_run)  # runs began and finished between these statements
 
 
 def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
@@ -129,8 +129,8 @@ def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
     return _claimed_run(taken[0]) if taken else None
 
 
-def _under_way(database: Database) -> Conflict:
-    rows = database.run(queries.UNDER_WAY, {"dry_run": False})
+def _under_way(database: Database, *, dry_run: bool = False) -> Conflict:
+    rows = database.run(queries.UNDER_WAY, {"dry_run": dry_run})
     named = f": {rows[0].run_id}, in phase {rows[0].phase}" if rows else ""
     return Conflict(f"A run of the CaseBank is already under way{named}.")
 

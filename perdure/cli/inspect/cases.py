@@ -185,7 +185,7 @@ def prune_(
     apply: Annotated[bool, typer.Option("--apply", help="Apply the plan; without it nothing changes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the plan of the weekly pruning policy, or apply it with --apply.
+    """Print the pruning policy's plan, or apply it with --apply.
 
     The plan contains the reason for each spared case. If runs need approval, --apply only makes the plan. If a run was
     interrupted, --apply continues it.

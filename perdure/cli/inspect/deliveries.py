@@ -10,7 +10,7 @@ import typer
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_json, write_table, write_text
 
-commands = typer.Typer(help="Replies sent to URLs and tasks.", no_args_is_help=True)
+commands = typer.Typer(help="Replies sent to URLs, chats and tasks.", no_args_is_help=True)
 
 Status = Literal["pending", "delivered", "failed"]
 """Has the values of `perdure.database.tables.DELIVERY_STATUSES`. A test checks this."""

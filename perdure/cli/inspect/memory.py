@@ -147,7 +147,7 @@ def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
 
 @commands.command()
 def decay(*, as_json: AsJson = False) -> None:
-    """Update the value of every memory, and archive old memories of little value."""
+    """Update the value of every memory, and archive old ones."""
     from perdure.memory.decay import decay as decay_all
 
     with connecting.database() as database, progress("memories") as (shown, task):
@@ -190,7 +190,7 @@ def forget(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase one memory of a user, or everything stored about the user with --all.
+    """Erase one memory of a user, or with --all everything.
 
     This cannot be undone. --all also erases the user's data in Redis, and prints the number of erased rows of each
     table. A worker erases the data in Redis again after the duration of a turn's lease.

@@ -14,7 +14,8 @@ FINISH_S = 5
 ACCEPTED_AT_ONCE = 128
 """The most `accept` calls of the event loop per iteration, even if they fail because no descriptor is free."""
 
-_BACKLOG = 2048
+BACKLOG = 2048
+"""The most connections that the system keeps until the event loop accepts them."""
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
@@ -25,7 +26,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        made = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError):
         raise Failure(f"Cannot listen on {host!r}: it is not an address and does not resolve.", WRONG_USAGE) from None
     except OSError as error:

@@ -29,7 +29,7 @@ from fastapi import FastAPI
 
 from perdure.channels.http.stream.websocket import MAX_FRAME_BYTES, PING_S
 from perdure.cli.serve.connection_limits import Door, connection_limit, protocol, raise_descriptor_limit
-from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, FINISH_S
+from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, BACKLOG, FINISH_S
 from perdure.settings import ShutdownSettings
 from perdure.workers import logs
 from perdure.workers.shutdown.hard_limit import HardLimit
@@ -78,6 +78,12 @@ class Server(uvicorn.Server):
         self._signals = 0
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen and serve."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has shortened the queue to ACCEPTED_AT_ONCE
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the gateway, then send the remaining responses and close the connections."""

@@ -1,11 +1,12 @@
 """`perdure up`: runs everything on this machine in the foreground, until Ctrl-C.
 
-It starts embedded PostgreSQL and Redis under the data directory if no URLs are set, then the gateway, two workers,
-beat and Flower, and restarts each process that dies. It checks the settings before it starts anything. If a process
-refuses a setting, all processes are stopped.
+The command checks the settings before it starts anything. It starts an embedded PostgreSQL if no database URL is set,
+and an embedded Redis if no Redis URL is set. Then it starts the gateway, two workers, beat and Flower. It restarts a
+process that dies. If a process exits because a setting is invalid, the command stops all processes.
 
-On shutdown the gateway stops first: it refuses new messages while the workers finish the turns that its clients wait
-for. Then the workers drain, and beat and Flower stop. The servers stop last. A second Ctrl-C shortens every step.
+On Ctrl-C the gateway stops first: it refuses new messages, and waits until the workers have finished the turns that its
+clients wait for. Then the workers drain, and beat and Flower stop. The servers stop last. A second Ctrl-C shortens
+every step.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def up(
 
     settings = Settings.load()
     settings.require_keys_for(host)
-    Keys(settings, SystemClock())  # fails now if a key file cannot be read, not in the gateway
+    Keys(settings, SystemClock())  # an unreadable key file fails here, before the gateway starts
     check(settings)
     logs.configure()
     require_free(host, port, "--port")
@@ -55,10 +56,10 @@ def up(
     status = 0
     with _interruptible(), ExitStack() as stack:
         environment, keepers = start_servers(settings, data_dir, stack)
-        # An embedded server has just started: any lease in it belongs to a process that has ended.
+        # An embedded server normally starts only now, so any lease in it belongs to a process that has ended.
         embedded = settings.database_url is None
         migrate(migration_address(settings, environment), schema=settings.database_schema, although_leased=embedded)
-        require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if a newer release has migrated it
+        require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if a newer schema is incompatible
         settings.signing_key()
         settings.webhook_keys()
         pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
@@ -75,7 +76,7 @@ def up(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP interrupt the start cleanly, until the supervisor handles these signals."""
+    """Abort the start cleanly on SIGINT, SIGTERM or SIGHUP, until the supervisor installs its own handlers."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         _ignore_signals()
@@ -92,4 +93,4 @@ def _interruptible() -> Iterator[None]:
 
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # stopping the servers cleanly has its own time limit
+        signal.signal(number, signal.SIG_IGN)  # the clean stop of the servers has its own time limit

@@ -1,7 +1,8 @@
 """The prompt of `perdure chat` on a terminal: line editing, history, messages of several lines.
 
-Enter sends, Alt-Enter begins a new line, and pasted text keeps its lines. The history is the conversation's messages
-from the database. It is not written to a file, which would keep a copy of an erased user's messages.
+Enter sends the message, Alt-Enter begins a new line, and pasted text keeps its line breaks. The history has the user's
+messages of the conversation, read from the database. No file stores the history, because a file would keep the messages
+of an erased user.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 
 class Keyboard:
-    """Reads messages from a terminal. `earlier` are the messages in the history, oldest first."""
+    """Reads messages from a terminal. `earlier` has the messages for the history, oldest first."""
 
     def __init__(self, earlier: Iterable[str]) -> None:
         keys = KeyBindings()

@@ -1,4 +1,4 @@
-"""`perdure link`: codes that link other channels to a user, and the user's links."""
+"""`perdure link`: creates codes that link another channel to a user; lists and removes a user's links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def link(
     """Link another channel to a user with a one-time code.
 
     Prints a code. After `/link CODE` is sent from the other channel, messages from that channel belong to this user,
-    with the same sessions and the same memory. A new code replaces the last one.
+    with the same sessions and the same memory. A new code replaces the previous one.
     """
     if list_links and remove is not None:
         raise Failure("Pass either --list or --remove.", WRONG_USAGE)

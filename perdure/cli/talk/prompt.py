@@ -1,9 +1,10 @@
 """The conversation of `perdure chat`: reads messages, prints replies.
 
-On a terminal it prints text as the model writes it, tool calls and progress; a pipe gets the committed replies only.
-Ctrl-C cancels the running turn, or exits if there is none. SIGHUP (a closed terminal) and SIGTERM leave the
-chat as `/exit` does: the conversation ends, unless another channel was used shortly before. Messages that were already
-sent are answered first.
+On a terminal, the chat prints the tool calls, and the reply as the model writes it. On a pipe, it prints only committed
+replies. Ctrl-C cancels the running turn. If no turn is running, Ctrl-C twice leaves the chat.
+
+The command `/exit`, SIGTERM, and SIGHUP from a closed terminal also leave the chat. The session then ends, unless the
+user has recently used it on another channel. Messages that were already sent are answered before the session ends.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Left(Exception):
 class _Ended(SystemExit):
     """SIGTERM arrived, or SIGHUP from a closed terminal.
 
-    A `SystemExit`, because the prompt's asyncio loop re-raises that class.
+    It is a `SystemExit`, because asyncio re-raises a `SystemExit` from a callback instead of logging it.
     """
 
 
@@ -70,7 +71,7 @@ class Prompt:
             signal.signal(number, _end)
         try:
             self._talk()
-        except _Ended:  # also while `_leave` runs; leaving twice has no further effect
+        except _Ended:  # possibly during `_leave`, which may safely run twice
             self._leave()
             self._name_pending_turn()
         finally:
@@ -81,7 +82,7 @@ class Prompt:
             self._greet()
             while True:
                 self._turn(self._line())
-        except (_Left, KeyboardInterrupt):  # Ctrl-C between two messages leaves, too
+        except (_Left, KeyboardInterrupt):  # Ctrl-C that neither `_line` nor `_turn` handled
             self._leave()
         except OSError as error:
             self._leave()
@@ -126,10 +127,10 @@ class Prompt:
             self._note("/help lists the commands; Ctrl-D leaves.")
 
     def _line(self) -> str:
-        """The next message that is not blank.
+        """The next message or command. Blank lines are skipped.
 
         Raises:
-            _Left: the input has ended, or Ctrl-C was pressed twice.
+            _Left: the input has ended, or Ctrl-C was pressed twice (on a pipe: once).
         """
         interrupted = False
         while True:
@@ -228,7 +229,10 @@ def _print_reply(message: dict[str, Any]) -> None:
 
 
 class _LiveReply:
-    """Prints a reply as the model writes it. Withdrawn text stays visible, and a note precedes its replacement."""
+    """Prints a reply as the model writes it.
+
+    If the model begins the reply again, the old text stays visible, and a note precedes the new text.
+    """
 
     def __init__(self, note: Callable[[str], None], status: Status) -> None:
         self._note = note
@@ -236,7 +240,7 @@ class _LiveReply:
         self._shown = ""
 
     def show(self, event: Event) -> None:
-        """Print the text, the tool call or the request for approval in an event."""
+        """Print the event's text, tool call or request for approval."""
         match event.kind:
             case EventKind.DELTA:
                 self._write(event.data["text"])
@@ -281,7 +285,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _tolerate_any_bytes() -> None:
-    """Replace bytes that are not UTF-8, in the input and in the output, instead of raising."""
+    """Make stdin and stdout replace what their encoding cannot represent, instead of raising an error."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

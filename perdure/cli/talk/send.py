@@ -1,6 +1,6 @@
 """`perdure send`: accepts one message and, with `--wait`, prints its reply.
 
-It imports only the modules that accepting a message needs, because imports take most of the command's CPU time.
+This module imports only what it needs to accept a message, because imports take most of the command's CPU time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.turns.inbox.accept import Accepted
 
 _LOOK_S = 0.25
-"""Seconds between two checks for a delay of the reply."""
+"""Seconds between two checks whether the reply is delayed."""
 
 
 def _finite(seconds: float | None) -> float | None:
@@ -95,7 +95,10 @@ def send(
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disable garbage collection, which takes a tenth of the command's CPU time during imports and frees little."""
+    """Disable garbage collection inside the block.
+
+    During imports, garbage collection takes a tenth of the command's CPU time and frees little memory.
+    """
     gc.disable()
     try:
         yield
@@ -119,14 +122,14 @@ class _Interrupted(Exception):
 
 
 class _Wait:
-    """Waits for a turn; a signal ends the wait. A signal before the wait takes effect when the wait begins."""
+    """Waits for a turn; a signal ends the wait. After a signal that arrived before `wait`, `wait` returns at once."""
 
     def __init__(self) -> None:
         self.ended = False
         self._waiting = False
 
     def begin(self) -> None:
-        """Install the handlers of the signals that end the wait; a second signal ends the process."""
+        """Install handlers for the signals that end the wait. A second signal ends the process."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._end)
 

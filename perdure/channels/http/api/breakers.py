@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from perdure.channels.http import parameters
 from perdure.channels.http.dependencies import TheAdministrator, TheGateway
 from perdure.channels.http.schemas.answer import WITH_KEY, problems
 from perdure.channels.http.schemas.breakers import Breaker, BreakerList
@@ -26,7 +27,8 @@ async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Bre
 
     A model's name may contain slashes (`llm:openai:org/model`), escaped or not.
     """
-    breaker = await gateway.in_thread(lambda: _breakers(gateway.runtime).reset(name))
+    called = parameters.parse_name(name, "breaker")
+    breaker = await gateway.in_thread(lambda: _breakers(gateway.runtime).reset(called))
     return Breaker.model_validate(breaker.record())
 
 

@@ -120,7 +120,7 @@ async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -
     """Make an archived case active again, exactly as it was. Runs do not archive it for some days."""
     name = parameters.parse_name(case_id, "archived case")
     await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
-    return Restored(case_id=case_id, status="restored")
+    return Restored(case_id=name, status="restored")
 
 
 async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
