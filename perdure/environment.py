@@ -1,4 +1,4 @@
-"""Reads environment variables and `.env` for `perdure.settings`, and explains invalid ones."""
+"""Reads `.env` for `perdure.settings`, finds unknown variables and explains invalid values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECRET = ("KEY", "SECRET", "URL")
 
 
 def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
-    """The variables of the file at `path`, by their names in upper case; empty values count as unset.
+    """The variables in the file at `path`: upper-case names mapped to values. Leaves out empty values.
 
     Raises:
         SettingsError: the file cannot be read.
@@ -31,7 +31,7 @@ def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
 
 
 def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
-    """The names among `names` that have perdure's prefix but are not settings."""
+    """Those of `names` that begin with `PERDURE_` but are not settings, sorted."""
     known = {PREFIX + name.upper() for name in settings.model_fields}
     known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
     return sorted({name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known})
@@ -43,7 +43,10 @@ def explain(settings: type[BaseSettings], error: ValidationError) -> str:
 
 
 def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
-    """One line for each of `names` that is a group of settings. A group itself cannot be set, only its variables."""
+    """One error line for each of `names` that is a group of settings, such as `PERDURE_STREAM`.
+
+    A group cannot be set itself, only its variables, such as `PERDURE_STREAM__BATCH_MS`.
+    """
     given = {name.upper() for name in names}
     return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)
 

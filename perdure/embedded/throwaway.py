@@ -24,9 +24,10 @@ class Servers:
 
 @contextmanager
 def servers(parent: Path | None = None) -> Iterator[Servers]:
-    """Start both servers in a new directory under `parent`; stop them and remove the directory after the block.
+    """Start PostgreSQL and Redis in a new directory under `parent`.
 
-    `parent` defaults to the system's temporary directory.
+    After the block, stops both servers and removes the directory. `parent` defaults to the system's temporary
+    directory.
 
     Raises:
         EmbeddedServerError: a server cannot be started.

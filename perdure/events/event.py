@@ -1,9 +1,10 @@
 """Ids and kinds of events, and the Redis channels that announce them.
 
-The id of an event is `EPOCH-N`. EPOCH counts the turn's committed messages so far. `k-0` is the id of committed message
-number k. The id of a provisional event of epoch k is `k-N` with N above 0. A worker derives N from its fencing token,
-so Redis refuses the entries of a worker that has lost the session, and ids increase even after Redis has lost the
-stream.
+The id of an event is `EPOCH-N`. EPOCH is the number of messages that the turn had committed when the event was written.
+`k-0` is the id of the turn's k-th committed message. `k-N` with N above 0 is the id of a provisional event of epoch k.
+
+A worker derives N from its fencing token. Redis therefore refuses the events of a worker that has lost the session to
+another worker. The ids keep increasing even if Redis loses the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from uuid import UUID
 from perdure.errors import InvalidRequest
 
 PER_TOKEN = 1_000_000_000
-"""The count of event numbers for each fencing token."""
+"""Each fencing token has this many event numbers, from `token * PER_TOKEN` up."""
 
 _EPOCH_DIGITS, _NUMBER_DIGITS = 9, 19
 
@@ -37,7 +38,7 @@ class EventKind(StrEnum):
 
 
 COMMITTED = "committed"
-"""The kind of a stream's entry `k-0`: message k is committed. Readers take the message from PostgreSQL."""
+"""The kind of the stream entry `k-0`: message k is committed. Gateways then read the message from PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,7 +46,7 @@ class EventId:
     """The id of an event; `token` is the fencing token of the worker that wrote the event."""
 
     PATTERN: ClassVar = f"^(0|[1-9][0-9]{{0,{_EPOCH_DIGITS - 1}}})-(0|[1-9][0-9]{{0,{_NUMBER_DIGITS - 1}}})$"
-    """The form of an id, for JSON Schema."""
+    """The regular expression of an id, for JSON Schema."""
 
     epoch: int
     number: int = 0
@@ -81,12 +82,12 @@ class Event:
 
 
 def rewind_to(epoch: int) -> dict[str, str]:
-    """The data of a `rewind` that discards the provisional events of an epoch."""
+    """The data of a `rewind` event, which makes clients discard the provisional events of `epoch`."""
     return {"from": str(EventId(epoch, 1))}
 
 
 def news_channel(prefix: str) -> str:
-    """The pub/sub channel that announces turns with new events, and settled turns.
+    """The pub/sub channel that announces turns that have new events or were settled.
 
     A message is a letter (`e`: new events, `s`: settled) and turn ids in hexadecimal, separated by spaces.
     """
@@ -94,9 +95,10 @@ def news_channel(prefix: str) -> str:
 
 
 def listening_key(prefix: str) -> str:
-    """The sorted set of turns with listeners; the score is the time at which the interest ends, in Unix seconds.
+    """The key of a sorted set: the turns that have a listener. A listener is a client that follows the turn.
 
-    The pub/sub channel with the same name announces turns whose interest begins or continues.
+    The score is the Unix time in seconds until which the turn counts as having a listener. The pub/sub channel of the
+    same name announces each turn that is added to the set or gets a new score.
     """
     return f"{prefix}listening"
 
@@ -107,7 +109,7 @@ def hexes(turn_ids: list[UUID]) -> str:
 
 
 def parse_hexes(text: bytes) -> list[UUID]:
-    """The turn ids in a channel's message; invalid ones are skipped."""
+    """The turn ids in a channel's message. Skips invalid ids."""
     found = []
     for each in text.split():
         try:

@@ -1,8 +1,9 @@
-"""Tracks which turns have listeners, in a worker process.
+"""Tracks, in a worker process, which turns have listeners: clients that follow the turn's events.
 
-A gateway announces the turns that its clients follow, at once and then every 20 seconds. It adds the turns to a sorted
-set and publishes them on a channel. A worker reads the set when it subscribes to the channel, and then learns of
-further turns from the channel. For a turn without a listener, a worker sends no command to Redis.
+A gateway announces a turn when a client begins to follow it, and then every 20 seconds. To announce a turn, the gateway
+adds the turn to a sorted set and publishes the turn's id on a channel. A worker reads the set when it subscribes to the
+channel, and then reads further turns from the channel. If a turn has no listener, the worker writes none of the turn's
+events to Redis.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PAUSE_S = 1.0
 
 
 class Listening:
-    """Follows the announcements in one thread. `on_listener` is called with each announced turn."""
+    """Reads the announcements in a thread of its own, and calls `on_listener` with each announced turn."""
 
     def __init__(self, client: Any, prefix: str, clock: Clock, on_listener: Callable[[UUID], None]) -> None:
         self._client = client
@@ -46,7 +47,7 @@ class Listening:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; waits for it a second at most."""
+        """End the thread. Waits at most one second for its end."""
         self._closing.set()
         if self._thread.ident is not None:
             with suppress(redis.RedisError):

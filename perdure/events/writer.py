@@ -1,11 +1,12 @@
-"""Writes turns' provisional events to Redis streams, in batches and by one thread per process.
+"""Writes turns' provisional events to Redis streams, in batches, with one thread per process.
 
-The first piece of a step's text is written at once; then a batch is written every `PERDURE_STREAM__BATCH_MS`. For a
-turn without a listener, the text of the current step is only kept in memory. A later listener receives all of that
-text.
+The thread writes the first piece of a step's text at once. It writes the later pieces in one batch every
+`PERDURE_STREAM__BATCH_MS` milliseconds. While a turn has no listener, the text of its current step stays in memory. A
+client that begins to follow the turn receives all of this text.
 
-If Redis fails, the entries are lost: the next batch begins with a `rewind`, followed by the whole text. If Redis
-refuses an id, a worker with a higher token writes the turn's events, and this worker stops writing them.
+If Redis fails, the entries of the batch may be lost. The next batch then begins with a `rewind`, followed by the whole
+text of the step. If Redis refuses the id of an entry, another worker with a higher fencing token has written events of
+the turn. This worker then stops writing events of the turn.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ from perdure.text.untrusted import storable
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 20_000
-"""The most entries of one stream: at 20 batches a second, a quarter of an hour of text."""
+"""The maximum number of entries of one stream: enough for a quarter of an hour of text at 20 batches a second."""
 
 _LONGEST_TURN_MS = 86_400_000
-"""A day, in milliseconds. After a day, a turn has ended, or another worker has listed the turn again."""
+"""One day. The set of a session's turns that have a stream expires this much later than the streams.
+
+Within a day, a turn has ended, or another worker has continued the turn and added it to the set again.
+"""
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0
@@ -58,7 +62,7 @@ _REFUSED_ID = "equal or smaller"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a stream."""
+    """One entry of a Redis stream."""
 
     id: EventId
     kind: str
@@ -73,28 +77,28 @@ class Outlet(Protocol):
         ...
 
     def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:
-        """Report that the turn has entries to write, with the next batch or `at_once`."""
+        """Report that the turn has new entries. The outlet writes them with the next batch or `at_once`."""
         ...
 
     def next_number(self) -> int:
-        """A number above all earlier ones of this process.
+        """A number greater than all numbers that this method has returned in this process.
 
-        If a turn is opened again under the same token, the number keeps the ids of its events increasing.
+        The ids of a turn's events therefore increase even if the turn is opened again under the same fencing token.
         """
         ...
 
 
 class TurnEvents:
-    """The events of one turn under one lease. Thread-safe. Without an `outlet`, nothing is written.
+    """Collects the events of one turn under one lease. Thread-safe. Without an `outlet`, it discards the events.
 
-    `epoch` counts the turn's committed messages.
+    `token` is the fencing token of the lease. `epoch` is the number of messages that the turn has committed.
     """
 
     def __init__(self, turn_id: UUID, session_id: UUID, token: int, epoch: int, outlet: Outlet | None = None) -> None:
         self.turn_id = turn_id
         self.session_id = session_id
         self.listed = False
-        """Whether the turn is in Redis's set of the session's turns that have a stream."""
+        """Whether this turn is in the Redis set of the session's turns that have a stream."""
         self._outlet = outlet
         self._lock = threading.Lock()
         self._token = token
@@ -115,7 +119,7 @@ class TurnEvents:
         self._changed(at_once=first)
 
     def rewind(self) -> None:
-        """Withdraw the text of the current step."""
+        """Discard the text of the current step, and make clients discard it."""
         with self._lock:
             self._withdraw()
         self._changed()
@@ -135,7 +139,7 @@ class TurnEvents:
         self._changed()
 
     def take(self) -> list[Entry]:
-        """Take the entries to write now. They count as written unless `lost` is called."""
+        """Remove and return the entries to write now. They count as written unless the caller calls `lost`."""
         with self._lock:
             if self._silent:
                 return []
@@ -156,14 +160,14 @@ class TurnEvents:
             self._silent = True
 
     def _unwritten_text(self) -> dict[str, Any] | None:
-        """The text that the stream lacks, with the positions of its beginning and end in the step's text."""
+        """The text that is not yet in the stream, with its start and end positions in the step's text."""
         if self._written == self._length:
             return None
         text = "".join(self._text)
         self._text = [text]
         begin, end = self._written, self._length
         if _HIGH_SURROGATES[0] <= text[-1] <= _HIGH_SURROGATES[1]:
-            end -= 1  # the second half of the pair comes with the next piece
+            end -= 1  # do not split a surrogate pair: its second half is in the next piece
         self._written = end
         return {"text": storable(text[begin:end]), "at": begin, "to": end} if end > begin else None
 
@@ -195,7 +199,7 @@ class EventWriter:
         self._prefix = prefix
         self._batch_s = limits.batch_ms / 1000
         self._ttl_ms = max(1, int(limits.ttl_s * 1000))
-        # No retry: a repeated XADD would refuse its own ids.
+        # No retry: Redis would refuse the ids of a repeated XADD.
         self._client: Any = redis.Redis.from_url(
             client_url(url),
             socket_timeout=_TIMEOUT_S,
@@ -230,7 +234,10 @@ class EventWriter:
         self._client.close()
 
     def open(self, turn_id: UUID, session_id: UUID, token: int, epoch: int) -> TurnEvents:
-        """The events of a turn that begins or continues under `token`, with `epoch` committed messages."""
+        """Return the `TurnEvents` of a turn that begins or continues under the fencing token `token`.
+
+        `epoch` is the number of messages that the turn has committed.
+        """
         turn = TurnEvents(turn_id, session_id, token, epoch, self)
         self._turns[turn_id] = turn
         return turn
@@ -248,7 +255,7 @@ class EventWriter:
             self._condition.notify()
 
     def next_number(self) -> int:
-        """A number above all earlier ones of this process."""
+        """A number greater than all numbers that this method has returned."""
         return next(self._numbers)
 
     def _on_listener(self, turn_id: UUID) -> None:
@@ -264,7 +271,11 @@ class EventWriter:
                 log.exception("writing events raised an error and continues")
 
     def _next(self) -> list[TurnEvents]:
-        """Wait for turns to write and return them: urgent ones at once, all when a batch is due, none if closed."""
+        """Wait until turns have entries to write, and return these turns.
+
+        Returns urgent turns at once, and all waiting turns when a batch is due or the writer is closed. An empty list
+        means that the writer is closed and no turn waits.
+        """
         with self._condition:
             while not self._closing.is_set():
                 left_s = self._due - time.monotonic()
@@ -283,7 +294,7 @@ class EventWriter:
             return
         pipeline = self._client.pipeline(transaction=False)
         unlisted = [turn for turn, _ in batches if not turn.listed]
-        for turn in unlisted:  # first: a stream that is not listed would survive its user's erasure
+        for turn in unlisted:  # first: the erasure of a user deletes only the streams of listed turns
             self._list(pipeline, turn)
         for turn, entries in batches:
             self._append(pipeline, turn, entries)
@@ -302,7 +313,7 @@ class EventWriter:
             turn.listed = True
         for turn, entries in batches:
             self._check(turn, [next(answers) for _ in entries])
-            next(answers)  # of PEXPIRE
+            next(answers)  # the answer to PEXPIRE
 
     def _list(self, pipeline: Any, turn: TurnEvents) -> None:
         key = streams_key(self._prefix, turn.session_id)

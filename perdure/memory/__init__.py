@@ -1,8 +1,13 @@
 """Memory: users' earlier messages and the memories extracted from them.
 
-`recall` searches memory, `consolidation` extracts memories from ended sessions, `redis` holds the two short-lived
-layers, `sections` fills the memory sections of a prompt. Other modules: vectors (`embedding`), `decay`, `hot_memories`,
-and the import and export of conversations (`import_export`). Called by turns, tools, tasks, routes and commands.
+recall/             searches messages and memories
+consolidation/      extracts memories from ended sessions
+redis/              the short-lived memory in Redis: the event stream and working memory
+sections/           fills the memory sections of a prompt
+embedding.py        computes the vectors of messages and memories
+decay.py            lowers the values of memories over time
+hot_memories.py     ranks the memories that are recalled most often
+import_export.py    imports and exports conversations
 
-The durable state of a turn is in `turns` and `snapshots`.
+Turns, tools, tasks, routes and commands call this package. The durable state of a turn is in `turns` and `snapshots`.
 """

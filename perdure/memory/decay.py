@@ -1,8 +1,10 @@
-"""Decay: the current value of each memory, and the archiving of old, unread memories of little value.
+"""Decay: updates the value of each memory, and archives old memories of low value that were not recalled recently.
 
 The value is always computed from the importance and the age, never from the previous value. Repeated runs therefore do
 not lower the value further. The formula exists twice: as Python functions, and in the SQL that updates the rows in
-place. A test checks that both agree. Called by the task `memory.decay`, every six hours, and by `perdure memory decay`.
+place. A test checks that both agree.
+
+Called by the task `memory.decay` every six hours, and by the command `perdure memory decay`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from perdure.database.engine import Database
 from perdure.memory import queries
 
 BASE_RATE = 0.001
-"""Exponential decay per hour, before the factors in `decay_rate`."""
+"""The rate of exponential decay per hour, before `decay_rate` applies its factors."""
 
 KIND_RATES = {"fact": 0.3, "preference": 0.5, "insight": 0.7, "conversation": 1.0}
 FLOOR = 0.3
@@ -30,7 +32,7 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DecayResult:
-    """The numbers of memories that were examined, that got a different value, and that were archived."""
+    """The numbers of memories examined, changed and archived. `changed` includes the archived memories."""
 
     looked_at: int = 0
     changed: int = 0
@@ -40,7 +42,7 @@ class DecayResult:
 def decay_rate(kind: str, channels: int, accesses: int, connections: int) -> float:
     """The rate of a memory's exponential decay, per hour.
 
-    More channels, accesses and relations (`connections`) reduce the rate. With ten or more relations it is 0.
+    More channels, accesses and relations (`connections`) reduce the rate. With ten or more relations the rate is 0.
     """
     spread = 1 / (1 + 0.2 * channels)
     use = 1 + 0.3 * math.log(1 + accesses)
@@ -58,7 +60,7 @@ def is_faded(value: float, age_days: float, unread_days: float) -> bool:
 
 
 def decay(database: Database, progress: Callable[[int], None] = lambda _: None) -> DecayResult:
-    """Update the values of all memories and archive the faded ones, in commits of a thousand. See `is_faded`.
+    """Update the values of all memories and archive the faded ones (see `is_faded`), in batches of `_BATCH`.
 
     `progress` receives the number of memories examined so far.
 

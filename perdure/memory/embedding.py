@@ -1,15 +1,15 @@
-"""Vectors of messages and memories, made in the background.
+"""Computes the vectors of messages and memories in the background.
 
 The commit that stores a message or memory also adds it to the table `unembedded`. Each sweep calls `embed_missing`,
-which claims some rows of this table with a lease. It embeds their texts without an open transaction, and writes the
-vectors in one statement. If the embedder fails, the rows are postponed. While a text has no vector, only word search
-finds it.
+which claims some rows of this table with a lease. `embed_missing` embeds the texts of these rows without an open
+transaction, and writes the vectors in one statement. If the embedder fails, the rows are postponed. While a text has no
+vector, only word search finds the text.
 
 Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a background scan reads all
 messages and memories page by page. The scan adds each row that lacks a vector of the new embedder to `unembedded`.
-Older vectors stay. The scan is repeated daily, so that missed rows are found.
+Vectors of the previous embedder stay. The scan is repeated daily, to find rows that were missed.
 
-`build_index` builds the HNSW indexes of an embedder once it has enough vectors.
+`build_index` builds the HNSW indexes of an embedder once the embedder has enough vectors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TABLES = ("message_vectors", "memory_vectors")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredEmbedder:
-    """A row of `embedders`. `indexed`: its vectors have an index."""
+    """A row of the table `embedders`. `indexed`: whether the embedder's vectors have their indexes."""
 
     embedder_id: int
     dimensions: int
@@ -58,9 +58,9 @@ class RegisteredEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRound:
-    """The result of one round: how many texts were embedded and refused, and the embedder's error, if any.
+    """The result of one round: how many texts were embedded, how many the embedder refused, and its error, if any.
 
-    `more` is true if the batch was full, or if older texts remain to be checked for missing vectors.
+    `more` is true if texts may remain without a vector.
     """
 
     embedded: int = 0
@@ -70,7 +70,7 @@ class EmbeddingRound:
 
 
 def vector_literal(vector: Vector) -> str:
-    """`vector` as a pgvector literal with nine digits, which represent a four-byte float exactly."""
+    """`vector` as a pgvector literal with nine significant digits, which represent a four-byte float exactly."""
     numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # twice as fast as formatting one by one
     return f"[{numbers}]"
 
@@ -88,7 +88,7 @@ def text_to_embed(content: str, author: str | None = None, occurred_at: datetime
 def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedder:
     """Return the row of the embedder `name` with these `dimensions`. Inserts the row if it does not exist."""
     parameters = {"name": name, "dimensions": dimensions}
-    # If another process inserts the row concurrently, the first run returns none.
+    # If another process inserts the row concurrently, the first run returns no row.
     rows = executor.run(queries.REGISTER, parameters) or executor.run(queries.REGISTER, parameters)
     return RegisteredEmbedder(rows[0].embedder_id, dimensions, rows[0].indexed)
 
@@ -96,9 +96,10 @@ def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedd
 def embed_missing(
     database: Database, embedder: Embedder, *, batch: int = BATCH, call: ModelCall | None = None
 ) -> EmbeddingRound:
-    """Embed at most `batch` of the texts that have no vector yet.
+    """Embed at most `batch` of the texts in `unembedded`.
 
-    If the embedder fails, returns its error and postpones the texts.
+    If fewer than `batch` texts are due, also scans one page of older rows for missing vectors. If the embedder fails,
+    returns its error and postpones the texts.
 
     Raises:
         CallAborted: `call` was aborted; the claimed texts are due again when their lease expires.
@@ -122,7 +123,7 @@ def embed_missing(
 def embed_sessions(
     database: Database, embedder: Embedder, session_ids: Sequence[UUID], call: ModelCall | None = None
 ) -> EmbeddingRound:
-    """Embed all messages of these sessions; stops at the first failure of the embedder.
+    """Embed the messages of these sessions that have no vector. Stops at the first failure of the embedder.
 
     Raises:
         CallAborted: `call` was aborted.
@@ -139,7 +140,7 @@ def embed_sessions(
 
 
 def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
-    """Build the missing indexes of an embedder that has at least `rows` vectors. Returns whether it built them.
+    """Build the missing indexes of an embedder that has at least `rows` vectors. Returns whether it built indexes.
 
     Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call this
     function. An interrupted build leaves an invalid index, which the next call drops and builds again.
@@ -196,7 +197,7 @@ def _embed(embedder: Embedder, texts: Sequence[str], call: ModelCall | None) -> 
     """A vector for each text; `None` for a text that the embedder refuses.
 
     Raises:
-        PerdureError: the embedder fails for every text.
+        PerdureError: the embedder failed for a reason that does not depend on the text.
     """
     try:
         return list(embedder.embed(texts, call)) if texts else []
@@ -229,7 +230,7 @@ def _dimensions(embedder: Embedder, call: ModelCall | None) -> int:
 
 
 def _walk(database: Database, registered: RegisteredEmbedder) -> bool:
-    """Read the next page, and add its rows that lack a vector to `unembedded`; returns whether pages remain."""
+    """Scan the next page, and add its rows that lack a vector to `unembedded`. Returns whether pages remain."""
     parameters = {"embedder_id": registered.embedder_id, "every_s": _WALK_EVERY_S}
     places = database.run(queries.PLACE, parameters)
     if not places:

@@ -1,4 +1,4 @@
-"""The statements of `embedding`."""
+"""The SQL statements of `perdure.memory.embedding`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGISTER = Statement(
     """,
 )
 
-# The texts of the rows of a CTE `taken`; NULL for rows that were deleted.
+# The text of each row in the CTE `taken`. It is NULL if the message or memory was deleted.
 _TEXTS = """
     SELECT t.kind, t.id, t.seq, t.attempts, coalesce(left(m.content, %(most_chars)s), left(k.content, %(most_chars)s))
              AS content, m.author, m.created_at
@@ -30,8 +30,9 @@ _TEXTS = """
     ORDER BY t.kind, t.id, t.seq
 """
 
-# Claims due rows by moving `due_at` to the end of the lease: after a crash another process claims them. A `due_at`
-# beyond the longest pause was written while the server's clock was wrong, and counts as due.
+# Claims due rows by moving their `due_at` to the end of the lease. If the claiming process crashes, another process
+# claims the rows when the lease ends. A `due_at` further ahead than the longest pause was written while the server's
+# clock was wrong. Such a row counts as due.
 CLAIM = Statement(
     "embedding.take",
     f"""
@@ -50,7 +51,8 @@ CLAIM = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# The messages without a vector in the given sessions, claimed or not: embedding a text twice does no harm.
+# The messages of the given sessions that have no vector, including messages that another process has claimed.
+# Embedding a text twice does no harm.
 MISSING_OF_SESSIONS = Statement(
     "embedding.lacking",
     f"""
@@ -64,7 +66,8 @@ MISSING_OF_SESSIONS = Statement(
     writes=False,
 )
 
-# Locks the rows before writing their vectors, so that a concurrent erasure waits and deletes the vectors as well.
+# Locks the messages and memories, then writes their vectors. A concurrent erasure therefore waits for the vectors and
+# deletes them too.
 STORE = Statement(
     "embedding.store",
     """
@@ -107,7 +110,7 @@ POSTPONE = Statement(
     """,
 )
 
-# --- the walk over rows that are older than the embedder ---------------------------------
+# --- the scan for older rows that lack a vector of the embedder --------------------------
 
 _WALK_IS_DUE = "(e.walked_at IS NULL OR e.walked_at <= perdure_now() - make_interval(secs => %(every_s)s))"
 
@@ -120,8 +123,9 @@ PLACE = Statement(
     writes=False,
 )
 
-# Adds the rows of the next page that have no vector of this embedder to `unembedded`, and moves the position past the
-# page. If two processes walk concurrently, only one proceeds. An empty page ends the walk.
+# Reads the next page of messages or memories. Adds each row that lacks a vector of this embedder to `unembedded`, and
+# saves the end of the page as the new position. If two processes scan concurrently, only one proceeds. An empty page
+# ends the scan of messages or of memories.
 _WALK = """
     WITH place AS (
         SELECT e.embedder_id FROM embedders AS e
@@ -182,7 +186,7 @@ WALK_MEMORIES = Statement(
 
 # --- indexes -----------------------------------------------------------------------------
 
-# Whether there are enough vectors for an index, without counting all of them.
+# Whether the messages or the memories have at least `rows` vectors. Counts no further than `rows`.
 HAS_ENOUGH_VECTORS = Statement(
     "embedding.large",
     """

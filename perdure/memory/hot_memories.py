@@ -1,7 +1,8 @@
 """Layer 5 of memory: the memories that are recalled most often for a user.
 
 Each recall records the memories that it returned. Every six hours, a task ranks the memories that were recalled most
-often in the last `PATTERN_DAYS` days. A prompt can then include them without a search. Refreshing is idempotent.
+often in the last `PATTERN_DAYS` days. A prompt can then include these memories without a search. `refresh_hot` is
+idempotent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from perdure.database.engine import Database
 from perdure.memory import queries
 
 PATTERN_DAYS = 7
-"""Number of days for which a recall counts."""
+"""A recall counts towards the ranking for this number of days."""
 
 MOST_HOT = 100
 """Maximum hot memories per user."""
@@ -20,10 +21,12 @@ _ACCESSES_PER_COMMIT = 10_000
 
 
 def refresh_hot(database: Database) -> int:
-    """Rank the hot memories of all users and delete expired access records; returns the number of hot memories.
+    """Rank the hot memories of all users; returns the number of hot memories.
+
+    Also deletes the records of recalls that no longer count.
 
     Raises:
-        Unavailable: the database cannot be reached; committed batches stay.
+        Unavailable: the database cannot be reached; batches that are already committed stay.
     """
     hot, after = 0, ""
     while True:

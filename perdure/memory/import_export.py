@@ -3,9 +3,8 @@
     {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
 
 `session` groups a user's lines into sessions. Imported sessions have ended and await consolidation. `session` and
-`message_id` together identify a line. If a file is imported again, only its new lines are added. Valid lines are
-imported. Each invalid line is reported with its number and the reason. An exported file can be imported into any
-database.
+`message_id` together identify a line. If a file is imported again, only its new lines are added. Invalid lines are
+skipped, and reported with their number and the reason. An exported file can be imported into any database.
 
 Called by `perdure messages import` and `perdure messages export`.
 """
@@ -56,7 +55,7 @@ def _require_text(value: str) -> str:
 
 def _aware(value: datetime) -> datetime:
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    if not _EARLIEST < aware < _LATEST:  # Python could not represent the time in every time zone
+    if not _EARLIEST < aware < _LATEST:  # a conversion to another time zone could overflow
         raise ValueError("is too close to the year 1 or 9999")
     return aware
 
@@ -67,7 +66,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_requ
 
 
 class ImportLine(BaseModel):
-    """One message of a file. A time without a zone is in UTC."""
+    """One message of an imported file. If `occurred_at` has no time zone, it is in UTC."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,7 +83,7 @@ class ImportLine(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that was not imported: its number, from 1, and the reason."""
+    """A line that was not imported, and the reason. `number` counts from 1."""
 
     number: int
     reason: str
@@ -92,9 +91,10 @@ class BadLine:
 
 @dataclass(slots=True)
 class ImportResult:
-    """Counts of a file's lines: new (`added`), already stored (`known`) and invalid (`refused`).
+    """Counts of a file's lines: new (`added`), already stored (`known`) and not imported (`refused`).
 
-    `sessions` are the ids of the sessions to which messages were added.
+    `bad` lists at most `MAX_BAD_LINES` of the lines that were not imported. `sessions` are the ids of the sessions to
+    which messages were added.
     """
 
     added: int = 0
@@ -104,7 +104,7 @@ class ImportResult:
     sessions: list[UUID] = field(default_factory=list)
 
     def refuse(self, number: int, reason: str) -> None:
-        """Count an invalid line."""
+        """Count a line that is not imported, and add it to `bad` if `bad` is not full."""
         self.refused += 1
         if len(self.bad) < MAX_BAD_LINES:
             self.bad.append(BadLine(number, reason))
@@ -136,7 +136,9 @@ def import_messages(
 
 
 def export_messages(database: Database, user: str | None = None, tenant: str | None = None) -> Iterator[dict[str, Any]]:
-    """The messages of all users, of one user (`user` is a user's key) or of one tenant, as lines for `import_messages`.
+    """Yield the messages of all users, of one user or of one tenant, as JSON objects for the lines of an import file.
+
+    `user` is a user key (see `perdure.access.tenants`).
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -161,7 +163,11 @@ def _all_messages(database: Database) -> Iterator[Row[Any]]:
 
 
 def _messages_of(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
-    """The messages of a user or a tenant. Each statement reads a few sessions, because no index covers all of them."""
+    """The messages of a user or a tenant.
+
+    No index serves all messages of a user in the order of the export. Each statement therefore reads only a few
+    sessions.
+    """
     statement = queries.SESSIONS_OF_TENANT if user is None else queries.SESSIONS_OF_USER
     sessions = [row.session_id for row in database.run(statement, {"user_id": user, "tenant": tenant})]
     for start in range(0, len(sessions), _SESSIONS_PER_PAGE):
@@ -181,7 +187,7 @@ def _paged(database: Database, statement: Statement, parameters: dict[str, Any])
 
 
 def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> ImportLine | None:
-    """Parse a line; its `user_id` becomes the user's key. Returns `None` for a blank or refused line."""
+    """Parse a line, and replace its user id by the user key. Returns `None` if the line is blank or refused."""
     if not text.strip():
         return None
     if len(text) > MAX_LINE_CHARS:
@@ -246,7 +252,7 @@ def _import_session(
 def _new(
     transaction: Transaction, session_id: UUID, numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult
 ) -> list[tuple[int, ImportLine]]:
-    """The lines that are not stored yet. Refuses a line whose `message_id` is stored with another text."""
+    """The lines that are not stored yet. Refuses a line whose `message_id` is stored with a different text."""
     parameters = {"session_id": session_id, "message_ids": [line.message_id for _, line in numbered_lines]}
     rows = transaction.run(queries.FIND_MESSAGES, parameters)
     existing = {name: row.content for row in rows for name in (row.message_id, row.place) if name is not None}

@@ -1,4 +1,4 @@
-"""The statements of `import_export`."""
+"""The SQL statements of `perdure.memory.import_export`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ ENSURE_USER = Statement(
     "INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING",
 )
 
-# Creates an ended session that is not routable, so that it receives no messages and is never used as the user's
-# previous session.
+# Creates the session of imported messages. The session has ended and is not routable: it receives no messages, and is
+# never used as the user's previous session.
 OPEN = Statement(
     "exchange.open",
     """
@@ -86,7 +86,8 @@ _MESSAGES = """
     WHERE (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
 """
 
-# A page of messages in the order of the sessions' ids. A fork's copied messages are omitted: its source has them.
+# A page of messages, ordered by session id and `seq`. The messages that a fork copied are omitted, because the export
+# of the original session contains them.
 EXPORT = Statement("exchange.export", _MESSAGES + " ORDER BY w.session_id, w.seq LIMIT %(most)s", writes=False)
 
 EXPORT_OF_SESSIONS = Statement(

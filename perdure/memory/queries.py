@@ -1,4 +1,4 @@
-"""The statements of decay and hot memories."""
+"""The SQL statements for the decay of memories and for hot memories."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from perdure.database.engine import Statement
 
 # --- decay -------------------------------------------------------------------------------
 
-# The formula of `perdure.memory.decay`. PostgreSQL rejects exponents below -700, where the floor applies anyway.
-# Unchanged values are not written.
+# Computes the formula of `perdure.memory.decay`. PostgreSQL's `exp` fails for exponents below about -745, so exponents
+# are limited to -700. The limit changes no result, because the floor is higher. Unchanged values are not written.
 DECAY = Statement(
     "decay.decay",
     """
@@ -50,7 +50,7 @@ DECAY = Statement(
 
 # --- hot memories ------------------------------------------------------------------------
 
-# The next users with recent accesses or hot memories. The lock serialises concurrent refreshes.
+# The next page of users who have recent accesses or hot memories. The lock serialises concurrent refreshes.
 HOT_USERS = Statement(
     "meta.hot_users",
     """

@@ -1,9 +1,9 @@
-"""The protocol of a model, which the step loop calls.
+"""The protocol of language models. Each step of a turn calls a model.
 
 A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. The model reports streamed text to the
-call. The engine ends the call from another thread when the turn is cancelled, the worker shuts down or the deadline has
-passed, even while the model's thread is blocked on a socket. Providers raise only `CallAborted` and errors of
-`perdure.errors`.
+`ModelCall`. The engine ends the call from another thread when the turn is cancelled, the worker shuts down or the
+deadline has passed. This works even while the model's thread is blocked on a socket. Providers raise only `CallAborted`
+and errors of `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class ModelCall:
     def aborting(self, on_abort: Callable[[], None]) -> Iterator[None]:
         """Call `on_abort`, from the aborting thread, if the call ends within the block.
 
-        After such a block, `aborting` raises `CallAborted` or `DeadlineExceeded`. This error replaces any other error
-        that the block raised.
+        If the call has ended, `aborting` raises `CallAborted` or `DeadlineExceeded` at the end of the block. This error
+        replaces any other error that the block raised.
         """
         with self._lock:
             self._on_abort = on_abort

@@ -1,1 +1,1 @@
-"""Consolidation: memories extracted from ended sessions. Called by tasks, commands and the sweeper."""
+"""Consolidation: extracts memories from ended sessions. Called by tasks, commands and the sweeper."""

@@ -1,9 +1,9 @@
-"""Parses a model's extraction reply into candidate memories.
+"""Parses a model's reply to an extraction request into candidate memories.
 
-A reply that is not a JSON array of objects with a `content` is rejected. An invalid field of an item, such as an
-importance of 7 or an unknown type, is corrected, and `parse` returns a warning. After a rejection or a warning,
-`extraction` repeats the request. After the last attempt it keeps the corrected items, because the content of a memory
-matters more than the other fields.
+`parse` rejects a reply that is not a JSON array of objects with a `content`. It corrects an invalid field of an item,
+such as an importance of 7 or an unknown type, and returns a warning. After a rejection or a warning, `extraction`
+repeats the request. If the last attempt ends with warnings, `extraction` keeps the corrected items, because the content
+of a memory matters more than its other fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.text.untrusted import first_line, load_object
 MAX_CONTENT_CHARS = 1_000
 MAX_NAME_CHARS = 100
 MOST_NAMES = 20
-"""Maximum number of entities of one memory, and of relations."""
+"""Maximum number of entities of one memory, and maximum number of its relations."""
 
 _DEFAULT_IMPORTANCE = 0.5
 _FENCE = "```"
@@ -27,7 +27,7 @@ _WRAPPED = "memories"
 
 
 class MemoryKind(StrEnum):
-    """The kind of a memory, on which its decay rate depends."""
+    """The kind of a memory. The decay rate depends on the kind."""
 
     FACT = "fact"
     PREFERENCE = "preference"
@@ -53,7 +53,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An extracted memory. `sources`: the `seq` of each source message; `importance`: from 0 to 1."""
+    """A memory that the model extracted. `sources`: the `seq` of each source message; `importance`: from 0 to 1."""
 
     content: str
     kind: MemoryKind
@@ -63,7 +63,7 @@ class Candidate:
     relations: tuple[Relation, ...] = ()
 
     def merged_with(self, other: Candidate) -> Candidate:
-        """This candidate, with the greater importance, and the sources, entities and relations of both candidates."""
+        """This candidate, with the greater of the two importances and all sources, entities and relations of both."""
         return replace(
             self,
             importance=max(self.importance, other.importance),
@@ -167,7 +167,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _name(value: Any) -> str:
-    """The name on one line; empty if it is not a string or too long."""
+    """The name on one line; empty if `value` is not a string or is too long."""
     normalized_text = " ".join(value.split()) if isinstance(value, str) else ""
     return normalized_text if len(normalized_text) <= MAX_NAME_CHARS else ""
 

@@ -2,11 +2,14 @@
 
     ended ─▶ claimed ─▶ extracted, embedded ─▶ one transaction: merged and marked ─▶ consolidated
 
-Like a turn, a run claims the session with a lease and a fencing token. Several workers can therefore process one batch
-without conflicts. If the user is erased during a run, the run writes nothing. The run calls the model and the embedder
-without an open transaction. One commit writes the memories and marks the session as consolidated, so that a crash
-neither loses nor duplicates memories. If a run fails, it stores its error with the session, and a later run retries the
-session. After `PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned and not marked as consolidated.
+A run is one attempt to consolidate one session. Like a turn, it claims the session with a lease and a fencing token.
+Several workers can therefore run consolidations concurrently without conflicts. If the user is erased during a run, the
+run writes nothing. A run calls the model and the embedder without an open transaction. One commit writes the memories
+and marks the session as consolidated, so that a crash neither loses nor duplicates memories.
+
+If a run fails, it stores its error with the session, and a later run retries the session. After
+`PERDURE_CONSOLIDATION__MAX_RUNS` failed runs the session is abandoned: it is not consolidated, and only
+`retry_abandoned` makes it due again.
 
 Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
@@ -38,10 +41,13 @@ from perdure.text.untrusted import first_line
 log = logging.getLogger(__name__)
 
 RETRY_S = 3_600
-"""Seconds until the sweeper retries a failed session, doubled with each further failure. A batch ignores the pause."""
+"""Seconds until the sweeper retries a failed session, doubled with each further failure.
+
+`Consolidator.batch` ignores this pause.
+"""
 
 MAX_CONCURRENT_USERS = 4
-"""Users whose sessions one batch consolidates concurrently; a batch mostly waits for the model."""
+"""The number of users that one batch processes concurrently. A batch mostly waits for the model."""
 
 _OWNER = "consolidation"
 _SESSIONS_PER_RETRY = 1_000
@@ -103,7 +109,7 @@ class ConsolidationCounts:
                 return self
 
     def as_result(self) -> dict[str, int]:
-        """The counts as `memory.consolidate` returns them."""
+        """The counts as the task `memory.consolidate` returns them."""
         return asdict(self)
 
     def _plus(self, processed: int, skipped: int, failed: int, merged: MergeCounts) -> ConsolidationCounts:
@@ -130,8 +136,8 @@ class Progress:
 class Backlog:
     """Counts of ended sessions that are not consolidated.
 
-    `waiting`: sessions that a later run will process. `failing`: waiting sessions that had a failed run. `given_up`:
-    abandoned sessions.
+    `waiting`: sessions that a later run will process. `failing`: those waiting sessions that had at least one failed
+    run. `given_up`: abandoned sessions.
     """
 
     waiting: int
@@ -157,7 +163,7 @@ class _Tally:
 
 
 class LeaseHold(Protocol):
-    """The lease of a session, which the process's lease keeper renews."""
+    """The lease of a claimed session. The process's lease keeper renews the lease."""
 
     def step_within(self, seconds: float) -> None:
         """Begin a step of at most `seconds`; after that time the lease is no longer renewed."""
@@ -186,7 +192,9 @@ class Consolidator:
     holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
 
     def batch(self, on_progress: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
-        """Consolidate a batch of due sessions. The returned counts leave out sessions that other processes claimed.
+        """Consolidate a batch of due sessions.
+
+        The returned counts leave out sessions that other processes claimed.
 
         Users are processed concurrently. The sessions of one user are processed one by one, in the order in which they
         ended. `on_progress` is called at the start and after each session, by one thread at a time.
@@ -291,7 +299,7 @@ class Consolidator:
         ]
 
     def _failed(self, fenced: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
-        """Store the error with the session. A failure caused by a provider outage does not count as a run."""
+        """Store the error with the session. A failure caused by a provider outage does not count towards `max_runs`."""
         forgiven = _is_outage(error)
         given_up = not forgiven and runs >= self.limits.max_runs
         kept = f"{error.code}: {first_line(error.message)}"
@@ -317,9 +325,9 @@ def consolidations_due(database: Database, limits: ConsolidationSettings, lease_
 def consolidations_to_wake(
     database: Database, limits: ConsolidationSettings, most: int, backoff_s: float, lease_s: float
 ) -> list[UUID]:
-    """The sessions for which the sweeper requests consolidation again, at most `most`.
+    """Return at most `most` sessions for which the sweeper must send a new consolidation task.
 
-    The task or the worker of such a session was lost, or the retry after a failed run is due.
+    These are sessions whose task was lost, whose worker died, or whose last run failed and may now be repeated.
     """
     parameters = {"most": most, "backoff_s": backoff_s, "lease_s": lease_s, "max_runs": limits.max_runs}
     return [row.session_id for row in database.run(queries.TO_WAKE, parameters)]
@@ -333,10 +341,10 @@ def requeue(database: Database, session_ids: Sequence[UUID]) -> None:
 def retry_abandoned(
     database: Database, limits: ConsolidationSettings, lease_s: float, session_ids: Sequence[UUID] | None = None
 ) -> int:
-    """Reset the run count of abandoned sessions to 0 and make them due again. Returns the number of these sessions.
+    """Make abandoned sessions due again, with a run count of 0. Returns the number of these sessions.
 
     `session_ids` limits the call to these sessions; `None` means all abandoned sessions. The next batch or sweep
-    retries the sessions.
+    consolidates them.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -2,10 +2,9 @@
 
     messages ─▶ chunks ─▶ the summary model, one call each ─▶ strict JSON ─▶ candidates
 
-At least one source of each memory is a user message of this conversation. After an invalid reply, the request is
-repeated together with the reason why the reply was invalid. The prompt tells the model not to follow instructions in
-the conversation. The number of calls is bounded: in a long conversation the model reads only the beginning of each
-message.
+At least one source of each candidate is a user message of this conversation. After an invalid reply, `extract` repeats
+the request and adds the reason why the reply was invalid. The prompt forbids the model to follow instructions in the
+conversation. The number of calls is bounded: in a long conversation the model reads only the beginning of each message.
 """
 
 from __future__ import annotations
@@ -55,7 +54,11 @@ _UNSAFE = str.maketrans(":()[]", "     ")
 _AUTHOR_CHARS = 40
 _MAX_LINES = 40
 _SOURCE_SHARE = 0.8
-"""A line is a source if it shares at least this fraction of the number of words that the best line shares."""
+"""Decides which messages are the sources of a memory if the model names none.
+
+Let n be the largest number of words that one message has in common with the memory. Each message with at least
+`_SOURCE_SHARE * n` words in common is a source.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,7 @@ class ConversationMessage:
 def message_chars(messages: int) -> int:
     """The maximum number of characters to read of each message in a conversation of `messages` messages.
 
-    With this limit the conversation fits into `MAX_CHUNKS` chunks if line labels are not counted. With labels there may
-    be more chunks.
+    With this limit the conversation has at most about `MAX_CHUNKS` chunks. The labels of its lines can add a few.
     """
     return max(1, min(MESSAGE_CHARS, CHUNK_CHARS * MAX_CHUNKS // max(1, messages)))
 
@@ -128,7 +130,10 @@ def extract(
 
 
 def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
-    """Merge equal candidates and keep the `MOST_MEMORIES` most important, in the order of their sources."""
+    """Merge candidates whose contents have the same `comparison_key`.
+
+    Returns the `MOST_MEMORIES` most important candidates, in the order of their sources.
+    """
     distinct: dict[str, Candidate] = {}
     for candidate in found:
         key = comparison_key(candidate.content)
@@ -139,7 +144,7 @@ def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _limit_lines(text: str, most: int) -> str:
-    """Limit `text` to `most` lines by joining all excess lines. Each line needs a label in the prompt."""
+    """Limit `text` to `most` lines by joining the excess lines, because each line needs a label in the prompt."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join([*lines[: most - 1], " ".join(lines[most - 1 :])] if len(lines) > most else lines)
 
@@ -161,8 +166,8 @@ def _describe(warnings: Sequence[ParseWarning]) -> str:
 def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMessage]) -> list[Candidate]:
     """The candidates with at least one user message among their sources.
 
-    The sources of a candidate are the lines that the model names. If the model names no existing line, the sources are
-    the lines that share the most words with the candidate.
+    The sources of a candidate are the messages that the model names. If the model names no existing message, the
+    sources are the messages that have the most words in common with the candidate.
     """
     by_seq = {said.seq: said for said in part}
     by_words = {said.seq: _words(said.content) for said in part}
@@ -176,7 +181,10 @@ def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMe
 
 
 def _nearest(wanted: frozenset[str], lines: dict[int, frozenset[str]]) -> list[int]:
-    """The lines that share the most words with `wanted`; all lines if no line shares a word."""
+    """The `seq` of each message with the most words in common with `wanted` (see `_SOURCE_SHARE`).
+
+    Returns all messages if none has a word in common.
+    """
     shared = {seq: len(line & wanted) for seq, line in lines.items()}
     best = max(shared.values(), default=0)
     return [seq for seq, count in shared.items() if count >= best * _SOURCE_SHARE]

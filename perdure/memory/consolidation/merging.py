@@ -1,13 +1,14 @@
 """Merges the candidates of one session into the user's memories, in one transaction.
 
-A candidate is compared with similar memories that are valid now or were valid when the candidate was said. Past
-memories are included because sessions are consolidated in any order. If one of these memories agrees with the
-candidate, that memory is reinforced. If none agrees, the candidate is stored as a new memory, which contradicts all
-similar memories. Of two contradicting memories, the one said later becomes valid at the time when it was said. The one
-said earlier stays as history with its validity interval.
+The date of a candidate is the time of its latest source message. A candidate is compared with similar memories that
+are valid now or were still valid at its date. Memories that are no longer valid are included because sessions are
+consolidated in any order. If one of the compared memories agrees with the candidate, that memory is reinforced.
+Otherwise, the candidate is stored as a new memory, which contradicts all similar memories. Of two contradicting
+memories, the later one is valid from its date. The earlier one stays as history, with the interval in which it was
+valid.
 
 A lock on the user serialises the merges of all sessions of the user, so that a fact from two sessions is stored once.
-The transaction first checks the session's fencing token, so that a stale process writes nothing.
+The transaction first checks the session's fencing token, so that a process that has lost its lease writes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class EmbeddedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Memories stored, candidates that reinforced a memory, and memories superseded."""
+    """Counts of memories stored, of candidates that reinforced a memory, and of memories superseded."""
 
     stored: int = 0
     duplicates_merged: int = 0
@@ -172,9 +173,9 @@ def merge(
     found: Sequence[EmbeddedCandidate],
     limits: ConsolidationSettings,
 ) -> MergeCounts | None:
-    """Merge a session's candidates and mark it as consolidated.
+    """Merge a session's candidates and mark the session as consolidated.
 
-    Returns `None` and writes nothing if the session's token is stale or the user was erased.
+    Returns `None` and writes nothing if the fencing token is stale or the user was erased.
 
     Raises:
         Unavailable: the database cannot be reached; the commit may or may not have happened.

@@ -1,4 +1,4 @@
-"""The statements of consolidation."""
+"""The SQL statements of consolidation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from perdure.database.fencing import HELD, RAISED
 
 # --- the sessions that are due -----------------------------------------------------------
 
-# The partial indexes of due sessions exclude abandoned ones by `consolidation_given_up_at`. A session whose last run
-# died with its process is excluded by its count of attempts until the sweeper marks it as abandoned (TO_WAKE).
-# A lease that ends too far ahead was granted while the server's clock was wrong, and is ignored.
+# The condition of a session that a run may claim. `consolidation_given_up_at` excludes abandoned sessions here and in
+# the partial indexes. If the process of the last allowed run died, the count of attempts excludes the session until the
+# sweeper marks it as abandoned (TO_WAKE). A lease that ends more than two lease times ahead was granted while the
+# server's clock was wrong, and is ignored.
 _FREE = """
     ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
       AND consolidation_attempts < %(max_runs)s
@@ -26,10 +27,10 @@ DUE = Statement(
     writes=False,
 )
 
-# For the sweeper: sessions whose wake-up or worker was lost, and failed ones. Each wake-up doubles the pause before the
-# next one, so that a queue without a worker fills slowly. A session without runs left, whose last run died with its
-# process, is marked as abandoned here. An array instead of a join: the generic plan does not know the limit and would
-# join with the whole table.
+# The sessions for which the sweeper sends a new task: the task was lost, the worker died, or the last run failed. Each
+# new task doubles the pause before the next one, so that a queue without a worker fills slowly. If the process of the
+# last allowed run died, this statement marks the session as abandoned. The update uses an array instead of a join,
+# because PostgreSQL's generic plan does not know the limit and would join with the whole table.
 TO_WAKE = Statement(
     "consolidation.forgotten",
     """
@@ -54,7 +55,7 @@ TO_WAKE = Statement(
     """,
 )
 
-# Makes the next sweep wake sessions whose wake-ups the broker refused.
+# Makes the next sweep send new tasks for these sessions, because the broker refused their tasks.
 REQUEUE = Statement(
     "consolidation.unwake",
     """
@@ -63,8 +64,8 @@ REQUEUE = Statement(
     """,
 )
 
-# Counts the run at its beginning, so that a run that kills its process counts as well. `own_turns` excludes turns that
-# a fork copied.
+# Counts the run when it begins, so that a run that crashes its process is counted. `own_turns` excludes the turns that
+# a fork copied from its source session.
 CLAIM = Statement(
     "consolidation.claim",
     f"""
@@ -174,7 +175,7 @@ CONVERSATION = Statement(
 
 # --- merging: within one transaction -----------------------------------------------------
 
-# Limits the wait for a concurrent merge of the same user. That transaction is short: it calls no model.
+# Limits the wait for a concurrent merge of the same user. A merge is short because it calls no model.
 SET_LOCK_TIMEOUT = Statement(
     "consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False
 )
@@ -190,10 +191,10 @@ LOCK_USER = Statement(
     "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
 )
 
-# The user's memories above the similarity threshold that are valid now or were valid when the candidate was said
+# The user's memories above the similarity threshold that are valid now or were still valid at the candidate's date
 # (`said_at`), each with the time of its latest source. Order: memories valid at `said_at` first, superseded ones before
-# current ones, then by similarity. The search over the user's rows is exact. A memory without a vector of this embedder
-# is found if its content is identical.
+# current ones, then by similarity. The search is exact: it compares all rows of the user. A memory without a vector of
+# this embedder is found only if its content is identical.
 SIMILAR = Statement(
     "consolidation.similar",
     """
@@ -243,7 +244,7 @@ REINFORCE = Statement(
     """,
 )
 
-# Ends the validity of memories at the time of the statement that contradicts them.
+# Ends the validity of memories at `said_at`, the date of the candidate that contradicts them.
 SUPERSEDE = Statement(
     "consolidation.supersede",
     """
@@ -261,7 +262,7 @@ ADD_SOURCES = Statement(
     """,
 )
 
-# An existing entity keeps its name, and its kind unless it is NULL.
+# An existing entity keeps its name. Its kind changes only if it is NULL.
 ADD_ENTITIES = Statement(
     "consolidation.add_entities",
     """

@@ -1,8 +1,8 @@
-"""The memory tools of an agent: remember, recall and forget, for the user of the turn.
+"""The memory tools of an agent: remember, recall and forget. They act on the memory of the turn's user.
 
 An `OwnMemory` is bound to one tool call and so to one user: it cannot reach another user's memory. A new memory has the
-id of the call's effect. If the call is repeated after a crash, the memory is therefore stored only once. Vectors are
-made before the transaction begins; if the embedder fails, `embed_missing` makes them later.
+`effect_id` of the tool call as its id. If the call is repeated after a crash, the memory is therefore stored only once.
+Vectors are made before the transaction begins; if the embedder fails, `embed_missing` makes them later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class OwnMemory:
-    """The memory of the user of one tool call."""
+    """The memory operations of one tool call, for the user of that call."""
 
     means: Means
     user_id: str
@@ -57,10 +57,10 @@ class OwnMemory:
     channel: str
 
     def remember(self, content: str, kind: MemoryKind, importance: float) -> UUID:
-        """Store a memory, with the user's messages of this turn as its sources; returns its id.
+        """Store a memory, with the user's messages of this turn as its sources; returns the memory's id.
 
-        If an equivalent memory exists, adds the sources to it and stores no memory. Otherwise the new memory supersedes
-        all similar memories.
+        If an equivalent memory exists, adds the sources to that memory and returns its id. Otherwise the new memory
+        supersedes all similar memories.
 
         Raises:
             InvalidRequest: the user was erased.
@@ -91,8 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Omits the messages of other sessions that are related to this session by forks, directly or through further
-        forks.
+        Omits the messages of the other sessions in this session's fork tree.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -135,7 +134,7 @@ class OwnMemory:
 
 
 def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
-    """Erase a user's memory, and the entities that no other memory mentions; returns whether the memory existed.
+    """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -149,7 +148,7 @@ def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
 
 
 def _similar(executor: Executor, embedder: str, parameters: dict[str, Any], vector: Vector) -> Sequence[Any]:
-    """The user's valid memories above the similarity threshold, nearest first."""
+    """The user's valid memories whose similarity to `vector` is above the threshold, nearest first."""
     registered = register(executor, embedder, len(vector))
     nearest = {"embedder_id": registered.embedder_id, "vector": vector_literal(vector), "most": _MOST_SIMILAR}
     return executor.run(queries.SIMILAR, {**parameters, **nearest})

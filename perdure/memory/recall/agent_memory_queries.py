@@ -1,10 +1,10 @@
-"""The statements of an agent's memory tools."""
+"""The SQL statements of an agent's memory tools."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# An erasure of the user waits for this lock; after an erasure there is no row.
+# An erasure of the user waits for this lock. After an erasure, this statement returns no row.
 LOCK_SESSION = Statement(
     "own.lock_session",
     """
@@ -12,7 +12,7 @@ LOCK_SESSION = Statement(
     """,
 )
 
-# Idempotent: the memory has the id of the call's effect. `embed_missing` makes its vector.
+# Idempotent, because the memory's id is the `effect_id` of the tool call. `embed_missing` makes the memory's vector.
 REMEMBER = Statement(
     "own.remember",
     """
@@ -58,7 +58,7 @@ FORGET = Statement(
     "DELETE FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s RETURNING memory_id",
 )
 
-# Deletes the entities of a forgotten memory that no other memory mentions.
+# Deletes each of the given entities that no memory mentions and no relation refers to.
 FORGET_ENTITIES = Statement(
     "own.forget_named",
     """

@@ -1,4 +1,4 @@
-"""The statements of recall. Each statement has the user as a parameter and reads only this user's rows."""
+"""The SQL statements of recall. Every statement on messages or memories is limited to the rows of one user."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from perdure.database.engine import Statement
 
 # --- by words ----------------------------------------------------------------------------
 
-# The score is BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2, b = 0.5 and every term counted once. A term's inverse
-# document frequency is computed over all of the user's newest rows, including excluded ones. For a user with at most
-# `most_rows` rows the search is exact and complete. For other users the index finds older rows by the terms that are
-# uncommon among the newest rows, the rarest first: rows with two of the terms, then rows with one, up to `most_found`.
-# So the cost depends neither on the number of a user's rows nor on how many of them contain a common word.
+# The score is BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2 and b = 0.5. A term counts once per row, even if the
+# row repeats it. A term's inverse document frequency is computed over the user's newest rows, including the rows that
+# `condition` excludes.
 #
-# Session ids are returned as text: creating, hashing and comparing hundreds of UUIDs would cost more than the search.
+# For a user with at most `most_rows` rows, the search is exact and complete. For other users, the index also finds
+# older rows, by the terms that are uncommon among the newest rows. The index finds rows with two of these terms, then
+# rows with one, up to `most_found` rows. Rarer terms come first. The cost therefore does not grow with the number of
+# the user's rows, nor with the number of rows that contain a common word.
 #
-# Converting a term to a `tsvector` and back to text quotes it for `tsquery`. `strip` decompresses a long row once
-# instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`: `words` contains the
-# owner already.
+# Session ids are returned as text, because creating, hashing and comparing hundreds of `UUID` objects would take longer
+# than the search.
+#
+# Converting a term to a `tsvector` and back to text quotes the term for `tsquery`. With `strip`, a long row is
+# decompressed once instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`. The
+# index on `words` suffices, because `words` contains the owner.
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,
@@ -118,9 +122,10 @@ EMBEDDER = Statement(
 )
 
 
-# An exact search reads all of the user's rows, at a measured 2 microseconds a row. An index scan visits rows of all
-# users until it has found enough of this user's, at 15 microseconds a row. Both take the same time for a user with
-# about 30 * sqrt(rows of the table) rows; the factor 25 leaves a margin.
+# Whether the user has so few rows that an exact search is faster than the index. An exact search reads all rows of the
+# user; a row takes 2 microseconds (measured). An index scan visits rows of all users until it has found enough rows of
+# this user; a row takes 15 microseconds. The two searches take the same time for a user with about
+# 30 * sqrt(rows of the table) rows. The factor 25 leaves a margin.
 def _few(table: str) -> Statement:
     return Statement(
         f"recall.few_{table}",
@@ -151,7 +156,8 @@ MESSAGES_NEAR = Statement(
     writes=False,
 )
 
-# Sorts first and looks up `archived_at` afterwards, so that only as many memories as needed are looked up.
+# An exact search over the user's rows. It sorts before it looks up `archived_at`, so that it looks up as few memories
+# as possible.
 MEMORIES_NEAR = Statement(
     "recall.memories_near",
     """
@@ -166,11 +172,17 @@ MEMORIES_NEAR = Statement(
     writes=False,
 )
 
-# The HNSW index returns the rows of all users, nearest first, until enough satisfy the conditions (the connection has
-# `hnsw.iterative_scan` on). CASE keeps the planner from using the index on users and makes it assume that half of all
-# rows match: with a better estimate it would read and sort the whole table. The index has half precision, so a third
-# more rows than needed are fetched and sorted again by their full vectors. `::vector` must be the parameter's first
-# cast: with `::halfvec` first, both distances would be computed in half precision.
+# The HNSW index returns the rows of all users, nearest first, until enough rows satisfy the conditions. This requires
+# `hnsw.iterative_scan`, which the connection turns on.
+#
+# CASE keeps the planner from using the index on users. It also makes the planner assume that half of all rows match.
+# With a better estimate, the planner would read and sort the whole table.
+#
+# The index stores vectors in half precision. The query therefore fetches a third more rows than needed, and sorts them
+# again by their full vectors.
+#
+# The parameter's first cast must be `::vector`. With `::halfvec` first, both distances would be computed in half
+# precision.
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
         SELECT {columns}, w.vector FROM {table} AS w
@@ -242,7 +254,8 @@ MEMORIES_WITHIN = Statement(
     writes=False,
 )
 
-# The messages of non-overlapping ranges, each with the number of its range and its similarity.
+# The messages within the given ranges, which do not overlap. Each message has its similarity and the number of its
+# range (`stretch`).
 AROUND = Statement(
     "recall.around",
     f"""
@@ -285,7 +298,8 @@ MEMORIES = Statement(
     writes=False,
 )
 
-# Locks memories in the order of their ids, as all statements do, to avoid deadlocks.
+# Records one access to each memory. Locks the memories in the order of their ids, as all statements do, to avoid
+# deadlocks.
 ACCESSED = Statement(
     "recall.accessed",
     """

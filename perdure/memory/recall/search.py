@@ -3,13 +3,14 @@
 Word and vector scores are each normalised to at most 1, multiplied by the weights `PERDURE_MEMORY__RECALL_*` and
 summed. Messages and memories from a time that the query names score higher. A message's score also grows with the
 scores of its neighbours: an answer often shares no word with the query, but the message before the answer does.
-Superseded memories rank lower. Every statement reads one user's rows only.
+Superseded memories rank lower. A search finds only the messages and memories of one user.
 
 Vector search is exact while the user has few rows. For other users it uses the HNSW index. If the index finds too few
-rows, the exact search runs instead. Without an available embedder, the search uses words only. Each returned memory is
-recorded as an access. Accesses slow decay and determine the hot memories.
+rows, an exact search runs instead. Without an available embedder, the search uses words only.
 
-Called by prompts, the tool `recall`, `POST /v1/memory/search` and `perdure memory search`.
+A search records an access to each memory that it returns. Accesses slow decay and determine the hot memories.
+
+Called for each prompt, and by the tool `recall`, `POST /v1/memory/search` and `perdure memory search`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _COMMON_SHARE = 0.1
 _REACH = 2
 _SEQ_REACH = 6
 _MOST_WITH_NEIGHBOURS = 20
-"""The number of best candidates by words, and by vectors, whose neighbours are examined; `k` if `k` is greater."""
+"""Number of best word matches, and of best vector matches, whose neighbours are examined. A greater `k` replaces it."""
 _PRECEDING_FACTOR = 0.9
 _SUPERSEDED_FACTOR = 0.5
 _VALUE_WEIGHT = 0.15
@@ -72,7 +73,7 @@ BOTH = frozenset(Layer)
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow:
-    """The messages that the prompt already contains: all messages of session `session_id` from `from_seq` on."""
+    """The messages that the prompt already contains: those of the session whose `seq` is at least `from_seq`."""
 
     session_id: UUID
     from_seq: int = 0
@@ -83,8 +84,8 @@ class Recalled:
     """One search result. `score` is from 0 to 1. `occurred_at` is the time of the message, or of the memory's source.
 
     The `id` of a message (`EPISODIC`) is the sender's `message_id`, or `session_id:seq` if the sender gave no id. The
-    `id` of a memory (`SEMANTIC`) is its UUID, and `message_ids` are its source messages. A memory has `valid_to` if a
-    later statement superseded it.
+    `id` of a memory (`SEMANTIC`) is its UUID, and `message_ids` are its source messages. `valid_to` is set if a newer
+    memory superseded this memory.
     """
 
     layer: Layer
@@ -124,7 +125,7 @@ class Recall:
     timezone: str = "UTC"
 
     def using(self, embedder: Embedder) -> Recall:
-        """The same search with another embedder."""
+        """A copy of this object that uses another embedder."""
         return replace(self, embedder=embedder)
 
     def search(
@@ -142,7 +143,7 @@ class Recall:
         """The `k` most relevant messages and memories of this user, best first.
 
         Excludes the messages that `in_prompt` describes, and all messages of `exclude_sessions`. `call` limits the time
-        for embedding the query. With `record=False`, the search does not count as an access.
+        for embedding the query. With `record=False`, the search records no accesses.
 
         Raises:
             InvalidRequest: `k` is not from 1 to 100.
@@ -163,7 +164,10 @@ class Recall:
         return found[:k]
 
     def nearest_memories(self, user_id: str, query: str) -> Sequence[Any]:
-        """The memories nearest by vector alone, as rows of `(memory_id, similarity)`. Used by benchmarks."""
+        """The memories whose vectors are nearest to the query's vector, as rows of `(memory_id, similarity)`.
+
+        Used by benchmarks.
+        """
         return self._prepare(user_id, query, None).near(queries.MEMORIES_NEAR)
 
     def _prepare(
@@ -365,7 +369,7 @@ def _place(row: Any) -> _Place:
 
 
 def _normalised(rows: Sequence[Any], key: Any) -> dict[Any, float]:
-    """The scores of `rows`, divided by the best score. `rows` are sorted best first."""
+    """Map `key(row)` to the row's score, divided by the best score. `rows` are sorted, best first."""
     return {key(row): row.score / rows[0].score for row in rows}
 
 
@@ -380,10 +384,10 @@ def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
 
 
 def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[_Range]:
-    """Cover the given places with ranges of messages that do not overlap.
+    """Non-overlapping ranges of messages that contain all given places.
 
-    The ranges include `_SEQ_REACH` messages before and after each place of `with_neighbours`, but only the message
-    itself for each place of `alone`.
+    For a place in `with_neighbours`, the range also contains the `_SEQ_REACH` messages before the place and after it.
+    A place in `alone` needs no neighbours.
     """
     reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in with_neighbours]
     ranges: list[_Range] = []

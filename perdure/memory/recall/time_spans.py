@@ -1,7 +1,7 @@
 """The times that a question names ("last week", "in March", "2023-05-08", "지난주"), as time spans.
 
-English and Korean words, and dates in any language. Invalid dates are ignored. A month or day without a year means its
-latest occurrence that has begun. Called by `search`.
+Recognises English and Korean words, and numeric dates in any language. Invalid dates are ignored. For a month or day
+without a year, the span is the latest such month or day that has begun. Called by `search`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_CHARS = 2_000
 """Maximum characters of a question that are read."""
 
 _MOST_MATCHES = 100
-"""Maximum matches that are read in one question, including times in the future, which give no span."""
+"""Maximum pattern matches per question. Future times count towards this limit, although they give no span."""
 
 _MONTHS = {
     name: number
@@ -62,7 +62,7 @@ def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, 
             if len(matched) == _MOST_MATCHES:
                 break
             if _is_part(match, text) or any(start < match.end() and match.start() < end for start, end in matched):
-                continue  # "8 May 2023" is not also "May"
+                continue  # within "8 May 2023", "May" is not a separate match
             for first, end in _days_of(to_days, match, today):
                 matched.append((match.start(), match.end()))
                 if first <= today:
@@ -71,7 +71,7 @@ def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, 
 
 
 def _is_part(match: Match, text: str) -> bool:
-    r"""Whether the match is part of a longer word, as "in Mar" is in "in María".
+    r"""Whether the match ends or begins within a longer word, such as "in Mar" in "in María".
 
     This check is needed because RE2's `\b` matches before an accented letter. A Korean particle after a date, as in
     2023-05-08에, does not make a longer word.

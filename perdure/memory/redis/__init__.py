@@ -1,5 +1,5 @@
 """Memory in Redis: the event stream and working memory. If Redis loses its data, no message is lost.
 
 Called when a prompt is assembled, a turn settles, a session ends, a channel reports typing, a user is exported or
-erased, and a worker shuts down.
+erased, or a worker shuts down.
 """

@@ -1,8 +1,8 @@
-"""The Redis connection of memory, with two ways to use it.
+"""The Redis connection of the memory layers, with two ways to use it.
 
-`attempt` is for turns, which must not fail or wait long because of Redis: it logs a failure, and skips Redis for five
-seconds after a connection error or a timeout. `require` is for ending a session, which must not leave data in Redis: it
-raises an error.
+Turns use `attempt`, so that Redis cannot fail or delay a turn. `attempt` logs a failure. After a connection error or a
+timeout, `attempt` skips Redis for five seconds. The end of a session uses `require`, because no data of the session may
+stay in Redis. `require` raises an error if Redis fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Cache:
-    """The Redis at `url`, which may be unavailable. Threads may share it; each use ends within two seconds.
+    """A client of the Redis at `url`, which may be unavailable. Each use ends within two seconds. Threads may share it.
 
     Callers begin each key with `prefix`.
     """
@@ -37,7 +37,7 @@ class Cache:
     def __init__(self, url: str, clock: Clock, prefix: str = REDIS_PREFIX) -> None:
         self.prefix = prefix
         self._name = f"redis ({where(url)})"
-        # Any: redis-py's types include the awaitables of its asynchronous client.
+        # Typed as Any, because redis-py's return types include the awaitables of its asynchronous client.
         self._client: Any = connect(url)
         self._clock = clock
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Cache:
     def attempt(self, action: str, work: Callable[[Any], Result]) -> Result | None:
         """Return the result of `work(client)`, or `None` if Redis fails. Logs a failure with the text `action`.
 
-        After a connection error or a timeout, calls within five seconds return `None` without using Redis.
+        For five seconds after a connection error or a timeout, calls return `None` without using Redis.
         """
         with self._lock:
             if self._clock.monotonic() < self._pause_until:

@@ -1,6 +1,6 @@
 """The Redis streams of turn events: their keys, and their deletion when the user is erased.
 
-A stream contains provisional text of a turn, and expires. `perdure.events` writes and reads the streams.
+A stream contains the provisional text of a turn, and expires. `perdure.events` writes and reads the streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def stream_key(prefix: str, turn_id: UUID) -> str:
 
 
 def streams_key(prefix: str, session_id: UUID) -> str:
-    """The key of a Redis set. The set holds those turns of a session that have a stream."""
+    """The key of the Redis set that lists the event streams of a session. Its members are turn ids."""
     return f"{prefix}events-of:{session_id}"
 
 

@@ -2,8 +2,8 @@
 
 Every turn is written to PostgreSQL first. PostgreSQL therefore lacks a turn only if it lost commits, for example in a
 failover or when a backup was restored. One statement appends the lost turns to the session, under the session's current
-fencing token. A stale process writes nothing. A turn is refused if PostgreSQL has another remembered turn with a higher
-token.
+fencing token. A process with an older token writes nothing. A lost turn is refused if PostgreSQL still has another turn
+of the copy, and that turn has a higher token.
 
 Called when a worker shuts down, for each session that the worker holds, and when a session ends.
 """
@@ -55,7 +55,7 @@ FlushOutcome = Flushed | Blocked | Stale
 
 
 def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> FlushOutcome:
-    """Write the remembered turns that PostgreSQL lacks. Idempotent, and safe to call concurrently.
+    """Write the turns of working memory that PostgreSQL lacks. Idempotent, and safe to call concurrently.
 
     `fence` must be from the session's latest claim. The turns stay in Redis.
 
@@ -87,7 +87,7 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: F
 def transcript_fault(messages: Sequence[RememberedMessage], *, replied: bool) -> str | None:
     """Why a provider would refuse `messages` as one settled turn; `None` if it would accept them.
 
-    `replied`: the last message must be the reply.
+    If `replied` is true, the last message must be the reply.
     """
     if not messages or messages[0].role is not Role.USER:
         return "it does not begin with a user message"
@@ -175,7 +175,7 @@ def _write(
 
 
 def _rows(writable: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of the turns and the rows of their messages. Each list is numbered from 1."""
+    """The rows of the turns, and the rows of their messages. In each list, `position` counts from 1."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     for position, turn in enumerate(writable, start=1):

@@ -1,4 +1,4 @@
-"""The layers of memory in Redis, over one client, and their flush and deletion when a session ends."""
+"""The layers of memory in Redis, which share one client. Flushes and deletes a session's data when the session ends."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class RedisMemory:
         )
 
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
-        """Write the remembered turns that PostgreSQL lacks; returns the number of turns written.
+        """Write the turns of working memory that PostgreSQL lacks; returns the number of turns written.
 
-        Returns `None` if the fence is stale, or if PostgreSQL lacks turns and the session has an unsettled turn. The
-        next process that claims the session writes the missing turns.
+        Returns `None` if the fence is stale, or if PostgreSQL lacks turns and the session has an unsettled turn. A
+        later flush then writes the missing turns.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.
@@ -84,7 +84,7 @@ class RedisMemory:
         rows = database.run(queries.ENDING_SESSION, fence.on(session_id))
         if not rows:
             return False
-        if not rows[0].is_fork:  # a fork's stream belongs to its source
+        if not rows[0].is_fork:  # the channel's events belong to the session that was forked
             self.stream.trim_session(rows[0].user_id, rows[0].channel, rows[0].end_requested_at)
         self.working.forget(session_id)
         return True

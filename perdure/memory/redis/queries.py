@@ -1,12 +1,12 @@
-"""The statements of working memory's flush and of a session's end."""
+"""The SQL statements that flush working memory and read an ending session."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 
-# The facts that decide which remembered turns may be written: the session's state, the turns that PostgreSQL has
-# (`known`), and the turns whose messages were accepted again (`accepted`).
+# Reads what `flush` needs to decide which turns may be written: the session's state, the turns that PostgreSQL has
+# (`known`), and the turns whose messages the inbox accepted again (`accepted`).
 COMPARE = Statement(
     "memory.compare",
     """
@@ -23,8 +23,8 @@ COMPARE = Statement(
     writes=False,
 )
 
-# Appends settled turns to a session: only under its current token, without an unsettled turn, and only if the session
-# has not changed since COMPARE, so that only one of two concurrent flushes writes.
+# Appends settled turns to a session. Writes nothing if the token is not current, if the session has ended, if it has an
+# unsettled turn, or if it has changed since COMPARE. Only one of two concurrent flushes therefore writes.
 FLUSH = Statement(
     "memory.flush",
     """

@@ -1,7 +1,7 @@
-"""Layer 0 of memory: a user's typing, channel switches and presence, but not the user's messages.
+"""Layer 0 of memory: events of a user's typing, channel switches and presence, but not the user's messages.
 
 Each user has one Redis Stream of about `MAX_ENTRIES` entries; Redis drops the oldest ones. Losing a stream does no
-harm. The caller supplies the time of each event. When a session ends, the events up to that time are deleted.
+harm. The caller supplies the time of each event. When a session ends, the events up to that moment are deleted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from perdure.memory.redis.cache import Cache
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 1_000
-"""Entries per user. Redis drops whole nodes of a stream, so a few more may stay."""
+"""Approximate maximum of entries per user. Redis drops only whole nodes of a stream, so a few more entries may stay."""
 
 _TTL_MS = 86_400_000
-"""Milliseconds (one day) after its last entry until a stream expires."""
+"""A stream expires this many milliseconds (one day) after its last entry."""
 
 NOTED_EVERY_S = 10
-"""Seconds in which `note` writes at most one event per kind, channel and author."""
+"""In this many seconds, `note` writes at most one event per kind, channel and author."""
 
-# KEYS[1]: the stream. ARGV: kind, channel, time (milliseconds), author, the shortest time between two events of this
-# kind, channel and author (milliseconds), MAX_ENTRIES and _TTL_MS. Examines the newest 20 entries only.
+# The script of `note`. KEYS[1]: the stream. ARGV: kind, channel, time (milliseconds), author, the shortest time between
+# two events of this kind, channel and author (milliseconds), MAX_ENTRIES and _TTL_MS. The script examines only the
+# newest 20 entries.
 _NOTE = """
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 20)) do
     local field = {}
@@ -43,8 +44,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[7])
 return 1
 """
 
-# KEYS[1]: the stream. ARGV: the time (milliseconds) up to which entries are deleted, and their channel ('' for all).
-# Entries without a time are deleted as well, and so is a stream that becomes empty.
+# The script of `trim_session`. KEYS[1]: the stream. ARGV: the time (milliseconds) up to which entries are deleted, and
+# the channel of these entries ('' for all channels). The script also deletes entries without a time. It deletes the
+# stream if no entry is left.
 _TRIM = """
 if redis.call('TYPE', KEYS[1]).ok ~= 'stream' then return redis.call('UNLINK', KEYS[1]) end
 local gone = {}

@@ -1,8 +1,8 @@
 """Layer 1 of memory: working memory, a copy of a session's last turns in Redis.
 
-A turn is added after its commit in PostgreSQL, with the fencing token of that commit. The copy may be lost. It expires
-`PERDURE_MEMORY__WORKING_TTL_S` seconds after the last turn. If PostgreSQL lost the commit in a failover, `flush` writes
-the turn back. Each session has one Redis list, with one entry per turn.
+A turn is added after its commit in PostgreSQL, with the fencing token of that commit. If PostgreSQL loses the commit in
+a failover, `flush` writes the turn back. The copy expires `PERDURE_MEMORY__WORKING_TTL_S` seconds after the last turn.
+Losing the copy does no harm. Each session has one Redis list, with one entry per turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    """A record that keeps members that this release does not know, because a newer release may have added them."""
+    """A record that keeps unknown members, because a newer release may have added them."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -81,7 +81,10 @@ class RememberedTurn(_Record):
 
 
 class WorkingMemory:
-    """The working memories of all sessions. Each keeps `turns` turns and expires `ttl_s` seconds after the last one."""
+    """The working memories of all sessions.
+
+    Each keeps the last `turns` turns of its session, and expires `ttl_s` seconds after the last turn.
+    """
 
     def __init__(self, cache: Cache, turns: int, ttl_s: float) -> None:
         self._cache = cache
@@ -108,9 +111,9 @@ class WorkingMemory:
         return bool(self._cache.attempt(f"remembering turn {turn.turn_id} of session {session_id}", work))
 
     def read(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
-        """The remembered turns, in order.
+        """The session's turns in working memory, in order.
 
-        A turn that was settled while Redis was unavailable is missing here. PostgreSQL has all turns.
+        Turns that were settled while Redis was unavailable are missing.
 
         Raises:
             Unavailable: Redis cannot be reached.

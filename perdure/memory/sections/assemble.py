@@ -1,11 +1,11 @@
 """Assembles the memory sections of a prompt: finds their content and fits it into the token budgets.
 
-A first statement finds the content that does not depend on the question. Then the recall search runs, and a second
+A first SQL statement finds the content that does not depend on the question. Then the recall search runs. A second
 statement finds the sources and relations of the recalled memories. Each statement reads a bounded number of rows. If
-there is nothing to recall, the search is skipped. No connection is held while the question is embedded. Cases of the
-CaseBank share the budget of recalled memories.
+there is nothing to recall, the search is skipped. No database connection is held while the question is embedded. Cases
+of the CaseBank share the budget of recalled memories.
 
-`turns.prompt` calls `assemble_sections` once a turn. If it fails, the turn continues without memory.
+`turns.prompt` calls `assemble_sections` once a turn. If the call fails, the turn continues without memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_RECALLED = 10
 """Maximum memories and messages that a turn recalls."""
 
 _ANSWERS_SHARE = 2
-"""The semantic budget divided by this is the budget of cases."""
+"""The budget of cases is the semantic budget divided by this number."""
 
 _HOT = 100
 _EVENTS = 50
@@ -56,9 +56,9 @@ class SectionsRequest:
     """The turn whose prompt is assembled.
 
     `question` is the user's message. `embedder` is the name of the embedder that embeds it. `previous_id` is the user's
-    previous session. `long` is true if the session has turns outside the prompt's window. `authors` are the keys of the
-    authors whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of cases,
-    or `None` if the agent has no bank.
+    previous session. `long` is true if the session has turns outside the prompt's window. `authors` are the user keys
+    of the authors whose cases this user may see; `all_cases` adds the cases of all users. `bank` is the agent's bank of
+    cases, or `None` if the agent has no bank.
     """
 
     user_id: str

@@ -1,8 +1,8 @@
-"""Sections of a prompt and their token budgets. Pure functions.
+"""Sections of a prompt and their token budgets. All functions are pure.
 
-No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept,
-and turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated from the size of the
-text, without a vendor's tokenizer. The estimate is usually too high.
+No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept.
+Turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated from the size of the text,
+without a vendor's tokenizer. The estimate is usually too high.
 
 Called by `assemble` and by `turns`.
 """
@@ -52,7 +52,7 @@ def render(section: Section, quoter: Quoter | None = None) -> str:
 
 
 def fitting(section: Section) -> list[str]:
-    """The leading pieces that fit the budget together, or the beginning of the first piece if it does not fit."""
+    """The leading pieces that fit the budget together. If not even the first piece fits, returns its beginning."""
     room = section.budget * _BYTES_PER_TOKEN - _size(quoted(section.mark, section.title, ["."])) + 1
     spent = accumulate(_size(piece) + 1 for piece in section.pieces)
     kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
@@ -74,7 +74,7 @@ def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> l
 
 
 def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The leading `tools` that fit the budget together. Authors list the most important tools first."""
+    """The leading `tools` that fit the budget together. An agent lists its most important tools first."""
     spent = accumulate(_schema_tokens(tool) for tool in tools)
     return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
 

@@ -1,10 +1,10 @@
-"""The statements of a prompt's memory sections: at most two a turn, each with a bounded number of rows."""
+"""The SQL statements of a prompt's memory sections. A turn runs at most two; each reads a bounded number of rows."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# A session, its source if it is a fork, and all forks of these: sessions that share a beginning.
+# All sessions in the fork tree of a session, including the session itself.
 _FAMILY = """
     WITH RECURSIVE family (session_id, forked_from) AS (
         SELECT session_id, forked_from FROM sessions WHERE session_id = %(session_id)s
@@ -25,10 +25,15 @@ RELATED_SESSIONS = Statement(
     writes=False,
 )
 
-# The content that does not depend on the question: `archive`, the summaries of earlier sessions, newest first, and
-# `meta`, the hot memories. A row `kin` is a session of the family; a row `past` means that the user has something to
-# recall; a row `bank` means that the agent's bank has cases of this embedder that this user may see (`bank` is NULL for
-# an agent without one). Only the newest sessions are read, because any number of sessions may have no summary.
+# The content that does not depend on the question. The column `section` of a row is one of:
+#
+#     archive: the summary of an earlier session, newest first. Only the newest sessions are read, because any number of
+#         sessions may have no summary.
+#     meta: a hot memory.
+#     kin: the id of another session in the fork tree.
+#     past: the user has something to recall.
+#     bank: the agent's bank has cases of this embedder that this user may see. The parameter `bank` is NULL for an
+#         agent without a bank.
 PAST = Statement(
     "context.past",
     f"""
@@ -70,8 +75,8 @@ PAST = Statement(
     writes=False,
 )
 
-# For recalled memories: their source messages, and the relations of their entities up to depth 2. Of each entity, the
-# newest relations are followed.
+# The source messages of recalled memories, and the relations of their entities up to depth 2. For each entity, only the
+# newest `fan_out` relations are followed.
 AROUND = Statement(
     "context.around",
     """

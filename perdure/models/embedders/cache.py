@@ -12,7 +12,7 @@ from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 
 MAX_FLOATS = 2_000_000
-"""Maximum cached numbers of four bytes each, which is 5,208 vectors of 384 dimensions."""
+"""Maximum four-byte floats in the cache: 5,208 vectors of 384 dimensions."""
 
 
 class CachedEmbedder:

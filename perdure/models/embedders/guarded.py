@@ -1,4 +1,4 @@
-"""An embedder with a breaker and retries: `breaker(retry(embed))`, as for models.
+"""An embedder with a circuit breaker and retries: `breaker(retry(embed))`, as for models.
 
 The breaker's name is `embed:` plus the embedder's name, such as `embed:openai:NAME`. The built-in embedder cannot fail
 and has no breaker.
@@ -21,7 +21,7 @@ from perdure.settings import Settings
 
 
 class GuardedEmbedder:
-    """An embedder behind a breaker; calls are retried after transient failures."""
+    """An embedder behind a circuit breaker. Calls are retried after transient failures."""
 
     def __init__(self, embedder: Embedder, breaker: Breaker, settings: Settings, clock: Clock) -> None:
         self._embedder = embedder
@@ -57,7 +57,7 @@ class GuardedEmbedder:
 
 
 def guard_with(breakers: BreakerRegistry, settings: Settings, clock: Clock) -> Guard:
-    """A function that wraps an embedder in a breaker and retries, for `resolve`."""
+    """Make a function for `resolve` that wraps an embedder in a circuit breaker and retries."""
 
     def guard(embedder: Embedder) -> Embedder:
         if isinstance(embedder, HashEmbedder):

@@ -1,10 +1,10 @@
 """`hash:384`: the built-in embedder. Needs neither network nor model, and gives equal vectors on every machine.
 
 Feature hashing (Weinberger et al., 2009): a hash function maps each word, and each n-gram of its characters, to a
-component of the vector and to a sign. The signed weight is added to that component. Texts that share words have similar
-vectors. Texts that share only parts of words ("consolidated", "consolidation") have less similar vectors. Korean
-syllables are decomposed, so that a noun keeps a similar vector when a particle follows it. Text in scripts without
-spaces is split into single characters and pairs.
+component of the vector and to a sign. The weight of the word or n-gram, with this sign, is added to the component.
+Texts that share words have similar vectors. Texts that share only parts of words ("consolidated", "consolidation") have
+less similar vectors. Korean syllables are decomposed, so that a noun keeps a similar vector when a particle follows it.
+Text in scripts without spaces is split into single characters and pairs of characters.
 
 A search with these vectors finds what a search by words and stems finds: synonyms are not similar, and negation is
 ignored. Unrelated texts have a cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
@@ -27,7 +27,7 @@ FEWEST_DIMENSIONS = 64
 """The fewest dimensions: with fewer, hash collisions make the cosine meaningless."""
 
 MOST_DIMENSIONS = 2_000
-"""The limit of pgvector's indexes."""
+"""Maximum dimensions of a `vector` column that pgvector can index."""
 
 _CACHED_WORDS = 2_048
 _LONGEST_WORD = 32
@@ -37,7 +37,7 @@ _WHOLE_WORD_WEIGHT = 0.25
 _TELLING_LENGTH = 8
 _LATIN_ACCENTS = range(0x300, 0x370)
 _UNSPACED = (range(0x3040, 0x3100), range(0x3400, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x32000))
-"""Kana and ideographs."""
+"""Code points of scripts without spaces: kana and ideographs."""
 
 
 class HashEmbedder:
@@ -98,7 +98,7 @@ def _salience(word: str) -> float:
 
 @functools.lru_cache(maxsize=_CACHED_WORDS)
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
-    """The vector components to which a word adds, each with the value that the word adds there.
+    """`(index, value)` for each component of the vector to which the word adds a value.
 
     The squares of the values sum to 1. The whole word has a quarter of this sum; the word's n-grams share the rest
     equally.

@@ -27,7 +27,7 @@ class MemoizedEmbedder:
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector per text. If an earlier call with the same texts failed, raises its error again."""
+        """One vector per text. If an earlier call with the same texts failed, raises that call's error again."""
         key = tuple(texts)
         if key not in self._results:
             try:

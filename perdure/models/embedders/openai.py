@@ -17,7 +17,7 @@ from perdure.models.providers.openai import calling, client, options_of
 from perdure.text.untrusted import storable
 
 MAX_BYTES = 8_191
-"""Maximum bytes of UTF-8 embedded per text. The provider's limit is as many tokens, of at least one byte each."""
+"""Maximum bytes of UTF-8 sent per text. The provider accepts 8,191 tokens, and each token has at least one byte."""
 
 BATCH = 32
 """Texts per request: within the provider's limit of 300,000 tokens and the limits of compatible servers."""

@@ -1,6 +1,7 @@
 """The embedder protocol, and the part of a question that is embedded.
 
-Only vectors of one embedder with equal dimensions are compared, so each vector is stored with its embedder's name.
+Vectors are compared only if they have the same embedder and equal dimensions. Each vector is therefore stored with its
+embedder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Vector = list[float]
 """A vector of length 1: the inner product of two vectors is their cosine similarity."""
 
 MAX_QUERY_CHARS = 2_000
-"""Maximum characters of a query that are searched: half from the beginning and half from the end of a longer query."""
+"""Maximum characters of a query. Of a longer query, only the first 1,000 and the last 1,000 are searched."""
 
 
 class Embedder(Protocol):
@@ -53,7 +54,7 @@ class LearnedDimensions:
         self.dimensions: int | None = None
 
     def check(self, values: object) -> Vector:
-        """A provider's vector, checked and scaled to length 1.
+        """Check a provider's vector, and return it scaled to length 1.
 
         Raises:
             InvalidResponse: `values` is not a vector, is zero or not finite, or differs in dimensions from earlier

@@ -23,7 +23,7 @@ ENTRY_POINT_GROUP = "perdure.embedders"
 EmbedderFactory = Callable[[str, Settings, Clock], Embedder]
 
 Guard = Callable[[Embedder], Embedder]
-"""Wraps an embedder inside its cache, so that cached texts bypass the breaker and the retries."""
+"""Wraps an embedder in a circuit breaker and retries. The cache is outside, so cached texts bypass this wrapper."""
 
 
 def _unguarded(embedder: Embedder) -> Embedder:

@@ -29,7 +29,7 @@ _EXTRACT = compiled(rf"{STARTS}extract", ignore_case=True)
 _MEMORIES = compiled(rf"{STARTS}(?:memor(?:y|ies)|facts){ENDS}", ignore_case=True)
 _JSON = compiled(rf"{STARTS}json{ENDS}", ignore_case=True)
 _BEGINNING = 400
-"""Characters of a system prompt that may name its task; the rest may quote users."""
+"""Number of leading characters that are searched for a prompt's task. The text after them may quote users."""
 
 _ASKS_BY_WORD = compiled(
     r"^(?:who|what|when|where|why|which|whose|how|do|does|did|is|are|can|could|will|would|have|has|tell me)"
@@ -115,7 +115,7 @@ def asks_something(text: str) -> bool:
 
 
 def referenced_line(text: str) -> int | None:
-    """The user message that `text` asks for: 0 is the first, -1 is the last. `None` if it asks for none."""
+    """Return 0 if `text` asks for the first user message, -1 if it asks for the last one, and `None` otherwise."""
     found = _WHICH_OF_MINE.search(text)
     if found is None:
         return None
@@ -159,7 +159,7 @@ def calculation(text: str) -> str | None:
 
 
 def _sign(text: str, words: Match) -> str:
-    """Replace `words` by the operator that they name, if they stand between numbers or parentheses."""
+    """The operator that `words` name, if they stand between numbers or parentheses; otherwise the words themselves."""
     before, after = text[words.start() - 1 : words.start()], text[words.end() : words.end() + 1]
     between = (before.isdecimal() or before == ")") and (after.isdecimal() or after == "(")
     return _SIGNS[words[1].lower()] if between else words[0]

@@ -1,4 +1,4 @@
-"""Finds the line that a question is about: rules for sentences, terms and relevance."""
+"""Splits text into sentences and terms, finds the line most relevant to a question, and extracts summaries."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The runs of letters and digits; two runs with an apostrophe between them are one word."""
+    """The words of `text`: runs of letters and digits. Two runs with an apostrophe between them are one word."""
     parts: list[str] = []
     gap = ""
     for is_word, characters in groupby(text, key=str.isalnum):

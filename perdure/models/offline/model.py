@@ -161,7 +161,7 @@ def _summary(messages: Sequence[Message]) -> str:
 
 
 def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
-    """The earlier line most relevant to the question, quoted; `None` if no line shares a word with it."""
+    """The earlier line most relevant to the question, quoted; `None` if no line shares a word with the question."""
     if (which := intents.referenced_line(question)) is not None:
         user_messages = [message.content for message in earlier if message.role is Role.USER]
         return f"You said earlier: “{_cut(user_messages[which])}”" if user_messages else None
@@ -183,7 +183,7 @@ def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
 
 
 def _lines(messages: Sequence[Message]) -> Iterator[tuple[Role, str]]:
-    """The statements of a conversation, without its questions."""
+    """The sentences of `messages` that are not questions, each with the role of its author."""
     for message in messages:
         for line in sentences(message.content):
             if not is_question(line) and not intents.asks_something(line):
