@@ -34,6 +34,8 @@ class AppendOnlyFile:
         self._lock = threading.Lock()
         self._began_at = -_APART_S
         self._covered: frozenset[UUID] = frozenset()
+        """Erasures that the newest rewrite covers, if it succeeds in the same run of the server."""
+        self._server_run = ""
 
     def rewrite(self) -> None:
         """Begin a rewrite, unless one is running or the previous one began less than `_APART_S` seconds ago.
@@ -60,15 +62,16 @@ class AppendOnlyFile:
             ended_well = _finished(client)
             if ended_well is None:
                 return frozenset()
-            done = self._covered & wanted if ended_well else frozenset()
-            self._covered = wanted - done
-            if not self._covered:
+            # A server that was restarted reports "ok" for a rewrite that its end interrupted.
+            server_run = client.info("server")["run_id"]
+            done = self._covered & wanted if ended_well and server_run == self._server_run else frozenset()
+            self._covered = frozenset()
+            missing = wanted - done
+            if not missing:
                 return done
             self._begin(client)
-            if not _ends_well(client):
-                return done
-            self._covered = frozenset()
-            return wanted
+            self._covered, self._server_run = missing, server_run
+            return wanted if _ends_well(client) else done
 
     def _begin(self, client: Any) -> None:
         client.bgrewriteaof()

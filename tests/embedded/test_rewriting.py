@@ -84,6 +84,43 @@ def test_a_rewrite_that_fails_is_begun_again(
     assert not _holds(tmp_path)
 
 
+def test_a_rewrite_that_is_not_begun_covers_nothing(
+    server: Running, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Redis refuses a rewrite, the status of the rewrite before it does not end the erasure."""
+    file, erasure = AppendOnlyFile(server.url), uuid4()
+    assert file.rewritten({uuid4()})
+    _written_and_deleted(client, tmp_path)
+
+    def refuse(_file: AppendOnlyFile, _client: Any) -> None:
+        raise redis_py.ResponseError("Can't execute an AOF background rewriting")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AppendOnlyFile, "_begin", refuse)
+        with pytest.raises(Unavailable):
+            file.rewritten({erasure})
+    assert file.rewritten({erasure}) == {erasure}
+    assert not _holds(tmp_path)
+
+
+def test_a_rewrite_that_ended_with_its_server_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted Redis reports that its last rewrite succeeded, although the end of the server interrupted it."""
+    server, erasure = redis.start(tmp_path), uuid4()
+    file = AppendOnlyFile(server.url)
+    _written_and_deleted(redis_py.Redis.from_url(redis.client_url(server.url)), tmp_path)
+    states = iter([True, None])
+    with monkeypatch.context() as patched:
+        patched.setattr(AppendOnlyFile, "_begin", lambda _file, _client: None)  # begun, and interrupted
+        patched.setattr(rewriting, "_finished", lambda _client: next(states))
+        patched.setattr(rewriting, "_WAIT_S", 0.0)
+        assert file.rewritten({erasure}) == frozenset()
+    server.stop()
+    with redis.start(tmp_path):
+        assert _holds(tmp_path)
+        assert file.rewritten({erasure}) == {erasure}
+        assert not _holds(tmp_path)
+
+
 def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
     """If Redis is stopped, `rewrite` and `rewritten` raise `Unavailable`."""
     server = redis.start(tmp_path)
