@@ -1,8 +1,8 @@
 """The clock that is passed to every module, so that tests can set the time.
 
 SQL calls `perdure_now()`, which adds the connection's `perdure.clock_offset` (set by tests only) to the server's clock.
-The database's clock dates leases. Within a process, the monotonic clock, which an administrator cannot set back,
-decides whether a lease is still valid.
+The database's clock sets when a lease expires. A worker uses its monotonic clock, which cannot be set back, to decide
+whether its own lease is still valid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Clock(Protocol):
     """The wall clock and the monotonic clock."""
 
     def now(self) -> datetime:
-        """The current time, aware, in UTC."""
+        """The current time in UTC, timezone-aware."""
         ...
 
     def monotonic(self) -> float:
@@ -56,5 +56,5 @@ class MovedClock:
         return datetime.now(UTC) + self._offset
 
     def monotonic(self) -> float:
-        """The machine's monotonic seconds plus the offset."""
+        """The machine's monotonic clock plus the offset, in seconds."""
         return time.monotonic() + self._offset.total_seconds()

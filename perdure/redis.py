@@ -1,8 +1,7 @@
-"""Redis clients, for caches and hints that may be lost.
+"""Redis clients for data that may be lost, such as caches.
 
-`connect` creates a client from a URL in kombu's or redis-py's form. Every wait of the client has a timeout of one
-second. `remedy` suggests a remedy for an error of a client. Used by snapshots, breakers and the first two layers of
-memory.
+`connect` creates a client from a URL in kombu's or redis-py's form. The client waits at most one second for a
+connection or a response. `remedy` suggests a remedy for an error of a client.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def connect(url: str) -> redis.Redis:
         client_url(url),
         socket_timeout=_TIMEOUT_S,
         socket_connect_timeout=_TIMEOUT_S,
-        # Retry once, without delay: after a restart of Redis every pooled connection is dead.
+        # Retry once, without delay: after a restart of Redis every pooled connection is broken.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
 
@@ -36,7 +35,7 @@ def client_url(url: str) -> str:
 
 
 def where(url: str) -> str:
-    """The server's address without user and password, to show in a message."""
+    """The address of the server in `url`, without user and password, for messages."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2] or parts.path
 

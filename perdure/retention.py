@@ -3,19 +3,19 @@
 These rows are deleted:
 
 - delivered and failed deliveries
-- snapshots that were set aside, and snapshots of ended sessions
+- snapshots that were set aside as unusable, and snapshots of ended sessions
 - messages of the inbox, if their text is in a transcript
 - applications' messages that were refused or merged into another turn
 - answered requests
-- old executions of a case that the case's success rate no longer includes
+- executions that are too old to affect their case's success rate
 - dry runs of the CaseBank
 - expired codes for linking channels
-- counts of attempts to use such a code
+- counts of attempts to link a channel
 
-Transcripts, turns, memories and cases stay until their user is erased.
+This module never deletes transcripts, turns, memories or cases.
 
-Each statement reads and deletes a bounded number of rows through an index. If a table has no index for its rule,
-`retain` scans the table once per call, page by page in the order of its key.
+Each statement reads and deletes a bounded number of rows through an index. Some tables have no index that finds the old
+rows. `retain` scans each of these tables once per call, page by page in the order of the table's key.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _BATCH = 1_000
 
 _CUTOFF = "perdure_now() - make_interval(days => %(days)s)"
 
-# The smallest UUIDv7 of the cutoff: ids created earlier are smaller.
+# The smallest UUIDv7 of the cutoff's millisecond. Every id that was created earlier is smaller.
 _CUTOFF_ID = f"""
     (lpad(to_hex((extract(epoch FROM {_CUTOFF}) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 """.strip()
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
-# A query with a LIMIT finds the keys, and DELETE gets them as an array. A join with the query would read the whole
-# table: the generic plan of a prepared statement does not know the limit. Each statement returns one row: the number of
-# deleted rows, and the parameter `after` of the next call (NULL at the end).
+# In each statement, a query with a LIMIT finds the keys, and DELETE receives the keys as an array. A DELETE that joined
+# the query would read the whole table, because the generic plan of a prepared statement does not know the limit. Each
+# statement returns one row: the number of deleted rows, and the value of `after` for the next batch (NULL if this batch
+# was the last).
 _DELETED = "SELECT count(*) AS deleted, CASE WHEN count(*) = %(most)s THEN %(after)s::text END AS after FROM gone"
 
 DELIVERIES = Statement(
@@ -70,8 +71,9 @@ SET_ASIDE = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Ending a session deletes its snapshots; this statement deletes snapshots that were written afterwards. The snapshots
-# of a session that has not ended are needed by forks; the scan skips all of them in one step.
+# The end of a session deletes the session's snapshots. This statement deletes the snapshots that were written after the
+# end. The snapshots of a session that has not ended stay, because forks need them. Each page begins after the last
+# session of the page before, so the scan never reads more than one page of a session's snapshots.
 OF_ENDED_SESSIONS = Statement(
     "retention.of_ended_sessions",
     f"""
@@ -91,8 +93,8 @@ OF_ENDED_SESSIONS = Statement(
 )
 
 # An inbox row is read in three ways: by `message_id` when the message is sent again, by time for the hourly rate limit,
-# and by turn until the turn's first commit copies the text into the transcript. A turn that was cancelled before it
-# began has its text only here, so its rows stay.
+# and by turn until the turn's first commit copies the text into the transcript. The text of a turn that was cancelled
+# before it began exists only in the inbox, so the turn's inbox rows stay.
 INBOX = Statement(
     "retention.inbox",
     f"""
@@ -112,8 +114,9 @@ INBOX = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Reflection rates a case by its newest `executions` executions; this statement deletes the older ones, in the same
-# order. An execution that is not yet in the case's usage_count stays.
+# Reflection rates a case by its newest `executions` executions, ordered by `executed_at` and `turn_id`. This statement
+# deletes the executions that are older in this order. An execution that is not yet counted in the case's `usage_count`
+# stays.
 USES = Statement(
     "retention.uses",
     f"""
@@ -211,9 +214,9 @@ UNROUTED = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row and its retention in days.
+    """A kind of row, its retention in days, and the statement that deletes old rows.
 
-    `start`: the key after which a scan starts. `batch`: the maximum number of rows per commit.
+    `start`: the key after which the scan of the table starts. `batch`: the maximum number of rows per commit.
     """
 
     what: str

@@ -1,7 +1,7 @@
-"""The parts of a process, created once at its start and shared by all its threads.
+"""The objects that a process creates at its start and that all its threads share.
 
-The domain imports neither Celery nor the web framework. Instead, each process supplies a `Waker`, which tells the
-workers that there is work.
+The packages that implement turns, sessions and memory import neither Celery nor the web framework. They notify the
+workers through a `Waker`, which each process supplies.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class Waker(Protocol):
-    """Tells the workers through the broker that there is work. Each message is only a hint and may be lost.
+    """Publishes hints to the workers, through the broker, that there is work. A hint may be lost.
 
-    Each method returns within about a second and never raises. It returns False if the hint could not be published or
-    queued. The sweeper publishes lost hints again.
+    Each method returns within about a second and never raises. A method returns False if the hint could not be
+    published or queued. The sweeper publishes lost hints again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -49,7 +49,7 @@ class Waker(Protocol):
         ...
 
     def ending(self, session_id: UUID) -> bool:
-        """Wake a worker to end this session: its end is requested, and it has no unsettled turn."""
+        """Wake a worker to end this session. The end was requested, and the session has no unsettled turn."""
         ...
 
     def consolidation(self, session_id: UUID | None) -> bool:
@@ -57,12 +57,12 @@ class Waker(Protocol):
         ...
 
     def casebank(self) -> bool:
-        """Wake a worker to continue the CaseBank's waiting run."""
+        """Wake a worker to continue the CaseBank's pending run."""
         ...
 
 
 class AcceptingRuntime(Protocol):
-    """The parts that a process needs to accept messages. A `Runtime` has all of them."""
+    """The part of a `Runtime` that a process needs to accept messages."""
 
     @property
     def settings(self) -> Settings:
@@ -86,43 +86,43 @@ class AcceptingRuntime(Protocol):
 
     @property
     def wake(self) -> Waker:
-        """The `Waker` that tells the workers about a message after the message is committed."""
+        """The `Waker` to call after a message is committed."""
         ...
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The parts of one process, and the services made from them."""
+    """The objects that one process creates at its start, and the services that use these objects."""
 
     settings: Settings
     clock: Clock
     database: Database
     agents: Agents
     models: Callable[[str], Model]
-    """Returns a model by its name in the form of `PERDURE_MODEL`."""
+    """Returns the model with a given name. The name has the form of `PERDURE_MODEL`."""
     wake: Waker
     snapshots: SnapshotStore
-    """The store of `PERDURE_SNAPSHOTS`."""
+    """The store of snapshots that `PERDURE_SNAPSHOTS` selects."""
     redis_memory: RedisMemory | None = None
-    """Memory in Redis; `None` in a process that neither runs turns nor ends sessions."""
+    """The layers of memory in Redis; `None` in a process that neither runs turns nor ends sessions."""
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Switchboard | None = None
-    """The fleet's breakers, for commands and HTTP routes; the models of `models` already use them."""
+    """The circuit breakers, for commands and HTTP routes. Models from `models` already use these breakers."""
     connections: Connections | None = None
     """Connections to the agents' MCP servers; `None` in a process that runs no turns."""
     leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))
-    """Counts the threads of tools and hooks that exceeded their time limit."""
+    """Counts the threads that still run a tool or a hook after its time limit."""
     quoting_key: bytes = field(default=b"", repr=False)
-    """The HMAC key for the codes of quotations. All workers share it, so that the provider's prompt cache stays valid.
+    """The HMAC key for the codes that mark quotations in prompts. If it is empty, the process uses a random key.
 
-    Empty: a random key of the process.
+    All workers share the key, so that an unchanged prompt stays in the provider's prompt cache.
     """
     redis_file: RedisFile | None = None
     """The append-only file of the embedded Redis; `None` if Redis is not embedded."""
     redis_url: str | None = None
-    """The URL of Redis, from which the gateway reads event streams."""
+    """The URL of the Redis from which the gateway reads event streams."""
     events: EventWriter | None = None
-    """Writes the events of turns; `None` in a process that runs none."""
+    """Writes the events of turns; `None` in a process that runs no turns."""
     calls: TaskCalls | None = None
     """Sends the tasks of Celery tools; `None` in a process that runs no turns."""
 

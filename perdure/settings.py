@@ -1,11 +1,11 @@
-"""All settings: `PERDURE_*` environment variables or a `.env` file.
+"""All settings, which are read from `PERDURE_*` environment variables or a `.env` file.
 
-Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number in the documentation is a setting with that number
-as its default. Each program calls `Settings.load()` once. An invalid value raises `SettingsError`, which names the
-variable, the value and what is accepted.
+In the name of a variable, `__` separates a group from its setting (`PERDURE_TURN__LEASE_S`). Each program calls
+`Settings.load()` once. An invalid value raises `SettingsError`, which names the variable, the value and the accepted
+values.
 
-The vendors' SDKs and Flower read their own variables from the process's environment. Therefore `load` copies the
-variables listed in `VENDORS` from `.env` into that environment.
+The vendors' SDKs and Flower read their own variables from the process's environment. Therefore `load` copies variables
+whose names begin with a prefix in `VENDORS` from `.env` into that environment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
 
 _LONGEST_NAME = 63
-"""The longest name in PostgreSQL, in bytes."""
+"""The maximum length of a name in PostgreSQL, in bytes."""
 
 BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -75,14 +75,14 @@ class OnBusy(StrEnum):
 
 
 class PruneApproval(StrEnum):
-    """Whether a plan of the CaseBank is applied at once, or needs approval."""
+    """Whether the CaseBank applies a pruning plan at once, or only after approval."""
 
     AUTO = "auto"
     MANUAL = "manual"
 
 
 class CaseScope(StrEnum):
-    """Which users' prompts may contain a case that was made from one user's messages."""
+    """Whose prompts may contain a case that was made from a user's messages: that user's, or all users'."""
 
     USER = "user"
     ALL = "all"
@@ -103,18 +103,18 @@ class OnUnavailable(StrEnum):
 
 
 def _split(value: Any) -> Any:
-    """The parts of a comma-separated list; other types unchanged."""
+    """The parts of a comma-separated string. A value of another type is returned unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` warns of unknown names
+    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` warns about unknown names
 
 
 class SessionSettings(_Group):
-    """`PERDURE_SESSION__*`: what one session covers, and when an idle one ends."""
+    """`PERDURE_SESSION__*`: what one session covers, and when an idle session ends."""
 
     scope: Scope = Scope.USER
     idle_timeout_s: Seconds = 1_800
@@ -147,13 +147,13 @@ class TurnSettings(_Group):
 
 
 class ApprovalSettings(_Group):
-    """`PERDURE_APPROVAL__*`: calls that need a person's approval."""
+    """`PERDURE_APPROVAL__*`: tool calls that need a person's approval."""
 
     expires_s: Seconds = 3_600
 
 
 class GuardSettings(_Group):
-    """`PERDURE_GUARD__*`: limits that are checked before a message is accepted. A rate of 0 disables the limit."""
+    """`PERDURE_GUARD__*`: limits that are checked before a message is accepted. A rate of 0 means no limit."""
 
     per_minute: Annotated[int, Field(ge=0)] = 0
     per_hour: Annotated[int, Field(ge=0)] = 0
@@ -217,8 +217,8 @@ class ConsolidationSettings(_Group):
     """`PERDURE_CONSOLIDATION__*`: when and how memories are extracted from sessions.
 
     A session of fewer than `min_turns` turns is skipped. Memories with a cosine similarity above `similarity` are
-    merged unless they contradict each other, and the importance of the merged memory grows by `importance_boost`. A
-    session that fails in `max_runs` runs is abandoned.
+    merged unless they contradict each other, and the importance of the merged memory grows by `importance_boost`. After
+    `max_runs` failed runs, the consolidation of a session is abandoned.
     """
 
     interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
@@ -230,9 +230,9 @@ class ConsolidationSettings(_Group):
 
 
 class BreakerSettings(_Group):
-    """`PERDURE_BREAKER__*`: when calls to a failing callee are refused, and when it is probed again.
+    """`PERDURE_BREAKER__*`: when calls to a failing service are refused, and when probes of that service begin.
 
-    `registry` is `fleet` (perdure's own breakers), or the name of the entry point of another package's registry.
+    `registry` is `fleet` (perdure's own breakers), or the name of another package's entry point.
     """
 
     enabled: bool = True
@@ -259,7 +259,7 @@ class RetrySettings(_Group):
 class McpSettings(_Group):
     """`PERDURE_MCP__*`: what MCP servers may do on this machine.
 
-    `commands` are the executables that may be started as servers, spelled as in their declarations.
+    `commands` lists the executables that perdure may start as servers, each spelled as in the server's declaration.
     """
 
     commands: Annotated[tuple[str, ...], NoDecode] = ()
@@ -308,7 +308,7 @@ class StreamSettings(_Group):
 
 
 class CasebankSettings(_Group):
-    """`PERDURE_CASEBANK__*`: which cases enter a prompt, are pruned or are protected, and where notices are sent."""
+    """`PERDURE_CASEBANK__*`: which cases enter prompts, which are pruned or kept, and where notices are sent."""
 
     scope: CaseScope = CaseScope.USER
     min_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -496,8 +496,8 @@ class Settings(BaseSettings):
     @field_validator("redis_prefix")
     @classmethod
     def _plain_prefix(cls, value: str) -> str:
-        # The prefix becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash
-        # tags.
+        # The prefix becomes part of pub/sub patterns, of the names of exchanges, and of keys with hash tags of Redis
+        # Cluster.
         if _KEY_PREFIX.fullmatch(value) is None:
             raise ValueError("accepted: 1 to 64 letters, digits and the characters : . _ -, such as perdure:")
         return value
@@ -557,7 +557,7 @@ class Settings(BaseSettings):
             return cls(**overrides)
         except ValidationError as error:
             raise SettingsError(environment.explain(cls, error)) from None
-        except Unparsable:  # a group, which pydantic-settings parses as JSON
+        except Unparsable:  # a variable sets a whole group, which pydantic-settings parses as JSON
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
@@ -585,7 +585,7 @@ class Settings(BaseSettings):
             raise SettingsError(f"{path} cannot be used: {error}") from None
 
     def require_keys_for(self, host: str) -> None:
-        """Check that keys are configured if other hosts can reach a server bound to `host`.
+        """Check that an API key or admin key is configured if other hosts can reach a server bound to `host`.
 
         Raises:
             SettingsError: `host` is not loopback and no key is configured.

@@ -1,1 +1,1 @@
-"""Access to PostgreSQL, which stores all durable state. Has the tables, the engine and the migrations."""
+"""The tables, the engine and the migrations of PostgreSQL, which stores all durable state."""

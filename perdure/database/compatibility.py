@@ -1,15 +1,20 @@
-"""Whether this release can use a database: the server's versions and the schema's revision.
+"""Checks whether this release of perdure can use a database.
 
-A release is identified by the newest revision that it contains. The database holds its revision (`alembic_version`)
-and, from revision 0014 on, the oldest release that can still use its schema (`schema_compatibility.readable_from`, one
-row, which `alembic/env.py` writes with every migration, up and down). A release can use a database in two cases:
+The versions of PostgreSQL and pgvector must be new enough, and this release must be able to use the schema. A release
+is identified by the newest Alembic revision that it contains. The database stores two revisions:
 
-- The database is at the release's own revision.
-- A newer release has migrated the database to a revision that this release does not contain, but this release contains
+- `alembic_version` has the schema's current revision.
+- `schema_compatibility.readable_from` identifies the oldest release that can use the schema. Revision 0014 adds this
+  table. Each later migration, up or down, updates the table's only row (see `alembic/env.py`).
+
+A release can use the schema in two cases:
+
+- The current revision is the newest revision of this release.
+- A newer release has migrated the schema to a revision that this release does not contain, but this release contains
   the revision in `readable_from`.
 
-So the releases before and after a migration can run concurrently. `perdure migrate`, `/readyz` and the start of each
-gateway, worker and beat check this.
+The second case lets the releases before and after a migration run concurrently. `perdure migrate` and `/readyz` check
+the compatibility, and so does each gateway, worker and beat when it starts.
 """
 
 from __future__ import annotations
@@ -56,14 +61,17 @@ REVISION = Statement("compatibility.revision", "SELECT version_num FROM alembic_
 READABLE_FROM = Statement("compatibility.readable_from", "SELECT readable_from FROM schema_compatibility", writes=False)
 
 Query = Callable[[Statement], Sequence[Row[Any]]]
-"""Runs a statement without parameters."""
+"""Runs a statement that has no parameters, and returns its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A database's revision (`None` if no migration has run), and the oldest release that can use its schema.
+    """The revision of a database's schema, and the oldest release that can use the schema.
 
-    `elsewhere` tells that the tables are in the schema `public`, where earlier releases kept them.
+    Attributes:
+        revision: The current revision; `None` if no migration has run.
+        readable_from: The newest revision of the oldest release that can use the schema; `None` if not recorded.
+        elsewhere: Whether the tables are in the schema `public`, where earlier releases kept them.
     """
 
     revision: str | None
@@ -106,8 +114,8 @@ def require(database: Database) -> None:
     """Check that this release can use `database`.
 
     Raises:
-        IncompatibleDatabase: this release cannot use it; the message names the found and the required version, and
-            a remedy.
+        IncompatibleDatabase: this release cannot use the database; the message names the found and the required
+            version, and a remedy.
         Unavailable: the database cannot be reached.
     """
 
@@ -118,10 +126,11 @@ def require(database: Database) -> None:
 
 
 def inspect(query: Query) -> Schema:
-    """Check the server's versions, and read the database's revision and its oldest compatible release.
+    """Check the versions of PostgreSQL and pgvector; returns the schema's revision and oldest compatible release.
 
     Raises:
-        IncompatibleDatabase: PostgreSQL or pgvector is too old or missing, or the revision is not one of perdure's.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, pgvector is missing, or the revision is not one of
+            perdure's.
     """
     found = query(SERVER)[0]
     _require_server(found)
@@ -140,7 +149,7 @@ def inspect(query: Query) -> Schema:
 
 
 def require_server(query: Query) -> None:
-    """Check the versions of the server and of pgvector.
+    """Check the versions of PostgreSQL and pgvector.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, or pgvector is missing.
@@ -177,7 +186,7 @@ def _require_server(found: Row[Any]) -> None:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """The revisions of this release, oldest first."""
+    """The Alembic revisions that this release contains, oldest first."""
     from alembic.script import ScriptDirectory  # noqa: PLC0415 (commands that do not check start sooner without it)
 
     newest_first = ScriptDirectory(str(scripts())).walk_revisions()
@@ -185,7 +194,7 @@ def revisions() -> tuple[str, ...]:
 
 
 def scripts() -> Path:
-    """The directory of the migrations: inside the installed package, or next to the sources."""
+    """The directory of the migrations: `perdure/migrations` in an installed package, `alembic` in a checkout."""
     package = Path(__file__).parent.parent
     installed, in_checkout = package / "migrations", package.parent / "alembic"
     return installed if installed.is_dir() else in_checkout

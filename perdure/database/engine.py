@@ -1,22 +1,22 @@
-"""The engine: named statements in, rows out, one statement per commit.
+"""Runs named statements on PostgreSQL and returns their rows; by default each statement is its own commit.
 
-The hot path of a turn never opens a transaction of several statements: each write is a single statement (with CTEs)
-that checks the fencing token and writes in one round trip, in autocommit. A paused process therefore holds no lock.
-`transaction()` is for rare work that needs several statements (accepting a message that interrupts); the server ends it
-if the client stops responding.
+The steps of a turn use no transaction of several statements. Each write is one statement (with CTEs) in autocommit,
+which checks the fencing token and writes in one round trip. A worker that is paused between two statements therefore
+holds no lock. `transaction()` is for rare work that needs several statements, such as accepting a message that
+interrupts the running turn. The server ends a transaction if the client stops responding.
 
-The driver's errors are mapped here: a database that cannot be reached is `Unavailable`. Such an error is ambiguous (the
-commit may have happened), so callers do not repeat a write: they read the current state and continue from it.
+If the database cannot be reached, the engine raises `Unavailable` instead of the driver's error. The caller then cannot
+know whether a write was committed, so it must not repeat the write: it reads the current state and continues from that.
 
-Each connection has perdure's schema as its only `search_path`, and limits on its waits. Startup options set both.
-Behind a pooler in transaction mode (`prepare=False`), `SET LOCAL` sets them before each statement, in the same round
-trip. Statements are not prepared behind such a pooler, because a prepared statement belongs to one server connection,
-and the next transaction may get another connection.
+Each connection has perdure's schema as its only `search_path`, and timeouts for locks and idle transactions. Startup
+options set these values. Behind a pooler in transaction mode (`prepare=False`), `SET LOCAL` sets them at the start of
+each transaction, in the round trip of its first statement. Statements are not prepared behind such a pooler, because a
+prepared statement belongs to one server connection, and the next transaction may get another connection.
 
-A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
-under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement that
-failed for this reason runs again on a new connection; nothing was written, since the server refused the statement. A
-transaction raises `Unavailable`.
+A connection can become useless while it is still open: its prepared statements are deallocated, a column that they use
+changes its type, or its server becomes a standby. The engine then replaces all pooled connections. A single statement
+that failed for this reason runs again on a new connection. The first attempt wrote nothing, since the server refused
+it. A transaction raises `Unavailable` instead.
 """
 
 from __future__ import annotations
@@ -51,19 +51,21 @@ psycopg2.extras.register_uuid()
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 _ILLEGAL_TRANSITION = "PD001"
-"""The error code of the function `perdure_illegal_transition`."""
+"""The error code that the SQL function `perdure_illegal_transition` raises."""
 
 _READ_ONLY = "25006"
 _USELESS = frozenset({"26000", "42P05", _READ_ONLY})
-"""Codes of a useless connection: a prepared statement is missing or exists already, or the server became a standby."""
+"""Codes of errors that make a connection useless: a prepared statement is missing or already exists, or the server is
+a standby.
+"""
 
 _CHANGED = ("0A000", "42")
-"""Codes, or their prefixes, for a statement that does not match the tables. If the connection has run the statement
-before, the tables have changed since, and preparing the statement again helps.
+"""Prefixes of the error codes for a statement that does not match the tables. If the connection has run the statement
+before, the tables have changed since then, and preparing the statement again helps.
 """
 
 _SESSION = "perdure"
-"""The key of a pooled connection's `_Session` in its `info`."""
+"""The key of the `_Session` in the `info` of a pooled connection."""
 
 _TRIES = 3
 
@@ -75,12 +77,12 @@ _LOCK_TIMEOUT_S = 2
 _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _RESERVED = 2
-"""Connections for urgent statements."""
+"""The number of connections that are reserved for urgent statements."""
 
 _SEARCH_WIDTH = 200
-"""`hnsw.ef_search` of pgvector: finds 0.98 of the nearest ten among 100,000 vectors of similar sentences. A search for
-one user continues (iteratively) until it has found enough rows or reached `hnsw.max_scan_tuples` (20,000); at this
-width, the first scan suffices for a user who owns half of all rows.
+"""The value of pgvector's `hnsw.ef_search`. With this value, a search finds 98% of the ten nearest among 100,000
+vectors of similar sentences. A search for one user's rows scans further until it has found enough rows, or has reached
+`hnsw.max_scan_tuples` (20,000). For a user who owns half of all rows, the first scan suffices.
 """
 
 _BUSY = "The database is busy; please try again."
@@ -89,10 +91,10 @@ _UNREACHABLE = "The database cannot be reached; please try again."
 
 @dataclass(frozen=True)
 class Statement:
-    """A named statement. With `writes`, each run outside of a `Transaction` is a commit.
+    """A named SQL statement. If `writes` is true, each run outside of a `Transaction` is a commit.
 
-    Parameters in `sql` have the form `%(name)s`. Each connection prepares the statement once, under its name, since
-    parsing and planning cost more than running it.
+    Parameters in `sql` have the form `%(name)s`. Each connection prepares the statement once, under the name `name`,
+    because parsing and planning take longer than execution.
     """
 
     name: str
@@ -101,18 +103,18 @@ class Statement:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters' names, in the order of their numbers."""
+        """The parameters' names, in the order of `$1`, `$2`, … in `prepare`."""
         return tuple(dict.fromkeys(_PARAMETER.findall(self.sql)))
 
     @cached_property
     def prepare(self) -> str:
-        """The SQL that prepares the statement on a connection, with the markers of `schema.Names`."""
+        """The `PREPARE` command. It still has the markers that `schema.Names.render` replaces."""
         numbers = {name: f"${number}" for number, name in enumerate(self.parameters, start=1)}
         return f'PREPARE "{self.name}" AS {_PARAMETER.sub(lambda found: numbers[found[1]], self.sql)}'
 
     @cached_property
     def execute(self) -> str:
-        """The SQL that executes the prepared statement, with positional parameters."""
+        """The `EXECUTE` command for the prepared statement, with `%s` for each parameter."""
         given = f"({', '.join(['%s'] * len(self.parameters))})" if self.parameters else ""
         return f'EXECUTE "{self.name}"{given}'
 
@@ -152,10 +154,10 @@ class Transaction:
 
 
 class Database:
-    """A pool of connections. Shared by all threads of a process.
+    """A pool of connections, shared by all threads of a process.
 
-    `observe`, if set, is called before each commit is sent and after it is known to have happened. Tests use it to kill
-    the process at each of these points.
+    If `observe` is set, it is called before each commit is sent, and again after the server has confirmed the commit.
+    Tests use this callback to kill the process at either point.
     """
 
     def __init__(
@@ -174,13 +176,13 @@ class Database:
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
-            use_native_hstore=False,  # otherwise each connection begins with a query for a type that no table has
+            use_native_hstore=False,  # otherwise each new connection queries for `hstore`, which no table uses
             pool_size=_POOL_SIZE,
-            max_overflow=0,  # an overflow connection would be opened and prepared for a single statement
+            max_overflow=0,  # an overflow connection would be opened, and prepare its statement, for one use
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, limits if prepare else {}),
-            hide_parameters=True,  # parameters are users' texts, and errors are logged
+            hide_parameters=True,  # parameters contain users' texts, and errors are logged
         )
         event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
@@ -211,11 +213,11 @@ class Database:
     def transaction(self, name: str) -> Iterator[Transaction]:
         """A block whose statements commit together, or not at all.
 
-        Never call a model, a tool or the network inside: row locks are held.
+        Never call a model, a tool or the network inside the block, because the transaction holds row locks.
 
         Raises:
-            Unavailable: the database cannot be reached, is read-only, or its tables have changed under the
-                connection; the commit may or may not have happened.
+            Unavailable: the database cannot be reached or is read-only, or a table has changed since the connection
+                prepared a statement; the commit may or may not have happened.
         """
         with mapped_errors(), self._room(), self._transactional.begin() as connection:
             yield Transaction(connection)
@@ -224,10 +226,11 @@ class Database:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[bool]:
-        """Try to hold the installation's lock `name` during the block; yields whether the lock was free.
+        """Try to acquire the lock `name` for the duration of the block; yields whether the lock was acquired.
 
-        It is an advisory lock of a transaction that stays idle during the block, so it blocks no other statement and no
-        vacuum. If the connection is lost, the lock is released without notice.
+        Each schema has its own locks. The lock is an advisory lock of a transaction that is idle during the block, so
+        it blocks no other statement and no vacuum. If the connection is lost, the server releases the lock, and the
+        block is not notified.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -240,7 +243,7 @@ class Database:
     def define(self, sql: str) -> None:
         """Run a statement that PostgreSQL does not allow in a transaction, such as `CREATE INDEX CONCURRENTLY`.
 
-        Names in `sql` have the markers `@schema.` and `@vector.` of `perdure.database.schema`.
+        Names in `sql` must have the markers `@schema.` and `@vector.`; see `perdure.database.schema`.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -249,14 +252,14 @@ class Database:
             connection.exec_driver_sql(_rendered(connection, sql))
 
     def close(self) -> None:
-        """Close the idle connections; those in use close when they are returned to the pool."""
+        """Close the idle connections. A connection in use is closed when it is returned to the pool."""
         self.engine.dispose()
 
     def _run_with_retry(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run one statement; if it fails because of its connection's state, run it again on a new connection.
+        """Run one statement. If it fails because its connection is useless, run it again on a new connection.
 
-        An error that the server reports aborts the statement's transaction, so the repetition writes nothing twice.
-        After a lost connection the outcome is unknown, so the statement is not repeated.
+        An error that the server reports aborts the statement's transaction, so the second run writes nothing twice. If
+        the connection was lost, the outcome is unknown, so the statement is not repeated.
         """
         for _ in range(_TRIES - 1):
             try:
@@ -284,12 +287,12 @@ class Database:
 
 
 def with_driver(url: str | URL) -> URL:
-    """`url` with the driver psycopg2: SQLAlchemy's default for `postgresql://` may be another."""
+    """`url` with the driver psycopg2, since SQLAlchemy may have another default driver for `postgresql://`."""
     return make_url(url).set(drivername="postgresql+psycopg2")
 
 
 def as_json(value: object) -> str:
-    """JSON text for a `jsonb` parameter; rejects NaN and infinities, as PostgreSQL does."""
+    """`value` as JSON text for a `jsonb` parameter. Rejects NaN and infinities, as PostgreSQL does."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
 
 
@@ -307,8 +310,8 @@ class _Session:
 def _rows(
     connection: Connection, statement: Statement, parameters: Mapping[str, Any], *, first: bool = True
 ) -> Sequence[Row[Any]]:
-    """Run `statement`. `first` tells that the statement begins a transaction."""
-    info = connection.info  # discarded with the pooled connection
+    """Run `statement` and return its rows. `first`: whether the statement is the first of its transaction."""
+    info = connection.info  # SQLAlchemy discards `info` with the pooled connection
     session: _Session = info[_SESSION]
     if session.local is not None:
         local = session.local if first else ""
@@ -333,7 +336,7 @@ def _rendered(connection: Connection, sql: str) -> str:
 def _drop_if_useless(context: ExceptionContext) -> None:
     """Make SQLAlchemy close a connection that has become useless.
 
-    Each older connection of the pool is replaced at its next use.
+    SQLAlchemy then also replaces each older connection of the pool at that connection's next use.
     """
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
@@ -350,7 +353,10 @@ def _code(error: BaseException | None) -> str | None:
 
 
 def _limits(schema: str, lease_s: float) -> dict[str, str]:
-    """The settings of each connection. They make a paused client lose its locks within a third of the lease."""
+    """The server settings of each connection.
+
+    `idle_in_transaction_session_timeout` makes a paused client lose its locks within a third of the lease.
+    """
     return {
         "search_path": quoted(schema),
         "idle_in_transaction_session_timeout": str(int(min(lease_s / 3, 10) * 1000)),
@@ -366,7 +372,7 @@ def _local(limits: Mapping[str, str]) -> str:
 
 
 def _connect_arguments(url: URL, limits: Mapping[str, str]) -> dict[str, Any]:
-    """The driver's arguments. `limits` become startup options; options in the URL override all but `search_path`."""
+    """The driver's arguments. `limits` become startup options; the URL may override all of them but `search_path`."""
     given = url.query.get("options", ())
     own = {name: f"-c {name}={_escaped(value)}" for name, value in limits.items()}
     last = [own.pop("search_path")] if "search_path" in own else []
@@ -390,7 +396,7 @@ def _escaped(value: str) -> str:
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Raise the driver's errors as `Unavailable` or `IllegalTransition`, where one of these applies."""
+    """Convert the driver's errors to `Unavailable` or `IllegalTransition`. Errors that match neither stay unchanged."""
     try:
         yield
     except PoolTimeout as error:
@@ -401,7 +407,7 @@ def mapped_errors() -> Iterator[None]:
             raise
         raise mapped from error
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        # Beginning a transaction on a dead connection: SQLAlchemy does not wrap the driver's error.
+        # SQLAlchemy does not wrap the driver's error if a transaction begins on a dead connection.
         raise Unavailable(_UNREACHABLE) from error
     except psycopg2.DatabaseError as error:
         if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
@@ -411,7 +417,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
-    """The `PerdureError` or `IllegalTransition` for a driver's error; `None` if the statement itself is wrong."""
+    """The `Unavailable` or `IllegalTransition` for a driver's error; `None` if neither applies."""
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")

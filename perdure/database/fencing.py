@@ -1,10 +1,13 @@
-"""The fence on a session: each write of a worker that has claimed the session is conditional on its claim's fence.
+"""The fence of a session: the token and the nonce of the newest claim.
 
-A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims with the
-same token. Two claims have the same token after a failover to a standby that had not received the first of them: the
-holder of the first claim still runs, and the next claim raises the token to the same number.
+A worker claims a session before it writes to the session. Each claim increments the token and sets a random nonce. The
+worker's writes take effect only while the session still has this token and this nonce.
 
-A worker of a release without the nonce raises only the token. This also fences off every earlier holder.
+The token orders the claims. The nonce distinguishes two claims with the same token. Such claims occur after a failover
+to a standby that had not received the first claim: the first worker still runs, and the standby gives the next claim
+the same token.
+
+A worker of a release without the nonce only increments the token. This is enough to fence off all earlier workers.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from typing import Any
 from uuid import UUID
 
 HELD = "session_id = %(session_id)s AND token = %(token)s AND nonce = %(nonce)s"
-"""The condition of a statement that writes to `sessions` as the holder of a fence."""
+"""The SQL condition that a row of `sessions` still has a worker's token and nonce."""
 
 RAISED = "token = s.token + 1, nonce = gen_random_uuid()"
-"""The assignments of a statement that claims a session in `sessions AS s`."""
+"""The SQL assignments that give a row of `sessions AS s` a new token and nonce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +31,5 @@ class Fence:
     nonce: UUID
 
     def on(self, session_id: UUID) -> dict[str, Any]:
-        """The parameters of `HELD` for a session."""
+        """The parameters for `HELD`."""
         return {"session_id": session_id, "token": self.token, "nonce": self.nonce}

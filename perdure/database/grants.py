@@ -13,7 +13,7 @@ from perdure.text.untrusted import first_line
 
 
 def grant_sending(database_url: str | URL, schema: str, role: str) -> None:
-    """Let `role` insert messages with `perdure.send`, and nothing else. Idempotent.
+    """Grant `role` the rights to insert messages with `perdure.send`, and no other rights. Idempotent.
 
     Raises:
         InvalidRequest: there is no such role, or the role in `database_url` may not grant the rights.

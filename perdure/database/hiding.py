@@ -1,8 +1,8 @@
 """Removes the values of a failed statement from the driver's errors.
 
-Errors are logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
-(`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`). It also quotes a value in the
-first line, between quotation marks, if the value is invalid for its type, or is no valid name or query.
+Errors are logged, and logs outlive the erasure of a user. PostgreSQL's messages quote values in the lines after the
+first (`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`). The first line also quotes a
+value, between quotation marks, if the value is invalid for its type, or is not a valid name or query.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import psycopg2
 from sqlalchemy.engine import ExceptionContext
 
 _QUOTES_NO_VALUE = ("08", "23", "25", "40", "53", "55", "57")
-"""Classes of error codes: connections, constraints, transactions, resources, and operator intervention. The first line
-of their messages quotes only names of the schema.
+"""Classes of error codes whose messages quote no values in the first line, only names such as those of tables. The
+classes are for connections, constraints, transactions, resources and operator intervention.
 """
 
 
 def hide_values(context: ExceptionContext) -> None:
-    """Cut the values out of the text of a driver's error, and of SQLAlchemy's error around it.
+    """Remove the values from the message of a driver's error, and from the SQLAlchemy error that wraps it.
 
-    The code and the fields of `diag` stay. `hides_values` marks the errors for `perdure.errors.loggable`.
+    The error code and the fields of `diag` stay unchanged. The attribute `hides_values` tells `perdure.errors.loggable`
+    that it may log the message.
     """
     error, wrapped = context.original_exception, context.sqlalchemy_exception
     if not isinstance(error, psycopg2.Error):

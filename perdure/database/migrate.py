@@ -1,6 +1,6 @@
-"""Migrates a database to the tables of this release, in a schema of perdure's own.
+"""Migrates perdure's schema in a database to the tables of this release.
 
-The migrations are in `alembic/` in a checkout, and in the package (`perdure/migrations`) once installed.
+The migrations are in the directory `alembic` of a checkout, or in `perdure/migrations` of an installed package.
 """
 
 from __future__ import annotations
@@ -52,10 +52,16 @@ def migrate(
 ) -> None:
     """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
-    An installation in the schema `source` is moved to `schema` first; see `perdure.database.moving`. `source` defaults
-    to `public`, where earlier releases kept their tables. If `new` is true, an installation in `public` stays there,
-    and another one is created. `although_leased` moves the tables even while workers hold leases. Concurrent calls
-    migrate one after another.
+    Concurrent calls migrate one after another.
+
+    Args:
+        database_url: The database.
+        revision: The Alembic revision to upgrade to.
+        schema: The schema of the tables. It is created if it does not exist.
+        source: The schema of an installation that is first moved to `schema`; see `perdure.database.moving`. `None`
+            moves an installation from `public`, where earlier releases kept their tables, if there is one.
+        although_leased: Move the tables even while workers hold leases.
+        new: Leave an installation in `public` there, and create another one in `schema`.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
@@ -89,8 +95,8 @@ def migrate(
 
 
 def _acquire_lock(connection: Connection) -> None:
-    # Polls: the lock's holder may build an index concurrently, which waits for all running statements. A statement that
-    # waits for the lock would be one of them, so both would wait forever.
+    # Polls instead of waiting for the lock: its holder may run CREATE INDEX CONCURRENTLY, which waits for all running
+    # statements. A statement that waits for the lock would be among them, so the two would deadlock.
     while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME}):
         connection.commit()
         time.sleep(_POLL_S)
@@ -100,7 +106,10 @@ def _acquire_lock(connection: Connection) -> None:
 def _prepare_schema(
     connection: Connection, schema: str, source: str | None, *, although_leased: bool, new: bool
 ) -> None:
-    """Create `schema`, or move the tables there, and make it the connection's `search_path`."""
+    """Set the connection's `search_path` to `schema`, and prepare a schema that has no installation yet.
+
+    If there is an installation to move, move it to `schema`; otherwise create `schema`.
+    """
     connection.execute(text(f"SET search_path = {quoted(schema)}"))
     connection.commit()
     compatibility.require_server(_query(connection))
@@ -123,10 +132,11 @@ def _prepare_schema(
 
 
 def _source(schema: str) -> str | None:
-    """The schema from which the installation in `public` is moved to `schema`; `None` if `schema` is `public`.
+    """The schema whose installation is moved to `schema`: `public`, or `None` if `schema` is `public` itself.
 
     Raises:
-        IncompatibleDatabase: `schema` is neither `public` nor the default, so a second installation may be intended.
+        IncompatibleDatabase: `schema` is neither `public` nor the default, so the operator may want a second
+            installation.
     """
     if schema not in {SCHEMA, PUBLIC}:
         raise IncompatibleDatabase(

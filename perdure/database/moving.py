@@ -1,11 +1,12 @@
 """Moves an installation's tables and functions to another schema, in one transaction.
 
 Earlier releases kept their tables in `public`; `perdure migrate` moves them to `PERDURE_DATABASE_SCHEMA`. Workers of
-those releases cannot use the tables afterwards, so a move is refused while one of these workers holds a lease.
+those releases cannot use the tables after the move, so `move` refuses to run while a worker holds a lease.
 `PERDURE_DATABASE_SCHEMA=public perdure migrate --from perdure` moves the tables back.
 
-An installation is recognised by its revision and by the columns of its first tables, because an application's own
-`alembic_version` may have a revision of the same name. Only tables that existed at its revision are moved.
+A schema has an installation if it has the table `alembic_version` and certain columns of perdure's oldest tables. The
+revision in `alembic_version` is not enough, because another application's revision may have the same name. `move`
+moves only the tables that exist at the installation's revision.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _RECOGNISED_BY = {
     "messages": {"session_id", "seq", "turn_id", "role", "content"},
     "deliveries": {"delivery_id", "turn_id", "target"},
 }
-"""Columns that the tables have at every revision."""
+"""For each of these tables, columns that the table has at every revision."""
 
 _COLUMNS = text("""
     SELECT c.relname AS name, array_agg(a.attname::text) AS columns
@@ -75,15 +76,15 @@ _GRANTEES = text("""
 
 
 def tables_at(revision: str | None, revisions: tuple[str, ...]) -> set[str]:
-    """The tables that exist at `revision`. For a revision that is not in `revisions`, the tables of the newest one."""
+    """The names of the tables at `revision`. If `revision` is not in `revisions`, the tables at the newest revision."""
     until = revisions.index(revision) if revision in revisions else len(revisions)
     return {name for each in revisions[: until + 1] for name in _CREATED_IN.get(each, "").split()}
 
 
 def find_revision(connection: Connection, schema: str) -> str | None:
-    """The revision of the installation of perdure in `schema`; `None` if the schema has none.
+    """The revision of perdure's installation in `schema`; `None` if the schema has no installation.
 
-    Another application's `alembic_version` is not perdure's, even if it names one of perdure's revisions.
+    An `alembic_version` of another application is ignored, even if its revision has the name of one of perdure's.
     """
     found = _columns(connection, schema)
     if "alembic_version" not in found or not _is_recognised(found):
@@ -92,14 +93,14 @@ def find_revision(connection: Connection, schema: str) -> str | None:
 
 
 def require_free(connection: Connection, schema: str, revisions: tuple[str, ...]) -> None:
-    """Check that `schema` has no table with a name of perdure's.
+    """Check that no table in `schema` has the name of one of perdure's tables.
 
     Raises:
-        IncompatibleDatabase: the schema has such a table, which is another application's.
+        IncompatibleDatabase: another application's table has such a name.
     """
     found = _columns(connection, schema).keys()
     taken = sorted(tables_at(None, revisions) & found)
-    if "alembic_version" in found and _version(connection, schema) is not None:  # None: all tables were migrated down
+    if "alembic_version" in found and _version(connection, schema) is not None:  # None: all migrations were undone
         taken.insert(0, "alembic_version")
     if taken:
         raise IncompatibleDatabase(
@@ -112,7 +113,7 @@ def create_schema(connection: Connection, schema: str) -> None:
     """Create `schema` unless it exists.
 
     Raises:
-        IncompatibleDatabase: the role may not create it.
+        IncompatibleDatabase: the database role may not create the schema.
     """
     if connection.scalar(_SCHEMA_EXISTS, {"schema": schema}):
         return
@@ -129,11 +130,12 @@ def create_schema(connection: Connection, schema: str) -> None:
 def move(
     connection: Connection, source: str, target: str, revisions: tuple[str, ...], *, although_leased: bool
 ) -> None:
-    """Move the installation in `source` to `target`, in the connection's transaction, which the caller commits.
+    """Move the installation in `source` to `target`. The caller commits the connection's transaction.
 
     Raises:
         IncompatibleDatabase: `source` has no installation, a newer release has migrated it, a lease is unexpired
-            (unless `although_leased`), `target` has tables of the same names, or the role does not own the tables.
+            (unless `although_leased`), `target` has tables with the same names, or the database role does not own the
+            tables.
     """
     revision = find_revision(connection, source)
     if revision is None:
@@ -151,7 +153,7 @@ def move(
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
         for name in tables:
             connection.execute(text(f"ALTER TABLE {quoted(source)}.{quoted(name)} SET SCHEMA {quoted(target)}"))
-        if not although_leased:  # checked here, since the locks of ALTER TABLE keep workers from taking a lease
+        if not although_leased:  # checked under the locks of ALTER TABLE, so no worker can take a lease later
             _require_no_lease(connection, target, [name for name in tables if "lease_until" in found[name]])
         for function in connection.scalars(_FUNCTIONS, {"schema": source, "names": _FUNCTION_NAMES}).all():
             connection.execute(text(f"ALTER FUNCTION {function} SET SCHEMA {quoted(target)}".replace(":", "\\:")))

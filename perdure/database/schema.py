@@ -1,9 +1,13 @@
-"""Names in SQL that do not depend on a role's `search_path`.
+"""Adds schema names to SQL where the `search_path` does not suffice.
 
-Each connection of perdure has perdure's schema as its only `search_path`, so its statements name their tables without a
-schema. Names are qualified in two cases. The objects of the extension `vector` may be in any schema; SQL marks them
-with `@vector.`. Some statements run without that `search_path` (outside of transactions behind a pooler, and on the
-application's own connections); SQL marks their tables with `@schema.`. `Names.render` replaces both markers.
+Each connection of perdure has perdure's schema as its only `search_path`, so most statements name their tables without
+a schema. A name needs a schema in two cases:
+
+- The objects of the extension `vector` may be in any schema. SQL has the marker `@vector.` before their names.
+- Some statements run without that `search_path`: outside of transactions behind a pooler, and on the application's own
+  connections. Their SQL has the marker `@schema.` before the names of tables.
+
+`Names.render` replaces both markers with schema names.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from sqlalchemy.types import UserDefinedType
 _SCHEMA, _VECTOR = "@schema.", "@vector."
 
 PUBLIC = "public"
-"""The schema of earlier releases, and of most applications' tables."""
+"""The schema that earlier releases used, and that most applications use."""
 
 EXTENSION_SCHEMA = """
     SELECT n.nspname FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace
@@ -25,13 +29,13 @@ EXTENSION_SCHEMA = """
 
 
 def quoted(name: str) -> str:
-    """`name` as an identifier of SQL."""
+    """`name` as a quoted SQL identifier."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
 
 def extension_schema(connection: Connection) -> str | None:
-    """The schema in which the extension `vector` is installed; `None` if it is not."""
+    """The schema of the extension `vector`; `None` if the extension is not installed."""
     found = connection.scalar(text(EXTENSION_SCHEMA))
     return None if found is None else str(found)
 
@@ -47,7 +51,7 @@ def create_extension(connection: Connection) -> None:
 
 
 class QualifiedVector(UserDefinedType[object]):
-    """The type `vector` for a column of a migration, named with its schema."""
+    """The column type `vector` for migrations, qualified with the extension's schema."""
 
     cache_ok = True
 
@@ -60,7 +64,7 @@ class QualifiedVector(UserDefinedType[object]):
 
 
 def vector_type(connection: Connection) -> QualifiedVector:
-    """The column type `vector`, qualified with the schema in which the extension is installed.
+    """The column type `vector`, qualified with the schema of the installed extension.
 
     Raises:
         LookupError: the extension is not installed.
@@ -73,17 +77,22 @@ def vector_type(connection: Connection) -> QualifiedVector:
 
 @dataclass(slots=True)
 class Names:
-    """The names of one database. `vector` is the extension's schema, `None` until it has been read."""
+    """The schema names of one database.
+
+    Attributes:
+        schema: The schema of perdure's tables.
+        vector: The schema of the extension `vector`; `None` until it has been read from the database.
+    """
 
     schema: str
     vector: str | None = None
 
     def needs_vector(self, sql: str) -> bool:
-        """Whether `render` needs the extension's schema first."""
+        """Whether the caller must set `vector` before `render(sql)`."""
         return self.vector is None and _VECTOR in sql
 
     def render(self, sql: str) -> str:
-        """`sql` with the markers replaced by quoted schemas."""
+        """`sql` with the markers replaced by quoted schema names."""
         if _SCHEMA in sql:
             sql = sql.replace(_SCHEMA, f"{quoted(self.schema)}.")
         if self.vector is not None and _VECTOR in sql:

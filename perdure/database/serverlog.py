@@ -1,7 +1,8 @@
-"""Checks whether PostgreSQL's own log may quote users' texts. An erasure does not remove them from the log.
+"""Checks whether PostgreSQL's own log may quote users' texts.
 
-Each program checks this at its start. `perdure up` configures its server to log no texts; for another server the
-operator decides (docs/operating.md, "What erasing reaches").
+The erasure of a user does not remove texts from that log. The embedded server of `perdure up` logs no texts. For any
+other server, the operator chooses the log settings (docs/operating.md, "What erasing reaches"). `perdure doctor`
+reports the settings that make the log quote texts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The tables, as they are after all migrations (a test checks this).
+"""The tables as they are after all migrations. A test compares this file with a migrated database.
 
-Rows that every step of a turn updates (`sessions`, `turns`) are narrow, with free space on their page (`fillfactor`)
-and no index on the updated columns, so that PostgreSQL updates them in place (HOT). Other tables are append-mostly: a
-message is written once and never updated.
+Every step of a turn updates a row of `sessions` and a row of `turns`. These rows are narrow, their pages have free
+space (`fillfactor`), and the columns that a step updates have no index. PostgreSQL can therefore make HOT updates. Most
+rows of the other tables are inserted once and never updated, such as those of `messages`.
 
 This file is longer than 500 lines on purpose: Alembic compares the whole schema, and a reader needs the schema in one
 file.
@@ -817,7 +817,7 @@ _case_id = Text(collation="C")  # by code point, as Python sorts
 
 
 def _case_columns() -> list[Column[Any]]:
-    """The columns of a case's content. The archive has the same columns, so that a restored case is unchanged."""
+    """The columns that `cases` and `case_archive` share, so that a case can be restored from the archive unchanged."""
     return [
         Column("query", Text, nullable=False),
         Column("response_text", Text, nullable=False),

@@ -1,20 +1,22 @@
-"""PostgreSQL and Redis from wheels, run under the data directory, for machines that have no servers of their own.
+"""Runs PostgreSQL and Redis from Python wheels, for machines that have neither server.
 
     from perdure.embedded import postgres, redis
 
     with postgres.start(settings.data_dir / "postgres") as server:
         create_engine(server.url)
 
-`start` joins the running server of that directory, or starts it. `stop` ends the server when the last process that uses
-it calls `stop`. `find` only looks for a running server; commands call it while `perdure up` runs. `python -m
-perdure.embedded postgres DIRECTORY` keeps a server running in the foreground, for a supervisor.
+`start` joins the server that runs in the directory, or starts one. `Running.stop` stops the server unless another
+process still uses it. `find` returns a running server and never starts one; commands use `find` to connect to the
+servers of `perdure up`. `python -m perdure.embedded postgres DIRECTORY` keeps a server running in the foreground, for a
+supervisor.
 
-The invariant: only the kernel decides whether a server is alive. Each server inherits a file lock (`server.lock`),
-which the kernel releases when the last of the server's processes ends. So a crash, a reboot or a reused process id
-leaves no ambiguous state. perdure signals a process only if its command line identifies it as the server.
+A file lock shows whether a server is alive. The server's processes inherit the lock on `server.lock`, and the kernel
+releases it when the last of them ends. This works even after a crash or a reboot, and if a process id is reused.
+perdure sends a signal to a process only if the process's command line identifies it as the server.
 
-`lifecycle` has start, find and stop for both servers; `postgres` and `redis` have the code that differs. The modules of
-`process` handle root, directories without search permission, long paths and the death of a parent.
+`lifecycle` implements start, find and stop for both servers. `postgres` and `redis` have the code for one server each.
+The modules of `process` handle the account root, directories without search permission, long socket paths, and the
+death of a parent process.
 """
 
 from perdure.embedded.errors import EmbeddedServerError

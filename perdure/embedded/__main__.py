@@ -1,8 +1,8 @@
 """Keeps one embedded server running: `python -m perdure.embedded postgres|redis DIRECTORY`.
 
-This process is meant to run under a supervisor. If the server dies, this process exits with status 1; once restarted by
-the supervisor, it starts the server again. On SIGTERM or SIGINT it exits with status 0, and stops the server if no
-other process uses the server.
+This process is meant to run under a supervisor. If the server dies, this process exits with status 1. The supervisor
+then restarts this process, which starts the server again. On SIGTERM or SIGINT, this process stops the server, unless
+another process uses it, and exits with status 0.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _STARTS = {"postgres": postgres.start, "redis": redis.start}
 
 
 class _Terminated(Exception):
-    """SIGTERM or SIGINT requested the end of this process."""
+    """SIGTERM or SIGINT arrived."""
 
 
 def main(arguments: list[str]) -> int:
-    """Start or join the server and wait until it dies or a signal ends this process; returns the exit status."""
+    """Start or join the server, and wait until it dies or a signal arrives; returns the exit status."""
     if len(arguments) != 2 or arguments[0] not in _STARTS:  # noqa: PLR2004 - two arguments
         sys.stderr.write("usage: python -m perdure.embedded postgres|redis DIRECTORY\n")
         return 2
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # stopping the server cleanly has its own time limit
+        signal.signal(number, signal.SIG_IGN)  # signals must not interrupt the server's shutdown, which is time-limited
     raise _Terminated
 
 

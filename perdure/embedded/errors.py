@@ -1,4 +1,4 @@
-"""The error of the embedded servers, and its messages.
+"""The error that the functions for embedded servers raise, and its messages.
 
 Each message names the server, the directory, `PERDURE_DATA_DIR` and a remedy.
 """
@@ -23,7 +23,7 @@ class EmbeddedServerError(Exception):
 
 @contextmanager
 def explained(server: str, directory: Path) -> Iterator[None]:
-    """Convert an `OSError` of the block to an `EmbeddedServerError` with a remedy.
+    """Convert an `OSError` from the block to an `EmbeddedServerError` whose message gives a remedy.
 
     Raises:
         EmbeddedServerError: the block raised an `OSError`.
@@ -35,7 +35,7 @@ def explained(server: str, directory: Path) -> Iterator[None]:
 
 
 def disk_full(server: str, directory: Path) -> str:
-    """The message for a full disk under `directory`, with its free space."""
+    """The error message for a full disk under `directory`; it gives the disk's free space."""
     try:
         free = f"{shutil.disk_usage(_existing(directory)).free / 2**20:.1f} MiB are free"
     except OSError:

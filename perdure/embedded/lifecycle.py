@@ -2,12 +2,12 @@
 
 Processes coordinate through three locks in the server's directory. The kernel releases a lock when its holder dies:
 
-    start.lock    held exclusively by a process that starts or stops the server, so that two never do so concurrently
-    server.lock   inherited by the server and all its children: while it is held, a process of the server is alive
-    users.lock    shared by all processes that started or joined the server; the last of them to stop ends the server
+    start.lock    held exclusively while a process starts or stops the server: only one process does so at a time
+    server.lock   inherited by the server and all its children: held as long as one of these processes is alive
+    users.lock    held shared by each process that started or joined the server: the last `stop` ends the server
 
-If the process that started a server is killed, the server continues. The next process that calls `start` joins the
-server, and ends it with `stop`. If two `perdure up` run, the one that stops first leaves the server running.
+If the process that started a server is killed, the server continues to run. The next process that calls `start` joins
+the server, and stops it with `stop`. If two `perdure up` use a server, the one that stops first leaves it running.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Launch:
 
 
 class Server(Protocol):
-    """A PostgreSQL or Redis server in one directory, as `start`, `find` and `Running.stop` use it."""
+    """A PostgreSQL or Redis server in one directory: the interface that `start`, `find` and `Running.stop` need."""
 
     @property
     def title(self) -> str:
@@ -52,16 +52,18 @@ class Server(Protocol):
 
     @property
     def directory(self) -> Path:
-        """The absolute path of the directory of all its files, without symbolic links."""
+        """The directory of all the server's files: an absolute path without symbolic links."""
         ...
 
     @property
     def kill_signal(self) -> signal.Signals:
-        """The signal that ends the server if SIGINT, which requests a clean shutdown, does not."""
+        """The signal to send if the server still runs some time after SIGINT, which requests a clean shutdown."""
         ...
 
     def prepare(self) -> Launch:
-        """Create or check the server's files. Called only while no process of the server runs.
+        """Create or check the server's files; returns how to launch the server.
+
+        `start` calls this only while no process of the server is alive.
 
         Raises:
             EmbeddedServerError: the existing files cannot be used.
@@ -74,7 +76,7 @@ class Server(Protocol):
         ...
 
     def complete(self) -> None:
-        """Complete the setup of a server that accepts connections. Idempotent."""
+        """Do the part of the setup that needs a running server, such as creating a database. Idempotent."""
         ...
 
     def pid(self) -> int | None:
@@ -86,7 +88,7 @@ class Server(Protocol):
         ...
 
     def remedy(self, log: str) -> str:
-        """A remedy for a failed start, given the end of the server's log: one or two sentences."""
+        """One or two sentences of advice after a failed start. `log` is the end of the server's log."""
         ...
 
 
@@ -99,11 +101,11 @@ class Endpoint:
 
 
 class Running:
-    """A server that this process keeps running until `stop`.
+    """A server that this process has started or joined, and uses until it calls `stop`.
 
     Attributes:
         url: The server's address.
-        pid: The server's process id at the time of `start`. Another process may have restarted the server since.
+        pid: The server's process id at the time of `start`. Another process may have restarted the server since then.
         owned: Whether this process started the server; False if it joined a running server.
     """
 
@@ -121,7 +123,7 @@ class Running:
             Whether the server is stopped now.
 
         Raises:
-            EmbeddedServerError: the server outlived `timeout_s` seconds and a kill.
+            EmbeddedServerError: the server still runs after `timeout_s` seconds and after the kill signal.
         """
         directory = self._server.directory
         with self._users, explained(self._server.title, directory), _starting(directory):
@@ -149,7 +151,8 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
 
     Args:
         server: The server.
-        timeout_s: Seconds until the server must accept connections. After a crash, PostgreSQL first replays its log.
+        timeout_s: Seconds within which the server must accept connections. After a crash, PostgreSQL first replays its
+            write-ahead log.
 
     Raises:
         EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
@@ -167,7 +170,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
             users = FileLock(server.directory / "users.lock")
             users.shared()
     if child is not None:
-        # Reap the child when it ends, even if this block raised: otherwise it stays as a zombie.
+        # Reap the child when it ends: otherwise it stays as a zombie.
         threading.Thread(target=child.wait, name=f"reap-{server.title}", daemon=True).start()
     return Running(server, users, Endpoint(server.url(), pid), owned=child is not None)
 
@@ -217,7 +220,7 @@ def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes]
     log_start = _rotate(log)
     child: subprocess.Popen[bytes] | None = None
     try:
-        # The lock is checked first: in a copied directory, the recorded address belongs to the original's server.
+        # The lock is checked first: in a copied directory, the recorded address is that of the original's server.
         while not (_is_alive(server.directory) and server.answers()):
             if child is None:
                 child = _launch(server, log)
@@ -241,7 +244,7 @@ def _require_running(
 
 
 def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
-    """Start the server. If a process of an earlier server is still alive, start nothing and return `None`."""
+    """Start the server; returns its process. If a process of an earlier run is still alive, returns `None` instead."""
     with FileLock(server.directory / "server.lock") as alive:
         if not alive.try_exclusive():
             return None
@@ -255,7 +258,7 @@ def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
                 stderr=output,
                 cwd="/",
                 umask=0o077,
-                start_new_session=True,  # Ctrl-C must not reach the server: the application drains first
+                start_new_session=True,  # Ctrl-C must not reach the server before the application has drained
                 pass_fds=(alive.descriptor,),
             )
 
@@ -275,7 +278,7 @@ def _stop(server: Server, timeout_s: float) -> None:
 
 
 def _wait_until_ended(server: Server, timeout_s: float) -> bool:
-    """Wait until no process of the server is alive; returns whether that happened within `timeout_s` seconds."""
+    """Wait until no process of the server is alive, at most `timeout_s` seconds; returns whether all have ended."""
     deadline = time.monotonic() + timeout_s
     while _is_alive(server.directory):
         if time.monotonic() > deadline:
@@ -312,9 +315,9 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _rotate(log: Path) -> int:
-    """Rotate `log` if it is long; returns its length in bytes now. One old file is kept.
+    """Rotate `log` if it is long, and keep one old file; returns the current length of `log` in bytes.
 
-    A running server continues to write to the old file.
+    After a rotation, a running server continues to write to the old file.
     """
     size = log.stat().st_size if log.exists() else 0
     if size <= _LOG_KEPT_BYTES:

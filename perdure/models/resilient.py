@@ -1,8 +1,8 @@
-"""Models with a breaker, retries and fallbacks: `breaker(retry(call))`, then other models.
+"""Adds a circuit breaker, retries and fallbacks to a model: `fallback(breaker(retry(call)))`.
 
-`GuardedModel` and `ResilientModel` implement `Model`. All attempts at one model share `PERDURE_MODEL_TIMEOUT_S`. Each
-fallback model has a time limit of the same length. The deadline of the whole call limits all of them.
-`ModelCall.rewind` withdraws the text that a failed attempt streamed.
+`GuardedModel` adds the breaker and the retries. `ResilientModel` adds the fallback. All attempts at one model together
+have `PERDURE_MODEL_TIMEOUT_S` seconds. Each fallback model has the same number of seconds. The deadline of the whole
+call limits the total time. `ModelCall.rewind` withdraws the text that a failed attempt streamed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def wait_within(call: ModelCall, seconds: float) -> None:
 
 
 class GuardedModel:
-    """A model behind a breaker; calls are retried after transient failures."""
+    """Calls a model through a breaker, and retries after transient failures."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class GuardedModel:
         wait: Callable[[ModelCall, float], None] = wait_within,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """All attempts of one call share `timeout_s`. `draw` returns a random number for the jitter.
+        """All attempts of one call together have `timeout_s` seconds.
 
-        Tests replace `wait` and `draw`.
+        `wait` waits between two attempts. `draw` returns a random number for the jitter. Tests replace both functions.
         """
         self._model = model
         self._breaker = breaker
@@ -90,7 +90,7 @@ class GuardedModel:
 
 @dataclass(frozen=True, slots=True)
 class CallWindow:
-    """The time limit of one model call, in the form that `retrying` expects."""
+    """The time limit of one model call; see `perdure.resilience.retry.Window`."""
 
     call: ModelCall
     wait_within: Callable[[ModelCall, float], None]
@@ -106,7 +106,7 @@ class CallWindow:
 
 @dataclass(frozen=True, slots=True)
 class FallbackRequest:
-    """A request that a model failed to answer, and the call in which a fallback replies."""
+    """A request that a model failed to answer. The fallback streams its reply to `call`."""
 
     request: ModelRequest
     call: ModelCall
@@ -128,23 +128,23 @@ class ResilientModel:
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Reply to one prompt. If the model fails, return the strategy's reply, with `ModelReply.fallback` set.
+        """Reply to one prompt. If the model fails, return the strategy's reply, with `ModelReply.fallback` set to true.
 
         Raises:
-            Exception: the model's error if the fallback has no reply; see `GuardedModel.respond`.
+            Exception: the model's error, if the strategy has no reply.
         """
         asked = FallbackRequest(request, call)
         return with_fallback(self.name, lambda: self._model.respond(request, call), self._strategy, asked)
 
 
 class _CheckedStrategy:
-    """Checks a strategy's reply and marks it as a fallback's reply. Withdraws streamed text if there is no reply."""
+    """Checks a strategy's reply and sets `ModelReply.fallback`. Withdraws streamed text if there is no valid reply."""
 
     def __init__(self, strategy: ModelFallback) -> None:
         self._strategy = strategy
 
     def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:
-        """The strategy's reply, or `None`.
+        """The strategy's reply, or `None` if the strategy has no reply.
 
         Raises:
             InvalidResponse: the reply is empty.
@@ -161,13 +161,13 @@ class _CheckedStrategy:
 
 
 class FallbackModels:
-    """The strategy of `PERDURE_FALLBACK_MODELS`: one model after another, without tools."""
+    """Calls the models of `PERDURE_FALLBACK_MODELS` in order, without tools, until one replies."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self._models = tuple(models)
 
     def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:  # noqa: ARG002 (any failure will do)
-        """The first valid reply, with the name of its model; `None` if every model fails.
+        """The first valid reply, with `ModelReply.model` set; `None` if every model fails.
 
         Raises:
             CallAborted: the call was aborted.
@@ -194,7 +194,7 @@ def _named(model: Model, reply: ModelReply) -> ModelReply:
 
 
 def _final(reply: ModelReply) -> ModelReply:
-    """Mark a reply as a fallback's, and remove its tool calls, because the request had no tools.
+    """Set `ModelReply.fallback`, and remove the reply's tool calls, because the request had no tools.
 
     Raises:
         InvalidResponse: the reply has no text.

@@ -1,11 +1,11 @@
-"""Makes models from their names, as in `PERDURE_MODEL`, and adds breaker, retries and fallback to them.
+"""Creates models by name, and adds a circuit breaker, retries and a fallback to each of them.
 
 Other packages add providers through entry points of the group `perdure.models`. The entry point's name is the scheme,
-the part of a model's name before the colon. The entry point's object is called with the text after the colon, the
-settings and the clock.
+which is the part of a model's name before the colon. The entry point's object is a `ModelFactory`. It is called with
+the text after the colon, the settings and the clock.
 
-`PERDURE_FALLBACK` is `models` or the name of an entry point of the group `perdure.fallbacks`. The object of such an
-entry point is called with the settings, the clock and a function. This function returns a guarded model by its name.
+`PERDURE_FALLBACK` is `models` or the name of an entry point of the group `perdure.fallbacks`. The entry point's object
+is a `FallbackFactory`. It is called with the settings, the clock and a `Guarded` function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FALLBACKS_GROUP = "perdure.fallbacks"
 ModelFactory = Callable[[str, Settings, Clock], Model]
 
 Guarded = Callable[[str], Model]
-"""Returns a model by its name, with breaker and retries, and without a fallback."""
+"""A function that returns the model of a given name, with breaker and retries but without a fallback."""
 
 FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
 
@@ -38,9 +38,9 @@ _OTHER_MODELS = "models"
 
 
 def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
-    """Make the model `name`, without breaker and retries.
+    """Create the model called `name`, without breaker, retries and fallback.
 
-    `variable` is the setting whose value is `name`. Error messages contain `variable`.
+    `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
     Raises:
         SettingsError: there is no such model, or it cannot be set up.
@@ -70,9 +70,9 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
 
 
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:
-    """Make the strategy that `PERDURE_FALLBACK` names.
+    """Create the fallback strategy that `PERDURE_FALLBACK` names.
 
-    Returns `None` for the value `models`, which means the models of `PERDURE_FALLBACK_MODELS`.
+    Returns `None` for the value `models`. The fallbacks are then the models of `PERDURE_FALLBACK_MODELS`.
 
     Raises:
         SettingsError: there is no such strategy, or it cannot be set up.
@@ -98,11 +98,11 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 
 
 class Models:
-    """The models of one process. Each model is made only once. Threads may share this object.
+    """The models of one process, each created on first use. Thread-safe.
 
     Each model has retries, a breaker and a fallback strategy. The breaker's name is `llm:` plus the model's name, such
-    as `llm:openai:gpt-5`. The strategy is the argument `fallback` if it is given, otherwise the strategy of
-    `PERDURE_FALLBACK`. The built-in model `offline` cannot fail, and has no retries, breaker or fallback.
+    as `llm:openai:gpt-5`. The argument `fallback` replaces the strategy of `PERDURE_FALLBACK`. The built-in model
+    `offline` cannot fail, and has no retries, breaker or fallback.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Models:
         breakers: BreakerRegistry | None = None,
         fallback: ModelFallback | None = None,
     ) -> None:
-        """Without `breakers`, creates breakers that other processes do not share.
+        """If `breakers` is `None`, creates breakers for this process only.
 
         Raises:
             SettingsError: the strategy of `PERDURE_FALLBACK` does not exist or cannot be set up.
@@ -126,9 +126,9 @@ class Models:
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
     def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
-        """The model `name`; by default, the model of `PERDURE_MODEL`.
+        """The model called `name`, or the model of `PERDURE_MODEL` if `name` is `None`.
 
-        `variable` is the setting whose value is `name`. Error messages contain `variable`.
+        `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
         Raises:
             SettingsError: there is no such model, or the model or one of its fallbacks cannot be set up.
@@ -140,7 +140,9 @@ class Models:
             return self._resolved[wanted]
 
     def guarded(self, name: str, variable: str = "PERDURE_FALLBACK") -> Model:
-        """The model `name` with breaker and retries, but without a fallback. Fallback strategies call this method.
+        """The model called `name`, with breaker and retries but without a fallback.
+
+        Fallback strategies call this method.
 
         Raises:
             SettingsError: there is no such model, or it cannot be set up.

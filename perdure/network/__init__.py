@@ -1,1 +1,1 @@
-"""Outgoing requests to addresses that users or models supply: allowed destinations, DNS, signatures."""
+"""Outgoing requests and replies: the URLs and queues that are allowed, DNS look-ups, and webhook signatures."""

@@ -1,7 +1,7 @@
-"""DNS look-ups with a time limit.
+"""DNS look-ups in threads, so that a caller can stop waiting.
 
-The system's resolver has no time limit, cannot be interrupted, and takes half a minute if a nameserver does not answer.
-Each look-up runs in its own thread, which ends when the resolver returns, even if the caller has stopped waiting.
+The system's resolver accepts no time limit and cannot be interrupted. It takes half a minute if a nameserver does not
+answer. Each look-up runs in its own thread, which ends when the resolver returns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ AddressInfo = list[tuple[Any, Any, int, str, Any]]
 
 
 def look_up(host: str, port: int) -> Future[AddressInfo]:
-    """Look up the TCP addresses of `host`. The future gets the addresses or the resolver's `OSError`.
+    """Look up the TCP addresses of `host`. The future gets the addresses or the resolver's error.
 
-    For an IP address, the future is complete at once.
+    If `host` is an IP address, the returned future is already complete.
     """
     found: Future[AddressInfo] = Future()
     found.set_running_or_notify_cancel()

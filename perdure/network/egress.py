@@ -1,12 +1,12 @@
 """Checks URLs from users or models, and makes requests that connect only to a checked address.
 
-A URL may lead to services of this host, or to a network behind the firewall. `check` rejects a URL if the text of the
-URL alone shows this, however the address is spelled. `resolve` looks the host name up once and checks each address
-found. `pinned` makes a request that connects to a checked address, because a second look-up might return an unchecked
-one. TLS still checks the certificate against the host name. Before callers follow a redirect, they check its URL in the
-same way.
+A URL may lead to a service on this host, or to a network behind the firewall. `check` rejects such a URL if it contains
+an IP address, in any spelling, or a local host name. `resolve` looks a host name up once, and checks each address of
+the host. `pinned` makes a request that connects to a checked address, because a second look-up might return another
+address. TLS still checks the certificate against the host name.
 
-Called by `http_get` and the delivery of replies.
+The tool `http_get` and the delivery of replies call this module. Callers that follow redirects check the URL of each
+redirect in the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refused(InvalidRequest):
 
 
 def check(url: str, reachable: Reachable) -> httpx2.URL:
-    """Parse `url`, and reject it if its text alone shows that it is not allowed.
+    """Parse `url`, and check it without a DNS look-up.
 
     Raises:
         Refused: `url` is not an HTTP URL with a valid host, or names a non-public address or host that `reachable` does
@@ -62,10 +62,10 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
 
 
 async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
-    """Look up the addresses of the URL's host, and check that all of them are allowed. Returns at least one.
+    """Look up the addresses of the URL's host, and check that all of them are allowed.
 
     Raises:
-        Refused: an address is not allowed, or there is none.
+        Refused: an address is not allowed, or the host has no address.
         OSError, UnicodeError: the name does not resolve.
     """
     host = _host(url)
@@ -82,7 +82,7 @@ async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
 def pinned(
     client: httpx2.AsyncClient, method: str, url: httpx2.URL, address: Address, headers: Mapping[str, str], **more: Any
 ) -> httpx2.Request:
-    """A request to `url` that connects to `address`. The certificate is checked against the URL's host."""
+    """A request to `url` that connects to `address`. TLS checks the certificate against the URL's host."""
     return client.build_request(
         method,
         url.copy_with(host=str(address)),
@@ -104,7 +104,7 @@ def _parsed(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError) as error:
         raise Refused(f"The URL is refused: {first_line(str(error), 200)}.") from None
-    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # parsers disagree on the host of such a URL
+    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # parsers disagree on backslashes
         raise Refused(f"{first_line(url, 100)!r} is refused: expected an address that begins with http:// or https://.")
     if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
         raise Refused(f"The URL is refused: there is no port {parsed.port}.")

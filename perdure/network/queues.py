@@ -1,8 +1,9 @@
 """Names of queues at the broker: perdure's own queues, and the queues that `reply_to` may name.
 
-On Redis a queue's name is a key. A reply to an arbitrary queue could therefore overwrite keys of kombu, of Celery's
+On Redis, a queue's name is a key. A reply to an arbitrary queue could therefore write to keys of kombu, of Celery's
 results or of perdure. `PERDURE_REPLY_TASKS` lists the allowed tasks and their queues. `Settings` rejects an entry with
-a reserved queue. `reply_queue` is called when a message is accepted, and again when the reply is delivered.
+a reserved queue. `reply_queue` checks a reply's task and queue when a message is accepted, and again when the reply is
+delivered.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ CELERYS_OWN_QUEUE = "celery"
 _MAX_NAME = 200
 _RESERVED = (
     "unacked",  # kombu's unacknowledged messages, on Redis
-    "_kombu.",  # its bindings
-    "celery-task-meta-", "celery-taskset-meta-", "chord-unlock-",  # results, by Celery's default names
+    "_kombu.",  # kombu's bindings
+    "celery-task-meta-", "celery-taskset-meta-", "chord-unlock-",  # Celery's results, with the default key prefixes
     "celeryev",  # queues of Celery's events
-    "amq.",  # RabbitMQ's own
+    "amq.",  # RabbitMQ's own queues
 )  # fmt: skip
 _CONTROL = ".pidbox"
 """The suffix of the names of Celery's control queues."""
@@ -32,7 +33,7 @@ _CONTROL = ".pidbox"
 
 @dataclass(frozen=True, slots=True)
 class ReplyTask:
-    """An entry of `PERDURE_REPLY_TASKS`. `task` is a task's name or a glob of names; `queue` is their queue."""
+    """An entry of `PERDURE_REPLY_TASKS`. `task` is a glob of task names. `queue` is the queue of these tasks."""
 
     task: str
     queue: str
@@ -42,7 +43,7 @@ class ReplyTask:
         """Parse the entry `TASK` or `TASK@QUEUE`; `prefix` is `PERDURE_REDIS_PREFIX`.
 
         Raises:
-            ValueError: a part is empty, or the queue is reserved; the message says which.
+            ValueError: the task or the queue is empty, or the queue is not allowed. The message states the reason.
         """
         task, at, queue = entry.partition("@")
         if not task or (at and not queue):
@@ -64,7 +65,7 @@ def reply_queue(entries: Iterable[ReplyTask], task: str, queue: str | None) -> s
 
 
 def _problem(queue: str, prefix: str) -> str | None:
-    """Why `queue` is not accepted for replies; `None` if it is."""
+    """The reason why replies to `queue` are not allowed; `None` if they are allowed."""
     if len(queue) > _MAX_NAME:
         return f"has more than {_MAX_NAME} characters"
     if any(unicodedata.category(character)[0] == "C" for character in queue):

@@ -1,7 +1,7 @@
 """The receivers that `PERDURE_REPLY_URLS` allows in addition to public addresses: networks and globs of URLs.
 
-A glob is matched part by part, so that a pattern for the host never matches the path: `http://*.corp/*` does not match
-`http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL, and each address that a name resolves to.
+The parts of a glob are matched separately, so a pattern for the host never matches the path: `http://*.corp/*` does not
+match `http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL, and each address of the URL's host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _ACCEPTED = "accepted: a network such as 10.1.0.0/16, or a glob of URLs such as 
 
 @dataclass(frozen=True, slots=True)
 class UrlGlob:
-    """A glob `SCHEME://HOST[:PORT][/PATH]`. If `port` or `path` is `None`, any port or any path matches."""
+    """A glob `SCHEME://HOST[:PORT][/PATH]`.
+
+    If `port` is `None`, any port matches. If `path` is `None`, any path matches.
+    """
 
     scheme: str
     host: str
@@ -59,7 +62,7 @@ class UrlGlob:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """The networks and URLs that are allowed although they are not public. By default, there are none."""
+    """The non-public networks and URLs that are allowed. By default, none are allowed."""
 
     networks: tuple[Network, ...] = ()
     urls: tuple[UrlGlob, ...] = ()
@@ -69,7 +72,7 @@ class Reachable:
         """Parse the entries of `PERDURE_REPLY_URLS`.
 
         Raises:
-            ValueError: an entry is neither a network nor a glob of URLs; the message names it.
+            ValueError: an entry is neither a network nor a glob of URLs. The message contains the entry.
         """
         networks: list[Network] = []
         urls: list[UrlGlob] = []
@@ -99,7 +102,7 @@ ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network(
 
 
 def _unquoted(path: str) -> str:
-    """Unquote `path` until it no longer changes, because each server in a chain may unquote it once more."""
+    """Unquote `path` until it no longer changes, because each server in a chain of proxies may unquote it once."""
     while (decoded := unquote(path)) != path:
         path = decoded
     return path

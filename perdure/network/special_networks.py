@@ -1,9 +1,8 @@
-"""Decides which addresses are public, by the project's own tables.
+"""Decides which addresses are public, according to tables in this module.
 
-`ipaddress.is_global` differs between Python releases, so it is not used. The tables list every block of IANA's
-special-purpose registries (RFC 6890) that is not globally reachable, and the addresses of clouds' metadata and platform
-services in public blocks. A test compares the tables with the registries. Called by `http_get` and the delivery of
-replies.
+`ipaddress.is_global` is not used, because its result differs between Python releases. The tables list every block of
+IANA's special-purpose registries (RFC 6890) that is not globally reachable. They also list addresses in public blocks
+at which clouds offer metadata and platform services. A test compares the tables with the registries.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _REFUSED_V4 = tuple(
     ipaddress.IPv4Network(block)
     for block in (
-        "0.0.0.0/8",  # this network (RFC 791)
+        "0.0.0.0/8",  # "this network" (RFC 791)
         "10.0.0.0/8",  # private (RFC 1918)
         "100.64.0.0/10",  # shared by carriers (RFC 6598)
         "127.0.0.0/8",  # loopback (RFC 1122)
@@ -38,7 +37,7 @@ _REFUSED_V4 = tuple(
     )
 )
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""Global unicast (RFC 4291): no IPv6 address outside it is public."""
+"""Global unicast (RFC 4291). An IPv6 address outside this block is public only if it contains a public IPv4 address."""
 
 _REFUSED_V6 = tuple(
     ipaddress.IPv6Network(block)

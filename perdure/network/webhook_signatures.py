@@ -28,7 +28,7 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
     """Parse the secrets in `text`, which are separated by spaces or commas. Returns one key per secret.
 
     Raises:
-        ValueError: a secret is malformed or too short, or there is none. The error's message contains no secret.
+        ValueError: a secret is malformed or too short, or `text` is empty. The error's message contains no secret.
     """
     keys = tuple(_key(number, each) for number, each in enumerate(text.replace(",", " ").split(), start=1))
     if not keys:

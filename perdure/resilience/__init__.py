@@ -1,5 +1,5 @@
 """Circuit breakers, retries and fallbacks: `fallback(breaker(retry(call)))`.
 
-`circuit` decides when a breaker opens and closes; `redis_circuits` implements the same rules in Lua, for the whole
-fleet. While Redis cannot be reached, each process has breakers of its own.
+`circuit` decides when a breaker opens and closes. `redis_circuits` implements the same rules in Lua. All processes
+share the breakers in Redis. While Redis cannot be reached, each process uses its own breakers.
 """

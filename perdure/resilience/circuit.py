@@ -7,14 +7,14 @@
     any ── reset ──▶ closed
 
 Each change of state begins an epoch. The outcome of a call changes the state only in the epoch in which the call was
-admitted. For example, a call admitted before the circuit opened does not close the circuit. An epoch's number is the
-time at which it began, so a circuit that was lost and created again never repeats an epoch.
+admitted. For example, a call that was admitted before the circuit opened does not close the circuit. An epoch's number
+is the time at which the epoch began. If Redis loses a circuit, the new circuit therefore does not reuse an old number.
 
-A probe holds one slot of the half-open circuit, at most until its lease expires. The lease frees the slot of a process
-that crashed.
+A probe is a call that a half-open circuit admits. It holds one slot of the circuit, at most until its lease expires.
+The expiry frees the slots of a process that crashed.
 
-Times are passed in, in milliseconds since 1970. `redis_circuits.py` implements the same machine in Lua; a property test
-compares the two.
+Callers pass times as milliseconds since 1970. `redis_circuits.py` implements the same machine in Lua; a property test
+compares the two implementations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class State(StrEnum):
 class CallOutcome(StrEnum):
     """How an admitted call ended.
 
-    A `RELEASED` call does not count, because it was cancelled or its request was invalid.
+    A `RELEASED` call is neither a success nor a failure: it was cancelled, or its request was invalid.
     """
 
     SUCCEEDED = "succeeded"
@@ -56,7 +56,7 @@ class Policy:
 
     @classmethod
     def of(cls, settings: BreakerSettings) -> Policy:
-        """The policy of `PERDURE_BREAKER__*`."""
+        """The policy in the settings `PERDURE_BREAKER__*`."""
         cooldown_ms = max(1, round(settings.cooldown_s * 1_000))
         return cls(settings.failure_threshold, cooldown_ms, settings.half_open_max_probes)
 
@@ -87,9 +87,9 @@ class Admission:
 
 
 def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: int) -> tuple[Circuit, Admission | None]:
-    """Admit a call if the circuit allows it; returns the new circuit, and the admission or `None`.
+    """Admit a call if the circuit allows it. Returns the new circuit, and the admission or `None`.
 
-    If a probe already holds a slot under `call_id`, it keeps that slot.
+    If the call `call_id` already holds a probe's slot, it keeps the slot.
     """
     if circuit.state is State.OPEN and _cooldown_is_over(circuit, policy, now):
         circuit = _move(circuit, State.HALF_OPEN, now)
@@ -129,14 +129,14 @@ def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, out
 
 
 def reset(circuit: Circuit, now: int) -> Circuit:
-    """The closed circuit, after an operator's request. Calls admitted earlier cannot change the new state."""
+    """Close the circuit at an operator's request. Calls that were admitted earlier cannot change the new state."""
     return _move(replace(circuit, failures=0), State.CLOSED, now)
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """The latest time at which a circuit that refuses calls admits a call again.
+    """The time by which a circuit that refuses calls admits a call again, even if no probe ends earlier.
 
-    Returns `None` if the circuit refuses no calls.
+    Returns `None` if the circuit is closed, or half-open without probes.
     """
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms

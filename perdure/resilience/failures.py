@@ -1,8 +1,12 @@
-"""Classifies a failure: whether it is transient, and whether the breaker counts it.
+"""Classifies errors for retries and circuit breakers.
 
-The chain of an error is the error itself, then its causes. Retries and breakers use the first error in the chain that
-can be classified. A cancellation has the verdict `ABANDONED`. An error of `perdure.errors` is classified by its
-attribute `transient`, any other error by its HTTP status. Python's connection and timeout errors are transient.
+The chain of an error is the error itself, then its causes (`__cause__`). The first error in the chain that can be
+classified determines the verdict:
+
+- A cancellation is `ABANDONED`.
+- The attribute `transient` classifies an error of `perdure.errors`.
+- The HTTP status classifies any other error that has one.
+- Python's connection and timeout errors are `TRANSIENT`.
 """
 
 from __future__ import annotations
@@ -22,20 +26,20 @@ _TRANSIENT_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARL
 
 
 class Verdict(Enum):
-    """The meaning of an error for a retry and for a breaker."""
+    """What an error means for retries and for the breaker."""
 
     TRANSIENT = auto()
-    """Transient: the next attempt may succeed."""
+    """The next attempt may succeed."""
     PERMANENT = auto()
-    """A failure that is not known to be transient."""
+    """The error cannot be classified. It is not retried, and the breaker counts it."""
     REFUSED = auto()
-    """The request is invalid: it is not repeated, and the callee is healthy."""
+    """The callee refused the request. The error is not retried, and the breaker does not count it."""
     ABANDONED = auto()
-    """The caller cancelled the call, which says nothing about the callee."""
+    """The call was cancelled. The error is not retried, and the breaker does not count it."""
 
 
 def verdict(error: BaseException) -> Verdict:
-    """The verdict on `error`, or on the first of its causes that can be classified; `PERMANENT` if none can."""
+    """The verdict on the first error in the chain of `error` that can be classified; `PERMANENT` if none can."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
             return Verdict.ABANDONED
@@ -66,7 +70,7 @@ def _is_transient(error: BaseException) -> bool | None:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """`error` and its causes, each once, even if the chain is a cycle.
 
-    Ignores `__context__`, because an error that is raised while another is handled need not be caused by it.
+    Ignores `__context__`: the error that was being handled is not always the cause of the new error.
     """
     seen: set[int] = set()
     at: BaseException | None = error

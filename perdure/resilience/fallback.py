@@ -1,6 +1,6 @@
-"""Fallbacks: another reply for a call that failed after all retries.
+"""Fallbacks: if a call fails after all retries, a strategy supplies the reply.
 
-If the fallback fails as well, the original error is raised.
+If the strategy has no reply or fails, the call's error is raised.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 
 
 class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
-    """Finds another reply to a request."""
+    """Supplies a reply to a request whose call failed."""
 
     def execute(self, asked: Asked_contra, error: Exception) -> Reply_co | None:
-        """Another reply to the request `asked`, which failed with `error`; `None` if the strategy has no reply.
+        """The reply to the request `asked`, whose call failed with `error`; `None` if the strategy has no reply.
 
         Raises:
-            Exception: treated as `None`, except a cancellation, which propagates.
+            Exception: the strategy failed. Unless the error is a cancellation, `with_fallback` treats it like `None`.
         """
         ...
 
@@ -35,7 +35,7 @@ class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
 def with_fallback(
     what: str, work: Callable[[], Reply], strategy: FallbackStrategy[Asked, Reply], asked: Asked
 ) -> Reply:
-    """The result of `work`, or the reply of `strategy` after any failure except a cancellation.
+    """Return the result of `work`, or the reply of `strategy` if `work` fails for any reason except a cancellation.
 
     Raises:
         Exception: the error of `work`, if the strategy has no reply or fails.

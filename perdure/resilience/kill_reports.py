@@ -1,7 +1,7 @@
-"""Recent kills of workers by their watchdogs, for the operator. Redis stores them; PostgreSQL has no copy.
+"""Reports of workers that their watchdogs killed recently, for the operator. The reports are stored in Redis only.
 
-The kills are a sorted set, ordered by the time of the kill on Redis's clock. `perdure.workers.watchdog.kill_report`
-writes the set, and `/readyz` reads the set.
+The reports are a sorted set, ordered by the time of the report on Redis's clock. The program
+`perdure.workers.watchdog.kill_report` writes the set, and `/readyz` reads it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from perdure.redis import connect
 log = logging.getLogger(__name__)
 
 LATELY_S = 3_600
-"""Seconds for which a kill is kept."""
+"""Seconds for which a report is kept."""
 
 _MOST = 100
 
 _WITHDRAW_S = 30.0
-"""Seconds within which a report can be withdrawn. An earlier report with the same worker name and process id belongs to
+"""Seconds within which a report can be withdrawn. An older report with the same worker name and process id is about
 another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill: the worker's name and process id, the seconds without progress, and the time (Unix seconds)."""
+    """A worker that was killed after `silent_s` seconds without a heartbeat. `killed_at` is a Unix time in seconds."""
 
     worker: str
     pid: int
@@ -39,14 +39,14 @@ class Kill:
 
 
 class Kills:
-    """The kills of an installation, in the Redis at `url`, under a key that begins with `prefix`. Thread-safe."""
+    """The reports of an installation, in the Redis at `url`, under a key that begins with `prefix`. Thread-safe."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._client: Any = connect(url)
         self._key = f"{prefix}killed-workers"
 
     def add(self, worker: str, pid: int, silent_s: float) -> None:
-        """Record a kill at the current time.
+        """Report a kill at the current time.
 
         Raises:
             redis.RedisError: Redis is unavailable.
@@ -61,7 +61,7 @@ class Kills:
             pipe.execute()
 
     def withdraw(self, worker: str, pid: int, silent_s: float) -> None:
-        """Remove a kill recorded in the last `_WITHDRAW_S` seconds, because the worker recovered.
+        """Remove a report of the last `_WITHDRAW_S` seconds. The watchdog calls this if the worker recovered.
 
         Raises:
             redis.RedisError: Redis is unavailable.
@@ -90,7 +90,7 @@ class Kills:
 
 
 def _kill(entry: bytes) -> Kill | None:
-    """An entry of the set; `None` if this release cannot read it."""
+    """Parse an entry of the set; `None` if this release cannot read the entry."""
     try:
         record = json.loads(entry)
         return Kill(str(record["worker"]), int(record["pid"]), float(record["silent_s"]), float(record["killed_at"]))

@@ -1,10 +1,10 @@
-"""The fleet's circuits in Redis. Each transition is one Lua script, which uses Redis's clock.
+"""The circuits in Redis, which all processes of the fleet share. Each transition is one Lua script.
 
-The scripts implement the machine of `circuit.py` in Lua. Change both together; a property test compares them. A circuit
-is a hash. Its probes are a sorted set, ordered by the ends of their leases. The hash and the set expire after a week
-without a call. All keys share one hash slot.
+The scripts implement the state machine of `circuit.py`, on Redis's clock. Change the scripts and `circuit.py` together;
+a property test compares them. A circuit is a hash. Its probes are a sorted set, ordered by the ends of their leases.
+The hash and the set expire after a week without a call. All keys share one hash slot of Redis Cluster.
 
-Every wait is bounded. If Redis does not respond, the call that detects this is delayed by half a second.
+If Redis does not respond, the call that detects the failure is delayed by half a second at most.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from perdure.settings import REDIS_PREFIX
 from perdure.text.untrusted import first_line
 
 _TIMEOUT_S = 0.25
-"""Timeout for connecting, and for an answer: together half a second."""
+"""Seconds to wait for a connection, and seconds to wait for a response: together half a second."""
 
-_CONNECTIONS = 10_000  # one per thread at most, for the duration of one script
+_CONNECTIONS = 10_000  # a thread uses one connection, for the duration of one script
 
 _NAMES = "{breakers}"
-"""The key of the set of names, without the prefix; each circuit's keys begin with it. The braces are a hash tag."""
+"""The key of the set of circuit names, without the prefix. The keys of each circuit begin with this key.
+
+The braces are a hash tag of Redis Cluster.
+"""
 
 _FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
 
-# All scripts: KEYS are the circuit, its probes, and the set of names. ARGV are the name, milliseconds to add to Redis's
-# time (0 outside tests), the policy's three numbers, and two arguments of the script. They return the time, the states
-# before and after, the consecutive failures, the time from which a call is admitted at the latest, and, if this call is
-# admitted, the epoch.
+# KEYS of all scripts: the circuit, its probes, and the set of circuit names.
+# ARGV[1] to ARGV[5] of all scripts: the circuit's name, the milliseconds to add to Redis's time (0 outside tests), and
+# the policy's threshold, cooldown and number of probes.
+# All scripts return one string with these values, separated by commas: the time, the state before, the state after, the
+# number of consecutive failures, the time by which a call is admitted again, and the epoch if this call is admitted.
 _BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
@@ -78,7 +82,7 @@ local function answer(epoch)
 end
 """
 
-# ARGV: the call's id, its lease in milliseconds.
+# ARGV[6] and ARGV[7]: the call's id, and its lease in milliseconds.
 _ADMIT = f"""{_BEGIN}
 if circuit.state == 'open' then
     local opened_at = tonumber(circuit.opened_at)
@@ -98,7 +102,7 @@ if not known or circuit.state ~= before then save() end
 return answer(admitted and circuit.epoch)
 """
 
-# ARGV: the call's id, its epoch.
+# ARGV[6] and ARGV[7]: the call's id, and the epoch in which the call was admitted.
 _SUCCEEDED = f"""{_BEGIN}
 circuit.successes = circuit.successes + 1
 if circuit.epoch == tonumber(ARGV[7]) then
@@ -109,7 +113,7 @@ save()
 return answer()
 """
 
-# ARGV: the call's id, its epoch.
+# ARGV[6] and ARGV[7]: the call's id, and the epoch in which the call was admitted.
 _FAILED = f"""{_BEGIN}
 circuit.last_failure = now
 if circuit.epoch == tonumber(ARGV[7]) then
@@ -120,7 +124,7 @@ save()
 return answer()
 """
 
-# ARGV: the call's id, its epoch.
+# ARGV[6] and ARGV[7]: the call's id, and the epoch in which the call was admitted.
 _RELEASED = f"""{_BEGIN}
 if circuit.epoch == tonumber(ARGV[7]) then redis.call('ZREM', KEYS[2], ARGV[6]) end
 return answer()
@@ -183,7 +187,7 @@ class FleetCircuits:
             )
 
     def free(self, name: str, call_id: str) -> None:
-        """Free the slot of a probe, after the answer to its admission or its outcome may have been lost.
+        """Free the slot of a probe. Called if Redis did not answer when the probe was admitted or when it ended.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -249,7 +253,7 @@ def _moment(text: str) -> int | None:
 
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Raise Redis's errors as `Unavailable`, even if the cause is a key of the wrong type or with malformed content."""
+    """Raise errors of Redis, and errors caused by malformed data in Redis, as `Unavailable`."""
     try:
         yield
     except (redis.RedisError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
-While Redis is reachable, each name has one circuit for the whole fleet. Otherwise each process has a circuit per name.
-A breaker refuses a call only because of its circuit's state, never because Redis fails.
+While Redis is reachable, all processes of the fleet share one circuit per name. Otherwise each process has its own
+circuits. A breaker refuses a call only because of its circuit's state, never because Redis fails.
 
-`Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry. A process's registry is a
+`Breaker` and `BreakerRegistry` are protocols, so a program may pass its own registry. Servers and workers use a
 `Switchboard`, which `resolve.py` creates.
 """
 
@@ -38,7 +38,7 @@ class Breaker(Protocol):
     """Admits or refuses calls to one callee."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """Run `work` if the breaker admits it. After `lease_s` seconds the breaker may treat the call as ended.
+        """Run `work` if the breaker admits the call. After `lease_s` seconds, the breaker may treat the call as ended.
 
         Raises:
             CircuitBreakerOpen: the breaker refuses the call.
@@ -59,7 +59,7 @@ class Switchboard(BreakerRegistry, Protocol):
     """A registry whose breakers operators can list and close."""
 
     def list(self) -> list[Metrics]:
-        """All breakers, by name.
+        """All breakers, sorted by name.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -76,17 +76,17 @@ class Switchboard(BreakerRegistry, Protocol):
         ...
 
     def close(self) -> None:
-        """Close connections when the process ends."""
+        """Close the connections to the store. Called when the process ends."""
         ...
 
 
 Listener = Callable[[Transition], None]
-"""Called for each change of a breaker's state that this process caused, in the thread that caused it."""
+"""Called for each change of a breaker's state that this process caused, in the thread that caused the change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A breaker as operators see it. Times are in milliseconds since 1970.
+    """The state of a breaker, for operators. Times are in milliseconds since 1970.
 
     `failure_count` counts consecutive failures. `success_count` counts all successes.
     """
@@ -99,7 +99,7 @@ class Metrics:
     opened_at: int | None
 
     def record(self) -> dict[str, Any]:
-        """The breaker as an object of `GET /v1/breakers`."""
+        """The JSON object for this breaker in the response of `GET /v1/breakers`."""
         return {
             "name": self.name,
             "state": self.state.value,
@@ -113,8 +113,8 @@ class Metrics:
 class Breakers:
     """perdure's own breakers; see `Switchboard`. Thread-safe.
 
-    `redis_url` is in kombu's or redis-py's form; without it, the circuits belong to this process. `listen` is called
-    for each change of a breaker's state that this process caused.
+    `redis_url` is in kombu's or redis-py's form. If it is `None`, the circuits belong to this process. `listen` is
+    called for each change of a breaker's state that this process caused.
     """
 
     def __init__(
@@ -137,9 +137,10 @@ class Breakers:
         return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
-        """The breakers that were used in the last week, sorted by name.
+        """The breakers, sorted by name.
 
-        These are the fleet's breakers, or this process's breakers if Redis is not configured.
+        If Redis is configured, these are the fleet's breakers that were used in the last week. Otherwise they are this
+        process's breakers.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -164,7 +165,7 @@ class Breakers:
 
 
 class CircuitBreaker:
-    """A breaker over a registry's circuits; see `Breaker`."""
+    """The breaker called `name`, whose state is in `circuits`; see `Breaker`."""
 
     def __init__(self, name: str, circuits: SharedCircuits, clock: Clock) -> None:
         self._name = name
@@ -172,7 +173,7 @@ class CircuitBreaker:
         self._clock = clock
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """Run `work` if the circuit admits it, and record its outcome; see `Breaker.execute`."""
+        """Run `work` if the circuit admits the call, and record the call's outcome; see `Breaker.execute`."""
         decision = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
         admission = decision.answer.admission
         if admission is None:
@@ -187,7 +188,7 @@ class CircuitBreaker:
             self._circuits.settle(self._name, admission, outcome, fleet=decision.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
-        """The error for a refused call. Its `until` uses this process's clock, which may differ from Redis's."""
+        """The error for a refused call. `until` is a time of this process's clock, not of Redis's clock."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)
         return CircuitBreakerOpen(until=until, retry_after_s=left_s)

@@ -1,8 +1,9 @@
-"""Creates the breakers that `PERDURE_BREAKER__REGISTRY` names.
+"""Creates the registry of circuit breakers that `PERDURE_BREAKER__REGISTRY` selects.
 
-Other packages add registries through entry points of the group `perdure.breakers`. The entry point's name is the
-setting's value. The entry point's object is called with the settings, the clock and a callback. The registry calls the
-callback for each change of a breaker's state: when a model's breaker closes, parked turns resume.
+Other packages add registries through entry points of the group `perdure.breakers`. The setting's value is the name of
+such an entry point, or `fleet` for perdure's own registry. An entry point's object is a callable that takes the
+settings, the clock and a callback, and returns the registry. The registry must call the callback for each change of a
+breaker's state, because parked turns resume when a model's breaker closes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _VARIABLE = "PERDURE_BREAKER__REGISTRY"
 
 
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
-    """Create the breakers that the settings name.
+    """Create the registry of circuit breakers that the settings select.
 
-    If breakers are disabled, returns perdure's own breakers, which then admit every call.
+    If the settings disable breakers, returns perdure's own registry, whose breakers then admit every call.
 
     Raises:
-        SettingsError: no registry has that name, or it cannot be loaded.
+        SettingsError: no registry has the configured name, or the registry cannot be loaded.
     """
     name = settings.breaker.registry
     found = entry_points(group=ENTRY_POINT_GROUP)

@@ -1,6 +1,6 @@
-"""Retries of transient failures, with exponential backoff, within the call's time limit.
+"""Retries calls that fail transiently, with exponential backoff, within the call's time limit.
 
-The breaker wraps the retries, so it counts all attempts of a call as one call.
+A circuit breaker wraps the retries, so the breaker counts all attempts of a call as one call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MAX_EXPONENT = 64  # `cap_s` is reached earlier, and a larger power overflows a float
+_MAX_EXPONENT = 64  # a power with a much larger exponent could overflow a float
 
 
 class Window(Protocol):
@@ -43,7 +43,8 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
         draw: Returns a number in [0, 1) for the jitter.
 
     Raises:
-        Exception: the error of the last attempt. If the next pause would exceed the call's time, no attempt follows.
+        Exception: the error of the last attempt. No further attempt is made if the pause before that attempt would
+            exceed the call's remaining time.
     """
     tried = 1
     while True:
@@ -62,14 +63,14 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
 
 
 def pause_before_next(error: BaseException, policy: RetrySettings, tried: int, drawn: float) -> float:
-    """Seconds to wait after `tried` attempts: the backoff, or the pause that the error requests if that is longer."""
+    """Seconds to wait after `tried` attempts: the backoff or the pause that `error` requests, whichever is longer."""
     return max(backoff_s(policy, tried, drawn), requested_pause_s(error) or 0.0)
 
 
 def backoff_s(policy: RetrySettings, tried: int, drawn: float) -> float:
-    """The backoff in seconds after `tried` attempts. It grows exponentially up to a cap.
+    """The backoff in seconds after `tried` attempts.
 
-    `drawn`, a number in [0, 1), determines the jitter.
+    The backoff grows exponentially up to `policy.cap_s`. `drawn`, a number in [0, 1), determines the jitter.
     """
     grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MAX_EXPONENT), policy.cap_s)
     return min(grown * (1 + policy.jitter * (2 * drawn - 1)), policy.cap_s)

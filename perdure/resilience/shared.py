@@ -1,7 +1,8 @@
-"""The circuits that a process uses: the fleet's while Redis is reachable, otherwise the process's own circuits.
+"""The circuits (states of circuit breakers) that a process uses: those in Redis, or its own while Redis is unavailable.
 
-While Redis is unavailable, one call per second tries Redis again, which delays that call by at most half a second. Once
-Redis answers, the fleet's state applies again.
+The fleet is all processes that share a Redis; the fleet's circuits are the circuits in Redis. While Redis is
+unavailable, one call per second tries to reach Redis again. The attempt delays that call by at most half a second. Once
+Redis answers, the process uses the fleet's circuits again.
 """
 
 from __future__ import annotations
@@ -21,15 +22,21 @@ from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds for which Redis is not called after it did not answer."""
+"""Seconds to wait before the next call to Redis after Redis did not answer."""
 
 _MAX_UNRELEASED = 100
-"""Maximum probe slots to free once Redis is available again; others are freed when their leases expire."""
+"""The maximum number of probe slots that a process remembers, to free them once Redis is available again.
+
+A slot that is not remembered becomes free when its lease expires.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of a breaker's state that this process caused. If `fleet` is true, the change applies to all workers."""
+    """A change of a breaker's state that this process caused.
+
+    The change applies to the whole fleet if `fleet` is true, otherwise to this process only.
+    """
 
     name: str
     before: State
@@ -40,7 +47,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer of `admit`. `fleet` is true if Redis gave the answer.
+    """The answer of `SharedCircuits.admit`. `fleet` is true if Redis gave the answer.
 
     Pass `fleet` to `settle`, so that the call's outcome reaches the store that admitted the call.
     """
@@ -50,7 +57,7 @@ class Decision:
 
 
 class SharedCircuits:
-    """The circuits that a process uses. `listen` is called for each change of state, in the caller's thread."""
+    """The circuits that a process uses. Calls `listen` in the caller's thread for each change of a circuit's state."""
 
     def __init__(
         self,
@@ -70,7 +77,7 @@ class SharedCircuits:
 
     @property
     def store(self) -> CircuitStore:
-        """The store that operators read: the fleet's if Redis is configured, else this process's own."""
+        """The store that operators read and reset: the fleet's if Redis is configured, otherwise this process's own."""
         return self._fleet or self._own
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Decision:
@@ -85,8 +92,8 @@ class SharedCircuits:
     def settle(self, name: str, admission: Admission, outcome: CallOutcome, *, fleet: bool) -> None:
         """Report a call's outcome to the store that admitted it. Never fails.
 
-        If Redis admitted the call and is unavailable now, the outcome is lost. A probe's slot is freed once Redis
-        answers.
+        If Redis admitted the call and is unavailable now, the outcome is lost. If the call was a probe, its slot is
+        freed once Redis answers.
         """
         if fleet:
             if self._call_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
@@ -95,7 +102,7 @@ class SharedCircuits:
             self._report(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
-        """Close the circuit `name` of the fleet and of this process; returns whether it exists.
+        """Close the circuit `name` of the fleet and of this process; returns whether the circuit exists.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -116,7 +123,7 @@ class SharedCircuits:
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
         """Ask the fleet's store to admit a call.
 
-        If the answer is lost, Redis may have granted a probe's slot. This slot is freed later.
+        If the answer is lost, Redis may have granted the call a probe's slot. This slot is freed once Redis answers.
         """
         try:
             return fleet.admit(name, call_id, lease_ms)
@@ -125,7 +132,10 @@ class SharedCircuits:
             raise
 
     def _call_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
-        """The fleet's answer; `None` if Redis is not configured, fails, or is not called because it just failed."""
+        """Call `ask` with the fleet's store and return the answer.
+
+        Returns `None` if Redis is not configured, does not answer, or is not called because it failed recently.
+        """
         if self._fleet is None or not self._may_call():
             return None
         try:
@@ -138,7 +148,7 @@ class SharedCircuits:
         self._report(name, answer, fleet=True)
         try:
             self._free_slots(self._fleet)
-        except Unavailable as error:  # the answer is valid: an admitted call holds its slot
+        except Unavailable as error:  # the answer stays valid: an admitted call holds its slot
             self._mark_unavailable(error)
         return answer
 
@@ -146,12 +156,12 @@ class SharedCircuits:
         while self._unreleased:
             try:
                 name, call_id = self._unreleased.popleft()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread took the last entry
                 return
-            fleet.free(name, call_id)  # if that fails, the lease frees the slot
+            fleet.free(name, call_id)  # if this call fails, the slot becomes free when its lease expires
 
     def _may_call(self) -> bool:
-        """Whether to call Redis. While Redis is unavailable, this is true for one caller per `PAUSE_S`."""
+        """Whether to call Redis. While Redis is unavailable, returns True to one caller per `PAUSE_S` seconds."""
         if not self._is_unavailable:
             return True
         with self._lock:

@@ -1,6 +1,6 @@
-"""The protocol of stores for circuits, and a store in the memory of one process.
+"""The protocol of stores for circuits (the states of circuit breakers), and a store in one process's memory.
 
-Each transition is atomic. `redis_circuits.py` stores circuits in Redis, for all workers.
+Each change of a circuit's state is atomic. `redis_circuits.py` stores circuits in Redis, for all workers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, 
 class Answer:
     """The answer of a store. Times are in milliseconds of the store's own clock.
 
-    `until` is the latest time, if known, at which a circuit that refuses calls admits a call again. `admission` is set
-    if the call was admitted.
+    `before` and `after` are the circuit's states before and after the request. A circuit that refuses calls admits a
+    call again at `until` or earlier. `until` is `None` if the circuit refuses no calls. `admission` is set if the call
+    was admitted.
     """
 
     now: int
@@ -31,7 +32,7 @@ class Answer:
 
 
 class CircuitStore(Protocol):
-    """Circuits by name. A circuit with an unknown name is closed."""
+    """A store of circuits by name. A name without a stored circuit counts as a closed circuit."""
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
         """Admit or refuse a call.
@@ -46,16 +47,16 @@ class CircuitStore(Protocol):
         ...
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; `None` if it does not exist. Raises as `admit` does."""
+        """Close a circuit; returns `None` if the circuit does not exist. Raises as `admit` does."""
         ...
 
     def read(self) -> dict[str, Circuit]:
-        """All circuits. Raises as `admit` does."""
+        """All circuits by name. Raises as `admit` does."""
         ...
 
 
 class OwnCircuits:
-    """The circuits of this process."""
+    """A store of circuits in this process's memory."""
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy = policy
@@ -91,9 +92,9 @@ class OwnCircuits:
             return dict(self._circuits)
 
     def follow(self, name: str, answer: Answer) -> None:
-        """Copy the state of the fleet's circuit, for use when Redis cannot be reached.
+        """Copy the fleet's state of the circuit `name` from `answer`, for use while Redis is unavailable.
 
-        A half-open circuit is copied as open, because its probes belong to the fleet.
+        Copies a half-open circuit as open, because only the fleet's store records the circuit's probes.
         """
         with self._lock:
             now = self._now()

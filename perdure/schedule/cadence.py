@@ -1,9 +1,9 @@
-"""Computes the slots of an entry, in UTC or in a zone's local time. Pure.
+"""Computes the slots of an entry, in UTC or in a zone's local time, without side effects.
 
 A slot is an instant at which the entry's task is due. `Every` counts minutes since the epoch, independent of a zone.
-`AtTimes` has local times of day. If the clocks go forward and skip such a time, the slot is the first instant after the
-gap. If a time occurs twice, the slot is the first occurrence. Times that map to the same instant are one slot. For
-every cadence `previous(t) <= t < next(t)`, and no slot lies between the two.
+`AtTimes` has local times of day. If the clocks skip a local time, its slot is the first instant after the gap. If a
+local time occurs twice, its slot is the first occurrence. Local times that map to the same instant are one slot. For
+every cadence, `previous(t) <= t < next(t)`, and no slot lies between `previous(t)` and `next(t)`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
 
-# The most days from any instant to the nearest slot on either side: a week, a day for a date that a zone skipped, and
-# one for the difference between local dates and UTC dates.
+# The maximum number of days between an instant and its previous or next slot: seven for a week, one for a date that a
+# zone skipped, and one for the difference between local dates and UTC dates.
 _DAYS_TO_A_SLOT = 9
 
 
 class Cadence(Protocol):
-    """An infinite, strictly ascending sequence of slots. Instants are aware, in UTC."""
+    """An infinite, strictly ascending sequence of slots. Every `datetime` is timezone-aware and in UTC."""
 
     def previous(self, at: datetime) -> datetime:
         """The newest slot at or before `at`."""
@@ -38,7 +38,7 @@ class Cadence(Protocol):
         ...
 
     def describe(self) -> str:
-        """The cadence in words, for people."""
+        """A description of the cadence for people."""
         ...
 
 
@@ -61,7 +61,7 @@ class Every:
         return self.previous(at) + self._step
 
     def describe(self) -> str:
-        """The cadence in words, for people."""
+        """A description of the cadence for people."""
         return "each minute" if self.minutes == 1 else f"every {self.minutes} minutes"
 
     @property
@@ -92,13 +92,13 @@ class AtTimes:
         return next(slot for slot in self._slots(at) if slot > at)
 
     def describe(self) -> str:
-        """The cadence in words, for people."""
+        """A description of the cadence for people."""
         *others, last = [f"{each:%H:%M}" for each in self.times]
         clock = f"{', '.join(others)} and {last}" if others else last
         return f"{'daily' if self.weekday is None else WEEKDAYS[self.weekday] + 's'} at {clock} {self.zone.key}"
 
     def _slots(self, at: datetime, *, backwards: bool = False) -> Iterator[datetime]:
-        """Slots in ascending order from a day before `at`, or in descending order from a day after `at`."""
+        """Slots in ascending order from a day before `at`, or, if `backwards`, in descending order from a day after."""
         sign = -1 if backwards else 1
         today = at.astimezone(self.zone).date()
         days = (today + _DAY * sign * days for days in range(-1, _DAYS_TO_A_SLOT))
@@ -111,22 +111,22 @@ class AtTimes:
 
 
 def times_every(hours: int) -> tuple[time, ...]:
-    """Times of day every `hours` hours from midnight; the last interval of the day may be shorter."""
+    """The times of day at intervals of `hours` hours from midnight; the last interval of a day may be shorter."""
     return tuple(time(hour) for hour in range(0, 24, hours))
 
 
 def instant(local: datetime, zone: ZoneInfo) -> datetime:
-    """The instant in UTC at which the zone's clocks show `local` (naive), to the second.
+    """The instant in UTC at which the clocks of `zone` show the naive time `local`.
 
-    If the clocks show `local` twice, returns the first instant, whatever the `fold` of `local`. If the clocks never
-    show `local`, returns the first instant after the gap.
+    If the clocks show `local` twice, returns the first instant and ignores the `fold` of `local`. If the clocks skip
+    `local`, returns the first instant after the gap, to the second.
     """
     local = local.replace(fold=0)
     found = local.replace(tzinfo=zone).astimezone(UTC)
     if _local(found, zone) == local:
         return found
-    # In a gap, fold=0 uses the offset before the gap and fold=1 the one after it, so the transition lies between the
-    # two instants. Bisect for the first one at which the local time is not below `local`.
+    # In a gap, fold=0 uses the UTC offset before the gap, and fold=1 uses the offset after the gap. The transition lies
+    # between the two resulting instants. Bisect for the first instant at which the local time is at least `local`.
     before, after = local.replace(tzinfo=zone, fold=1).astimezone(UTC), found
     while after - before > _SECOND:
         middle = before + (after - before) // _SECOND // 2 * _SECOND

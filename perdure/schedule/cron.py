@@ -1,7 +1,8 @@
-"""A cadence from a cron expression in a zone's local time, for users' schedules. Pure.
+"""Computes slots from a cron expression in a zone's local time, for users' schedules, without side effects.
 
-`cronsim` evaluates the expression on local times without a zone; `cadence.instant` maps them to instants. A local time
-in a gap means the first instant after the gap, and a time that occurs twice means the first occurrence.
+`cronsim` computes the expression's local times, without a zone. `cadence.instant` then maps each local time to an
+instant. A local time that the clocks skip becomes the first instant after the gap. A local time that occurs twice
+becomes its first occurrence.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from cronsim import CronSim, CronSimError
 from perdure.schedule.cadence import instant
 
 LONGEST = 100
-"""The most characters of an expression."""
+"""The maximum length of an expression, in characters."""
 
 _FIELDS = 5
 _TWICE = timedelta(hours=3)
-"""Longer than any clock change. The search for a slot begins this far away, since a local time may occur twice."""
+"""The distance from the given local time at which the search for a slot begins.
+
+The distance is longer than any clock change, so the search misses no slot if a local time occurs twice.
+"""
 
 ACCEPTED = "accepted: minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`"
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """The slots of a cron expression of five fields in `zone`."""
+    """The slots of a cron expression with five fields, in the local time of `zone`."""
 
     expression: str
     zone: ZoneInfo

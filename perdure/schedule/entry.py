@@ -1,4 +1,4 @@
-"""An entry of the schedule: a name, a cadence, and the task that does a slot's work."""
+"""An entry of the schedule: a name, a cadence, and the task to run at each of the cadence's slots."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from perdure.schedule.cadence import Cadence
 
 HEADER = "perdure_entry"
-"""The header of a task message that fires an entry; its value is the entry's name."""
+"""The header of each task message that fires an entry. The header's value is the entry's name."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A scheduled task. `name` is the key in the ledger, so a renamed entry counts as a new entry.
 
-    A slot's lease is renewed for at most `within_s` seconds. Work that takes longer counts as hung, and another worker
-    repeats it.
+    While the task runs, its worker renews the slot's lease for at most `within_s` seconds. A task that runs longer
+    counts as hung, and another worker runs it again.
     """
 
     name: str
@@ -29,5 +29,5 @@ class Entry:
 
 
 def options(entry: Entry) -> dict[str, Any]:
-    """The options of Celery's `apply_async` for a firing of `entry`."""
+    """The options for Celery's `apply_async` to publish the task message that fires `entry`."""
     return {"queue": entry.queue, "serializer": "json", "headers": {HEADER: entry.name}}

@@ -1,9 +1,9 @@
-"""Claims a slot, renews its lease while the work runs, and settles it. A settled slot does not run again.
+"""Claims a slot, renews the slot's lease while its work runs, and settles the slot when the work is done.
 
-The message that fires a slot does not name the slot: `claim` computes the newest slot from the database's clock. If
-several slots were missed, only the newest runs. If a message is late or duplicate, or is sent after the clock was set
-back, the newest slot is already settled, and nothing runs. A thread renews the lease during the work, for at most
-`Entry.within_s`.
+A settled slot never runs again. The message that fires a slot does not name the slot: `claim` computes the newest slot
+from the database's clock. If several slots were missed, only the newest runs. A message may be late or duplicate, or
+arrive after the clock was set back. If the newest slot is then already settled, nothing runs. A thread renews the lease
+during the work, for at most `Entry.within_s` seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_RETRY_S = 3_600.0
 
 KEPT_DAYS = 14
 KEPT_SLOTS = 100
-"""The ledger keeps an entry's slots for `KEPT_DAYS`, and at least the newest `KEPT_SLOTS`."""
+"""The ledger keeps an entry's slots for `KEPT_DAYS` days, and the newest `KEPT_SLOTS` slots regardless of age."""
 
 _LONGEST_ERROR = 1_000
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ClaimedSlot:
-    """A slot that this process has claimed under `token`. `attempts` counts the attempts, including this one."""
+    """A slot that this process has claimed under `token`. `attempts` counts the slot's attempts, including this one."""
 
     entry: str
     slot: datetime
@@ -49,7 +49,7 @@ class ClaimedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Result]):
-    """This process did the slot's work, with this result."""
+    """This process did the work of `slot`; `result` is the work's return value."""
 
     slot: datetime
     result: Result
@@ -57,17 +57,20 @@ class Done(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The entry's newest slot is done or waits for its next attempt, or another worker has claimed the entry."""
+    """This process did no work: the entry's newest slot is not due, or another worker has claimed the entry.
+
+    A slot is not due if it is done, waits for its next attempt, or precedes the entry's registration.
+    """
 
 
 def run_slot(
     database: Database, clock: Clock, limits: TurnSettings, entry: Entry, work: Callable[[], Result]
 ) -> Done[Result] | NotDue:
-    """Do the work of the entry's newest slot, if it is due.
+    """Do the work of the entry's newest slot, if the slot is due.
 
     Raises:
-        Unavailable: the database cannot be reached; a claimed slot is free when its lease expires.
-        Exception: raised by the work; the slot is due again after a delay.
+        Unavailable: the database cannot be reached; a claimed slot becomes free when its lease expires.
+        Exception: the work failed; the slot is due again after a delay.
     """
     claimed = claim(database, entry, limits.lease_s)
     if claimed is None:
@@ -83,7 +86,7 @@ def run_slot(
 
 
 def register(database: Database, entries: list[Entry], lease_s: float) -> datetime:
-    """Store the entries that are new, and return the database's time.
+    """Store the entries that the ledger does not have yet, and return the database's time.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -95,7 +98,7 @@ def register(database: Database, entries: list[Entry], lease_s: float) -> dateti
 
 
 def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | None:
-    """Claim the entry's newest slot for `lease_s` seconds; None if it is not due.
+    """Claim the entry's newest slot for `lease_s` seconds; None if the slot is not due or has been claimed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -107,7 +110,7 @@ def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | Non
 
 
 def renew(database: Database, claimed: ClaimedSlot, lease_s: float) -> bool:
-    """Renew the lease for `lease_s` seconds; False if another worker has claimed the entry.
+    """Renew the lease for `lease_s` seconds; returns False if another worker has claimed the entry.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -116,7 +119,7 @@ def renew(database: Database, claimed: ClaimedSlot, lease_s: float) -> bool:
 
 
 def settle(database: Database, claimed: ClaimedSlot) -> bool:
-    """Mark the slot done; False if another worker has claimed it.
+    """Mark the slot done; returns False if another worker has claimed the entry.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -133,7 +136,7 @@ def settle(database: Database, claimed: ClaimedSlot) -> bool:
 
 
 def fail(database: Database, claimed: ClaimedSlot, error: Exception) -> None:
-    """Release the slot after its work failed, for another attempt after a delay.
+    """Release a slot whose work failed. The slot is due again after a delay.
 
     Raises:
         Unavailable: the database cannot be reached.

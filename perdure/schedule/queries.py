@@ -1,6 +1,6 @@
-"""The statements of schedules, in the order in which a slot passes through them.
+"""The SQL statements for the schedule's entries and slots, in the order in which a slot passes through them.
 
-`schedule_entries` has one row for each entry. The row holds the time at which the entry was first seen, and the lease
+`schedule_entries` has one row for each entry. The row holds the time at which the entry was registered, and the lease
 on the slot that a worker has claimed. Since an entry has only one lease, two slots of an entry never run concurrently.
 `schedule_slots` has the outcome of each slot. A statement that locks rows of both tables locks the entry before the
 slot.
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# Inserts new entries, and returns the time. Also limits times that are too far in the future because the clock was set
-# back: an entry's `since`, a lease (its holder, if alive, renews it before it expires), a retry.
+# Inserts new entries, and returns the database's time. After the clock was set back, stored times may be too far in the
+# future. Therefore the statement also limits an entry's `since`, its lease and the retry times of its slots. A live
+# holder renews a shortened lease before the lease expires.
 REGISTER = Statement(
     "slots.register",
     """
@@ -37,9 +38,9 @@ REGISTER = Statement(
     """,
 )
 
-# Claims a new slot, one whose lease expired, or one that failed and is due again. One caller gets a row: the statement
-# locks the entry's row first and reads its latest version, and ON CONFLICT reads the slot's latest version, not the
-# statement's snapshot.
+# Claims a slot that is new, whose lease expired, or that failed and is due again. Of concurrent callers, only one gets
+# a row. The statement first locks the entry's row and reads the latest version of this row. ON CONFLICT then reads the
+# latest version of the slot's row, not the version in the statement's snapshot.
 CLAIM = Statement(
     "slots.claim",
     """
@@ -66,7 +67,7 @@ CLAIM = Statement(
     """,
 )
 
-# An expired lease that no worker has claimed still belongs to its holder: only the token decides.
+# Checks only the token: a worker may renew an expired lease, unless another worker has claimed the entry since.
 RENEW = Statement(
     "slots.renew",
     """
@@ -76,7 +77,7 @@ RENEW = Statement(
     """,
 )
 
-# Marks a slot done. Also deletes the entry's old slots, except its newest ones.
+# Marks a slot done. Also deletes the entry's slots older than `kept_days` days, except the newest `kept_slots` slots.
 SETTLE = Statement(
     "slots.settle",
     """
@@ -98,8 +99,8 @@ SETTLE = Statement(
     """,
 )
 
-# Records a failure: the slot is due again after a delay that doubles with each attempt, unless the next slot is due
-# first.
+# Records a failure. The slot is due again after a delay, which doubles with each attempt. If the entry's next slot
+# becomes due during the delay, the failed slot is not attempted again.
 FAIL = Statement(
     "slots.fail",
     """
@@ -119,8 +120,9 @@ FAIL = Statement(
 
 # --- sweep -------------------------------------------------------------------------------
 
-# Returns a row to the one worker that sweeps this round. A due time more than a round ahead was set before the clock
-# was set back; a difference of up to a second is the normal effect of concurrent rounds.
+# Returns a row to only one worker, which then executes the round. A due time that is more than one interval ahead was
+# written before the clock was set back, and counts as reached. A difference of up to a second is ignored, because
+# concurrent rounds normally cause it.
 TAKE_ROUND = Statement(
     "slots.take_round",
     """
@@ -132,8 +134,8 @@ TAKE_ROUND = Statement(
     """,
 )
 
-# The entries whose newest slot is due and not claimed. A slot that was fired and not claimed is fired again after a
-# delay that doubles, so that a queue without workers fills slowly.
+# The entries whose newest slot is due and not claimed. A slot that was fired but not claimed is fired again after a
+# delay. The delay doubles each time, so that a queue without workers fills slowly.
 DUE = Statement(
     "slots.due",
     """
@@ -164,7 +166,8 @@ FIRED = Statement(
 
 # --- reading -----------------------------------------------------------------------------
 
-# The status of each entry: when it was first seen, its newest slot in the ledger, and the newest one that is done.
+# The status of each entry: when the entry was registered, its newest slot in the ledger, and its newest slot that is
+# done.
 STANDING = Statement(
     "slots.standing",
     """

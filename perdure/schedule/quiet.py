@@ -1,4 +1,4 @@
-"""Quiet hours: local times of day at which users' schedules do not fire. Pure."""
+"""Quiet hours: the part of each day, in local time, in which users' schedules do not fire."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """The hours from `begin` until `end`, which may be on the next day."""
+    """The local times from `begin` until `end`. If `end` is before `begin`, `end` is on the next day."""
 
     begin: time
     end: time
 
     @classmethod
     def of(cls, settings: ScheduleSettings) -> QuietHours | None:
-        """The installation's quiet hours, `None` if it has none."""
+        """The quiet hours of `settings`; `None` if no quiet hours are set."""
         return None if settings.quiet_times is None else cls(*settings.quiet_times)
 
     def over(self, at: datetime, zone: ZoneInfo) -> datetime:
@@ -33,6 +33,6 @@ class QuietHours:
             return at
         day = local.date() + (_DAY if not within_a_day and now >= self.begin else timedelta())
         end = instant(datetime.combine(day, self.end), zone)
-        if end <= at:  # clocks were set back: `at` is in the second of two equal hours
+        if end <= at:  # the clocks were set back: `at` is in the second occurrence of an hour
             end = datetime.combine(day, self.end, tzinfo=zone).replace(fold=1).astimezone(UTC)
         return end

@@ -1,4 +1,4 @@
-"""The status of each entry, for `perdure schedules list`."""
+"""Reads the status of each entry of the schedule, for `perdure schedules list`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.schedule.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class EntryStatus:
-    """The status of an entry. Times are in UTC; a time is `None` if the ledger does not have it yet.
+    """The status of an entry. Times are in UTC; a time is `None` if the ledger does not contain it yet.
 
     `next_due` is in the past if the newest slot waits for a worker or for its next attempt. `running`: a worker has a
     lease on a slot. `error`: the error of the newest slot's last attempt.
@@ -36,7 +36,7 @@ class EntryStatus:
 
 
 def read_schedules(database: Database, entries: Iterable[Entry]) -> list[EntryStatus]:
-    """The status of each entry, in the order given.
+    """The status of each entry, in the order of `entries`.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,10 +1,10 @@
-"""The statements of users' schedules."""
+"""The SQL statements for users' schedules."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# Serialises the schedules of a user, so that the limit is exact.
+# Serialises the transactions that add schedules of one user, so that the limit of schedules per user is exact.
 QUEUE_UP = Statement(
     "reminders.queue_up",
     """
@@ -19,7 +19,7 @@ COUNT = Statement("reminders.count", "SELECT count(*) AS n FROM reminders WHERE 
 # Blocks the user's erasure until the commit. Returns no row if the user does not exist.
 LOCK_USER = Statement("reminders.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR KEY SHARE")
 
-# The channel, agent, receiver and conversation of the turn `turn_id`, which the new schedule copies.
+# The channel, agent, conversation and reply receiver of the turn `turn_id`. A new schedule copies these values.
 PLACE = Statement(
     "reminders.place",
     """
@@ -72,15 +72,16 @@ REMOVE = Statement(
 
 # --- firing ------------------------------------------------------------------------------
 
-# Whether a schedule is due, so that a round without one writes nothing.
+# Whether any schedule is due. If no schedule is due, the sweeper's round writes nothing.
 ANY_DUE = Statement(
     "reminders.any_due",
     "SELECT EXISTS (SELECT FROM reminders WHERE next_due <= perdure_now()) AS due",
     writes=False,
 )
 
-# Leases the due schedules: if the worker dies, another worker takes them once the lease has expired. A lease
-# longer than any pause was written while the server's clock was ahead.
+# Leases due schedules to the calling worker. If the worker dies, another worker takes the schedules after the lease
+# expires. A lease that is longer than any postponement was written while the server's clock was ahead, and counts as
+# expired.
 TAKE_DUE = Statement(
     "reminders.take_due",
     """
@@ -97,7 +98,8 @@ TAKE_DUE = Statement(
     """,
 )
 
-# `due`: the due time that was taken. A schedule that was paused or removed since then is not changed.
+# Sets a schedule's next due time. `due` is the due time for which the worker leased the schedule. If the schedule was
+# paused or removed since the lease began, nothing changes.
 ADVANCE = Statement(
     "reminders.advance",
     """
@@ -109,7 +111,8 @@ ADVANCE = Statement(
     """,
 )
 
-# Postpones a schedule that could not be fired. If its row is locked, it is taken again when its lease expires.
+# Postpones a schedule that could not be fired. If the schedule's row is locked, nothing changes, and a worker takes the
+# schedule again when its lease expires.
 POSTPONE = Statement(
     "reminders.postpone",
     """

@@ -1,8 +1,8 @@
-"""Users' schedules: a text that is sent as a message at a given time, or repeatedly.
+"""Users' schedules: each sends a text as a message from the user, once or repeatedly.
 
-`POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this; the sweeper of every
-worker fires due schedules (`turns.inbox.fire_schedules`). A schedule stores the channel, the conversation and the
-receiver of its replies.
+`POST /v1/schedules`, the tools of `perdure.tools.reminders` and `perdure schedules` call this module. The sweeper of
+every worker fires due schedules (`turns.inbox.fire_schedules`). A schedule stores the channel and the conversation of
+its messages, and the receiver of the replies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.settings import Settings
 MAX_LISTED = 1_000
 
 DUE_NOW = "[Due now, as the user scheduled it on {date}] "
-"""The prefix of a schedule's message, from which the model knows that the user wrote the text earlier."""
+"""The prefix of a schedule's message. It shows the model that the user wrote the text earlier."""
 
 _MARK_CHARS = len(DUE_NOW.format(date="2026-05-02"))
 _FURTHEST = timedelta(days=36_525)
@@ -38,7 +38,10 @@ _UNKNOWN = "There is no such schedule."
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a schedule fires: once, or by a cron expression. `next_due` is aware, in UTC."""
+    """When a schedule fires: at the slots of `cron`, or once if `cron` is `None`.
+
+    `next_due` is timezone-aware and in UTC.
+    """
 
     cron: str | None
     timezone: str
@@ -47,7 +50,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class NewReminder:
-    """A schedule to add. `user` is the user's key. `reply_to` is the receiver of the replies, as for a turn."""
+    """A schedule to add.
+
+    `user` is the user's key. `reply_to` is the receiver of the replies, in the form of a turn's `reply_to`.
+    """
 
     schedule_id: UUID
     user: str
@@ -60,10 +66,10 @@ class NewReminder:
 
 
 def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | None, timezone: str | None) -> Moment:
-    """Parse the time, or the cron expression, of a new schedule.
+    """Parse the time or the cron expression of a new schedule.
 
-    Give either `at` or `cron`. `at` is an ISO time. If `at` has no offset, it is in `timezone`, or in the
-    installation's zone if `timezone` is `None`.
+    Give either `at` or `cron`. `at` is an ISO 8601 time. A cron expression, or an `at` without an offset, is in the
+    zone `timezone`. The default of `timezone` is the installation's zone.
 
     Raises:
         InvalidRequest: an argument is invalid, or the time is in the past.
@@ -86,13 +92,14 @@ def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | 
 
 
 def add(database: Database, settings: Settings, new: NewReminder, *, of_known: bool = False) -> dict[str, Any]:
-    """Store a schedule and return it. If a schedule with this id exists, nothing changes.
+    """Store a schedule and return it.
 
-    With `of_known`, rejects a user who does not exist.
+    If a schedule with this id exists, changes nothing and returns the existing schedule. If `of_known` is true, the
+    user must exist.
 
     Raises:
         InvalidRequest: the text or the conversation is blank, the text is too long, or the user does not exist.
-        Conflict: the user has `PERDURE_SCHEDULE__USER_LIMIT` schedules.
+        Conflict: the user already has `PERDURE_SCHEDULE__USER_LIMIT` schedules.
         Unavailable: the database cannot be reached.
     """
     longest, limit = max(1, settings.guard.max_chars - _MARK_CHARS), settings.schedule.user_limit
@@ -130,7 +137,7 @@ def _parameters(new: NewReminder) -> dict[str, Any]:
 
 
 def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
-    """The schedules of one user, or of all users, ordered by the time at which each is due next.
+    """The schedules of one user or of all users, ordered by next due time.
 
     `user` is the user's key; `None` means all users.
     """
@@ -154,7 +161,7 @@ def owner(executor: Executor, schedule_id: UUID) -> str:
 
 
 def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
-    """Pause or resume a schedule; returns it. Slots during the pause are skipped.
+    """Pause or resume a schedule, and return it. Slots during the pause are skipped.
 
     Raises:
         NotFound: there is no such schedule.
@@ -180,7 +187,7 @@ def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUI
 
 
 def remove(executor: Executor, schedule_id: UUID, user: str) -> None:
-    """Remove a schedule of `user`, a user's key.
+    """Remove a schedule of the user with the key `user`.
 
     Raises:
         NotFound: the user has no such schedule.

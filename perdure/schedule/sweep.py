@@ -1,7 +1,7 @@
 """Fires due slots that no worker has claimed.
 
-Runs in every worker, in addition to the sweep of turns; one worker executes each round. Beat is optional. Without beat,
-a slot fires late by at most one interval of the sweep.
+Every worker runs this sweep in addition to the sweep of turns, but only one worker executes each round. Celery's beat
+is optional. Without beat, a slot fires at most one sweep interval late.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Fire = Callable[[Entry], bool]
 
 
 def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
-    """Execute one round; returns the entries fired, or None if another worker executes the round.
+    """Execute one round; returns the fired entries, or None if another worker executes the round.
 
-    Fires the newest slot of each entry, except in these cases: the slot is done, waits for its next attempt, or
-    precedes the entry's registration. The slot does not fire either while a worker has a lease on the entry. If no
-    worker claims a fired slot, the slot is fired again after delays that double.
+    Fires the newest slot of each entry. Does not fire a slot that is done, waits for its next attempt, or precedes the
+    entry's registration. Does not fire an entry on which a worker has a lease. If no worker claims a fired slot, a
+    later round fires the slot again, after a delay that doubles each time.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,7 +1,7 @@
-"""The schedules of the user of one tool call.
+"""Gives one tool call access to the schedules of the call's user.
 
-A `UserReminders` is bound to one call, so it reaches no other user's schedules. A new schedule has the id of the call's
-effect, so that a call that is repeated after a crash does not store a second schedule.
+Each `UserReminders` belongs to one call and its user, so the call cannot reach another user's schedules. The id of a
+new schedule is the id of the call's effect. A call that is repeated after a crash therefore stores no second schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class UserReminders:
-    """The schedules of the user of one tool call. `user` is the user's key."""
+    """The schedules that one tool call can reach: those of the call's user. `user` is the user's key."""
 
     database: Database
     clock: Clock
@@ -30,14 +30,14 @@ class UserReminders:
     effect_id: UUID
 
     def add(self, text: str, at: str | None, cron: str | None, timezone: str | None) -> dict[str, Any]:
-        """Add a schedule whose replies go to the receiver of this turn's reply; returns it.
+        """Add a schedule and return it. The schedule's replies go to the receiver of this turn's reply.
 
         Raises:
             InvalidRequest: the time is invalid or in the past, or the user was erased.
             Conflict: the user has too many schedules.
             Unavailable: the database cannot be reached.
         """
-        if stored := reminders.find(self.database, self.effect_id):  # this call stored it before a crash
+        if stored := reminders.find(self.database, self.effect_id):  # this call stored the schedule before a crash
             return stored
         rows = self.database.run(queries.PLACE, {"turn_id": self.turn_id, "user_id": self.user})
         if not rows:
@@ -57,7 +57,7 @@ class UserReminders:
         return reminders.add(self.database, self.settings, new, of_known=True)
 
     def list(self) -> list[dict[str, Any]]:
-        """The user's schedules, ordered by the time at which each is due next."""
+        """The user's schedules, ordered by next due time."""
         return reminders.list_reminders(self.database, self.user)
 
     def remove(self, schedule_id: UUID) -> None:

@@ -1,4 +1,4 @@
-"""Conversations: keys that callers choose for one user, each with a title and at most one live session.
+"""Conversations of a user: each has a key that the caller chooses, a title, and at most one live session.
 
 The table `conversations` stores the titles. The column `scope` of a session contains the key; see `routing`. All
 conversations of a user share the user's memory.
@@ -27,7 +27,8 @@ def list_conversations(
 ) -> list[dict[str, Any]]:
     """The conversations of the user with the key `user`, the most recently active first.
 
-    If `archived` is True, returns only archived conversations; if False, only the others; if `None`, all.
+    If `archived` is True, returns only archived conversations. If it is False, returns only conversations that are not
+    archived. If it is `None`, returns all conversations.
     """
     rows = executor.run(queries.CONVERSATIONS, {"user_id": user, "archived": archived, "limit": limit})
     return [_conversation(row) for row in rows]
@@ -48,10 +49,10 @@ def read_conversation(executor: Executor, user: str, conversation: str) -> dict[
 def change_conversation(
     database: Database, wake: Waker, user: str, conversation: str, *, title: str | None, archived: bool | None
 ) -> dict[str, Any]:
-    """Change the title of a conversation, archive it or restore it. Returns the conversation.
+    """Change the title of a conversation, archive it or restore it, and return the conversation.
 
     An argument of `None` changes nothing. Archiving requests the end of the live session. The next message to an
-    archived conversation restores it.
+    archived conversation restores the conversation.
 
     Raises:
         NotFound: the user has no such conversation.
@@ -62,7 +63,7 @@ def change_conversation(
     with database.transaction("conversations.change") as transaction:
         live = read_conversation(transaction, user, conversation)["session_id"]
         if archived and live is not None:
-            # Locks the session before the conversation, as accepting a message does.
+            # Locks the session before the conversation: the same order as when a message is accepted.
             requested = request_end(transaction, UUID(live), _ARCHIVED)
         transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
         found = read_conversation(transaction, user, conversation)

@@ -1,10 +1,11 @@
-"""Ends sessions that have a recorded request to end: summarises, cleans up and then ends each session.
+"""Ends sessions whose end was requested: summarises each, deletes its data outside PostgreSQL, and marks it ended.
 
     active ─▶ summarizing ─▶ ending ─▶ ended
 
-Each arrow is a commit under the session's fencing token. After a crash another process resumes at the last state, and a
-stale process writes nothing. The model is called between commits, never within a transaction. A session ends only when
-all of its turns are settled. Messages that arrive after the request go to the next session at once.
+Each arrow is a commit under the session's fencing token. After a crash, another process resumes from the last committed
+state. A process with a stale token writes nothing. The model is called between commits, never within a transaction. A
+session ends only when all of its turns are settled. Messages that arrive after the request for the end go to the next
+session at once.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from perdure.sessions.summary import Summary, extract, summarise
 log = logging.getLogger(__name__)
 
 IDLE = "idle"
-"""The reason for an end that is requested because of inactivity."""
+"""The reason that `expire_idle` records for the end of an inactive session."""
 
 MAX_ATTEMPTS = 3
-"""Attempts to summarise with the model; after the last one, the summary is extractive."""
+"""The maximum number of attempts to summarise with the model. If all fail, the summary is an extract."""
 
 MAX_MESSAGES = 400
-"""The number of newest messages that the summary covers."""
+"""The summary covers at most this number of the session's newest messages."""
 
 _OWNER = "ending"
 _MOST_A_ROUND = 500
@@ -55,7 +56,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """This process shuts down and has released the session: another process may continue at once."""
+    """This process is shutting down and has released the session. Another process may continue at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,11 @@ class Waker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A recorded request to end a session. After the commit, the caller passes a `Waker` to `wake`.
+    """A recorded request to end a session. After the commit, the caller must call `wake`.
 
-    `may_end` is true if no turn is unsettled, so that the end can begin. Otherwise the unsettled turns run first. If a
-    turn waited for an approval, a task or a time, the request ended this wait. `freed` is then the priority of that
-    turn, otherwise `None`.
+    `may_end` is true if the session has no unsettled turn. Otherwise the unsettled turns run before the session ends.
+    If a turn waited for an approval, a task or a time, the request ended the wait, and `freed` is the turn's priority.
+    If no turn waited, `freed` is `None`.
     """
 
     session_id: UUID
@@ -92,7 +93,10 @@ class Requested:
     freed: int | None
 
     def wake(self, waker: Waker) -> None:
-        """Wake a worker to end the session or to continue its turn. Does nothing while a turn is running."""
+        """Wake a worker to end the session, or to continue the turn that waited.
+
+        Does nothing if the session has unsettled turns and none of them waited.
+        """
         if self.may_end:
             waker.ending(self.session_id)
         elif self.freed is not None:
@@ -107,7 +111,7 @@ class Hold(Protocol):
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
-        """Within the block, abort `call` when its time is up, the process shuts down or the lease is lost."""
+        """While the block runs, abort `call` when its time is up, the process shuts down or the lease is lost."""
         ...
 
 
@@ -116,7 +120,8 @@ class Ender:
     """Ends sessions.
 
     `timeout_s` limits the model call that writes the summary. `holding` returns a context manager that renews the
-    session's lease. `clean` removes the session's data outside PostgreSQL under the session's fence; it is idempotent.
+    session's lease. `clean` deletes the session's data outside PostgreSQL, under the session's fence. `clean` is
+    idempotent.
     """
 
     database: Database
@@ -148,7 +153,7 @@ class Ender:
                 summary = self._summary(session_id, attempt, hold)
             except CallAborted:
                 released = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
-                return Released() if released else NotDue()  # not released: another claim aborted the call
+                return Released() if released else NotDue()  # not released: another process has claimed the session
             if summary is None:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return Postponed()
@@ -162,7 +167,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Run `clean`. Returns False if data outside PostgreSQL remains: the session cannot end yet."""
+        """Run `clean`; returns False if a store is unavailable: the session cannot end yet."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:
@@ -174,12 +179,12 @@ class Ender:
         """The summary; None if the model failed and attempts remain.
 
         Raises:
-            CallAborted: the process shuts down, or has lost the session.
+            CallAborted: the process shuts down, or has lost the session's lease.
         """
         conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
         if not conversation:
             return Summary("", (), extractive=True)
-        if attempt > MAX_ATTEMPTS:  # the process of the last attempt died
+        if attempt > MAX_ATTEMPTS:  # the process that made the last attempt died
             return extract(conversation)
         call = ModelCall(self.clock, self.timeout_s)
         hold.step_within(self.timeout_s)
@@ -194,7 +199,7 @@ class Ender:
 
 
 def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
-    """Request the end of a session. A repeated request keeps the first reason.
+    """Request the end of a session. A repeated request keeps the reason of the first request.
 
     Raises:
         NotFound: there is no such session.
@@ -209,10 +214,10 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
 
 
 def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> Requested | None:
-    """Request the end of a session whose user leaves `channel`, unless another channel is in use.
+    """Request the end of a session whose user leaves `channel`, unless the session is in use on another channel.
 
-    A channel is in use if it has an unsettled turn, or a turn that was settled in the last `idle_s` seconds. Returns
-    `None` if this call requested no end.
+    The session is in use on a channel if it has an unsettled turn there, or a turn that was settled there in the last
+    `idle_s` seconds. Returns `None` if this call requested no end.
     """
     parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
     rows = executor.run(queries.LEAVE, parameters)
@@ -235,9 +240,10 @@ def expire_idle(database: Database, idle_s: float) -> list[UUID]:
 
 
 def endings_due(database: Database, most: int, backoff_s: float, lease_s: float) -> list[UUID]:
-    """Return at most `most` sessions that are to end and that no worker has claimed.
+    """The ids of at most `most` sessions whose end is due and that no worker has claimed.
 
-    Records that a worker is woken for these sessions, so that the pause before the next wake-up doubles.
+    The caller must wake a worker for each session. This call records the wake-ups, because the pause before a session's
+    next wake-up doubles each time.
     """
     rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s, "lease_s": lease_s})
     return [row.session_id for row in rows]

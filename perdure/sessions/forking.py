@@ -1,11 +1,11 @@
-"""Forks: copies of a session as it was at an earlier tick.
+"""Forks: copies of a session as it was at an earlier tick (the number of steps that the session has committed).
 
-A fork copies the conversation through the last turn that was settled at or before a tick, and the working variables of
-that tick. A fork receives messages by its id only, never by routing.
+A fork contains the turns that were settled at or before the tick, their messages, and the working variables as the last
+of these turns left them. A message reaches a fork only by the fork's session id, never by routing.
 
-Tool effects, deliveries, message ids and the summary stay with the source. The copied turns are settled, so none runs
-or is delivered again. Settled turns never change, so the plan that `PLAN_FORK` reads is still valid when `FORK`
-copies the turns, without a lock in between.
+Tool effects, deliveries, inbox rows and the summary are not copied. The copied turns are settled, so no worker runs or
+delivers them again. Settled turns never change. Therefore the list of turns that `PLAN_FORK` reads is still valid when
+`FORK` copies the turns, although no lock is held in between.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAX_BIGINT = 2**63 - 1
 
 
 def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None) -> UUID:
-    """Copy a session up to and including its last turn settled at or before `tick`. Returns the copy's id.
+    """Copy a session up to the last turn that was settled at or before `tick`; returns the copy's id.
 
-    By default, copies the whole session as it is now. The fork of an ended session has no working variables, because
-    they are deleted when the session ends.
+    If `tick` is `None`, copies all settled turns. The fork of an ended session has no working variables, because the
+    end of a session deletes them.
 
     Raises:
         InvalidRequest: `tick` is negative.
@@ -45,7 +45,7 @@ def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = 
     fork_id = new_id(clock)
     made = {"session_id": session_id, "fork_id": fork_id, "turn_ids": turn_ids}
     if not executor.run(queries.FORK, {**made, "new_turn_ids": [new_id(clock) for _ in turn_ids]}):
-        raise NotFound("There is no such session.")  # erased between the two statements
+        raise NotFound("There is no such session.")  # the session was erased between the two statements
     return fork_id
 
 

@@ -1,4 +1,4 @@
-"""The statements that open, find, read, end and fork sessions."""
+"""The SQL statements that open, find, read, end and fork sessions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope. Its predecessor is the newest session without a successor, so that a clock set back
-# leaves no gap. Inserts nothing if a concurrent transaction opened the session. Also creates or restores the scope's
-# conversation.
+# Opens the live session of a scope. Its predecessor is the newest earlier session of the scope without a successor, so
+# the chain of sessions has no gap even if the clock was set back. Inserts no session if a concurrent transaction opened
+# one. Also creates or restores the scope's conversation.
 OPEN = Statement(
     "sessions.open",
     f"""
@@ -34,8 +34,8 @@ OPEN = Statement(
     """,
 )
 
-# Opens a session of another installation, under its id and at its tick. The user's next messages are routed to it,
-# unless the user has a live session here.
+# Opens a copy of a session from another installation, with the same id and tick. The user's next messages are routed to
+# this session, unless the user already has a live session in this installation.
 OPEN_RESTORED = Statement(
     "sessions.open_restored",
     f"""
@@ -56,8 +56,8 @@ OPEN_RESTORED = Statement(
     """,
 )
 
-# Locks a message's session until the transaction ends. The subquery makes this a lookup by primary key, with or without
-# a `session_id`; a condition with OR would read every session of the user.
+# Locks a message's session until the transaction ends. Because of the subquery, PostgreSQL looks up the session by
+# primary key, with or without the parameter `session_id`. A condition with OR would read every session of the user.
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
@@ -76,7 +76,7 @@ LOCK_TARGET = Statement(
 
 OWNER = Statement("sessions.owner", "SELECT user_id FROM sessions WHERE session_id = %(session_id)s", writes=False)
 
-# The session that a message without a session_id would go to.
+# The session to which a message without a `session_id` would go.
 LIVE = Statement(
     "sessions.live",
     """
@@ -148,7 +148,7 @@ READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s
 
 # --- conversations ----------------------------------------------------------------------
 
-# `session_id` is the live session. Forks do not belong to the conversation.
+# `session_id` is the conversation's live session. A fork of a session does not belong to the conversation.
 _CONVERSATION = """
     SELECT c.user_id, c.conversation, c.title, c.archived_at, c.created_at,
            CASE WHEN newest.routable AND newest.end_requested_at IS NULL THEN newest.session_id END AS session_id,
@@ -205,14 +205,14 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
-# Whether a turn of the session waits for a person, a task or a time. Reads columns of the locked row only, so that a
-# turn that is parked concurrently is not missed.
+# Whether a turn of the session waits for a person, a task or a time. Reads only columns of the locked session row, so
+# that a turn that is parked concurrently is not missed.
 _WAITS = """
     lease_until IS NULL AND not_before IS NOT NULL AND NOT paced AND queued_at IS NULL AND unsettled > 0 AS waits
 """.strip()
 
-# The end of a session denies its undecided approvals, and the waiting turn continues. A session without unsettled turns
-# is due for the sweeper at once.
+# A request to end a session denies the session's undecided approvals, and the turn that waits for them continues. If
+# the session has no unsettled turn, its end is due in the sweeper's next round.
 _DENY_APPROVALS = f"""
         state = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED, column="s.state")}
                              ELSE s.state END,
@@ -223,14 +223,14 @@ _DENY_APPROVALS = f"""
         wakes = CASE WHEN s.unsettled = 0 AND s.end_requested_at IS NULL THEN 0 ELSE s.wakes END
 """.strip()
 
-# The priority of the turn that waited until now and is to be woken; NULL if no turn waited.
+# The priority of the turn whose wait the request ended; NULL if no turn waited.
 _FREED = f"""
     CASE WHEN found.state = '{State.WAITING_APPROVAL}' OR found.waits THEN (
         SELECT t.priority FROM turns AS t
         WHERE t.session_id = s.session_id AND t.settled_at IS NULL ORDER BY t.seq LIMIT 1) END AS freed
 """.strip()
 
-# Requests the end: no further message is routed to the session. The first request sets the reason.
+# Requests the end of a session: no further message is routed to the session. Only the first request sets the reason.
 REQUEST_END = Statement(
     "sessions.request_end",
     f"""
@@ -248,8 +248,8 @@ REQUEST_END = Statement(
     """,
 )
 
-# Requests the end, like REQUEST_END, when a user leaves a channel, unless another channel has an unsettled turn or a
-# turn that settled in the last `idle_s` seconds.
+# Requests the end of a session whose user leaves a channel. Changes nothing if the session has, on another channel, an
+# unsettled turn or a turn that was settled in the last `idle_s` seconds.
 LEAVE = Statement(
     "sessions.leave",
     f"""
@@ -271,8 +271,8 @@ LEAVE = Statement(
     """,
 )
 
-# Sets a last activity in the future, which was written while the server's clock was ahead, to the present time. A
-# difference of up to a second is the normal effect of concurrent transactions.
+# Sets `last_activity_at` to the present time if it is in the future: it was written while the server's clock was ahead.
+# A difference of up to a second is ignored, because concurrent transactions normally cause it.
 COUNT_FROM_NOW = Statement(
     "sessions.count_from_now",
     """
@@ -311,8 +311,8 @@ _UNLEASED = """
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
 """.strip()
 
-# Claims a session that is to end and has no unsettled turn. A lease further ahead than two lease times was granted
-# while the server's clock was wrong, and counts as expired.
+# Claims a session whose end was requested and that has no unsettled turn. A lease that ends more than two lease times
+# from now was granted while the server's clock was ahead, and counts as expired.
 CLAIM_ENDING = Statement(
     "sessions.claim_ending",
     f"""
@@ -332,8 +332,8 @@ CLAIM_ENDING = Statement(
     """,
 )
 
-# Releases the session. The sweeper tries again after a back-off; a `forgiven` attempt is not counted, and is retried at
-# once.
+# Releases the session after an attempt to end it. The sweeper tries again after a backoff. A `forgiven` attempt is not
+# counted, and the sweeper tries again in its next round.
 RELEASE_ENDING = Statement(
     "sessions.release_ending",
     f"""
@@ -377,9 +377,10 @@ FINISH_ENDING = Statement(
     """,
 )
 
-# Sessions that are to end, with no unsettled turn and no valid lease. As in `turns.queries.WAKE_DUE`, the
-# pause between two wake-ups doubles, sessions woken less often come first, and each level is one range of
-# `sessions_ending_wake_idx`, read up to the limit.
+# Finds sessions whose end was requested, without an unsettled turn or a valid lease, and records a wake-up for each. As
+# in `turns.queries.WAKE_DUE`, the pause before a session's next wake-up doubles each time, and sessions with fewer
+# wake-ups come first. For each number of wake-ups (`level`, at most 6), the query reads at most `most` rows from one
+# range of `sessions_ending_wake_idx`.
 ENDINGS_DUE = Statement(
     "sessions.endings_due",
     f"""
@@ -425,8 +426,8 @@ NEWEST_MESSAGES = Statement(
 # --- forking -----------------------------------------------------------------------------
 
 # The turns to copy, in order: those that had begun and were settled at or before the tick. A turn that was cancelled
-# before it began has no messages. Turns of releases without forks have no `settled_tick`; they count as settled at
-# tick 0.
+# before it began has no messages, so it is not copied. Turns from releases without forks have no `settled_tick`, and
+# count as settled at tick 0.
 PLAN_FORK = Statement(
     "sessions.plan_fork",
     """
@@ -442,8 +443,8 @@ PLAN_FORK = Statement(
     writes=False,
 )
 
-# Writes a fork: the session, its turns under new ids, their messages, the variables. Turns keep their ticks, so that a
-# fork can be forked at the same ticks as its source.
+# Writes a fork: the session, the turns under new ids, the turns' messages, and the working variables. The copied turns
+# keep their ticks, so that a fork can be forked at the same ticks as its source.
 FORK = Statement(
     "sessions.fork",
     f"""

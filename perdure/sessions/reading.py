@@ -1,4 +1,4 @@
-"""Sessions and transcripts as the routes and the CLI return them."""
+"""Reads sessions and transcripts in the form in which the HTTP routes and the CLI return them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def owner(executor: Executor, session_id: UUID) -> str:
 
 
 def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
-    """The session that gets the user's next message, and its message count; `None` if the message opens a session."""
+    """The session that gets the user's next message, and the session's message count.
+
+    Returns `None` if that message would open a new session.
+    """
     rows = executor.run(queries.LIVE, {"user_id": user_id, "scope": scope, "idle_s": idle_s})
     return (rows[0].session_id, rows[0].message_count) if rows else None
 
@@ -152,7 +155,7 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, str]) -> dict[str, Any]:
-    """A stored call. Its arguments become an object if they are a JSON object, otherwise they stay text."""
+    """A stored tool call. If the arguments are a JSON object, they are parsed; otherwise they stay text."""
     try:
         arguments: Any = load_object(call["arguments"])
     except ValueError:

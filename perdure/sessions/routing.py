@@ -1,8 +1,8 @@
-"""Routes a message to a session by its scope: a conversation's key, a channel, or neither.
+"""Computes the scope of a message, by which the message is routed to one of its user's sessions.
 
-A message with a conversation's key goes to the conversation's live session, whatever the message's channel. A message
-without a key is routed by `PERDURE_SESSION__SCOPE`. A user has at most one live session per scope. A conversation's
-scope begins with a slash; a channel's name does not.
+A user has at most one live session per scope. The scope of a message with a conversation's key is a slash and the key,
+whatever the message's channel. For a message without a key, `PERDURE_SESSION__SCOPE` selects the scope: the channel's
+name, or the empty string for all channels. No channel's name begins with a slash.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from perdure.settings import Scope
 from perdure.text.untrusted import first_line
 
 MAX_TITLE_CHARS = 80
-"""The longest title of a conversation."""
+"""The maximum length of a conversation's title, in characters."""
 
 
 def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> str:
@@ -22,12 +22,12 @@ def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> s
 
 
 def conversation_of(scope: str) -> str | None:
-    """The conversation's key in a session's scope; `None` if the scope is not a conversation's."""
+    """The conversation's key in a session's scope; `None` if the scope contains no key."""
     return scope[1:] if scope.startswith("/") else None
 
 
 def title_of(text: str) -> str:
-    """A title from a message or a summary: its first sentence or line, within `MAX_TITLE_CHARS`."""
+    """A conversation's title: the first sentence or line of `text`, cut to `MAX_TITLE_CHARS`."""
     line = first_line(text, 10 * MAX_TITLE_CHARS)
     sentence, stop, _ = line.partition(". ")
     return first_line(sentence if stop else line, MAX_TITLE_CHARS)

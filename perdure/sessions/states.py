@@ -1,7 +1,7 @@
 """The states of a session, and the table of transitions between them.
 
 Every statement that changes a state takes the new state from the expression `sql(trigger)`. The expression reads the
-present state under the row's lock. PostgreSQL raises an error for a transition that the table does not contain.
+present state under the row's lock. PostgreSQL raises an error for a transition that `TRANSITIONS` does not contain.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.WAITING_APPROVAL, Trigger.TURN_CLAIMED): State.WAITING_APPROVAL,
     (State.THINKING, Trigger.TOOL_REQUESTED): State.TOOL_EXECUTING,
     (State.TOOL_EXECUTING, Trigger.TOOL_RESULT): State.THINKING,
-    # A turn that was parked with open calls resumes in `thinking`, and then reads their results.
+    # A turn that was parked with open calls resumes in `thinking`, and then reads the calls' results.
     (State.THINKING, Trigger.TOOL_RESULT): State.THINKING,
     (State.TOOL_EXECUTING, Trigger.APPROVAL_NEEDED): State.WAITING_APPROVAL,
     (State.WAITING_APPROVAL, Trigger.APPROVAL_DECIDED): State.THINKING,
     (State.THINKING, Trigger.RESPONSE_COMPLETE): State.ACTIVE,
     **{(state, Trigger.TURN_STOPPED): State.ACTIVE for state in (State.ACTIVE, *_TURN_STATES)},
     (State.ACTIVE, Trigger.END_DUE): State.SUMMARIZING,
-    # An ending that was interrupted resumes in its state.
+    # An interrupted ending resumes in the state that it had reached.
     (State.SUMMARIZING, Trigger.END_DUE): State.SUMMARIZING,
     (State.ENDING, Trigger.END_DUE): State.ENDING,
     (State.SUMMARIZING, Trigger.SUMMARY_SAVED): State.ENDING,
@@ -67,7 +67,7 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
 def sql(trigger: Trigger, column: str = "state") -> str:
     """The SQL expression for the state to which `trigger` leads from the present state in `column`.
 
-    PostgreSQL raises an error (`IllegalTransition`) if the table has no such transition, and writes nothing.
+    If `TRANSITIONS` has no such transition, PostgreSQL raises an error (`IllegalTransition`) and writes nothing.
     """
     transitions = [(before, after) for (before, each), after in TRANSITIONS.items() if each is trigger]
     cases = " ".join(f"WHEN '{before}' THEN '{after}'" for before, after in transitions)

@@ -1,7 +1,7 @@
-"""A session's summary and key topics.
+"""Creates a session's summary and key topics.
 
-The summary model writes them. If all attempts fail, the summary is extractive: it quotes the conversation, and is
-marked as an extract.
+The summary model writes both. If all attempts fail, the summary is extractive: it quotes the conversation and begins
+with a note that it is an extract.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_SUMMARY_CHARS = 4_000
 MAX_TOPICS = 8
 
 MAX_PROMPT_CHARS = 120_000
-"""The model is sent the newest messages that fit into this number of characters."""
+"""The maximum length of the conversation in the prompt, in characters. Older messages are omitted."""
 
 PROMPT = """Summarise the conversation below for whoever talks to this user next: what they asked, what was
 answered or decided, and what is still open. A few sentences, in the conversation's own language. Each line begins with
@@ -38,7 +38,7 @@ _EXTRACT_CHARS = 300
 class Summary:
     """A session's summary and key topics.
 
-    `extractive` is true if the summary was quoted from the conversation and not written by a model.
+    `extractive` is true if `text` quotes the conversation, and false if a model wrote `text`.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Summary:
 
 
 def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) -> Summary:
-    """Ask `model` for a summary. A reply that is not the requested JSON becomes the summary, unchanged.
+    """Ask `model` for a summary. If the reply is not a JSON object, the whole reply becomes the summary.
 
     Raises:
         PerdureError: the model failed, or its summary is empty.
@@ -87,7 +87,7 @@ def _prompt_text(conversation: Sequence[Message]) -> str:
 
 
 def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
-    """The topics that the model returned, else the user's most frequent words."""
+    """The topics that the model returned. If it returned none, the most frequent words of the user's messages."""
     if isinstance(given, list):
         named = [storable(topic.strip())[:80] for topic in given if isinstance(topic, str) and topic.strip()]
         if named:
@@ -103,7 +103,7 @@ def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
 
 
 def _without_fence(text: str) -> str:
-    # No regular expression: backtracking over a run of blanks takes hours for a reply of megabytes.
+    # Uses no regular expression: in a reply of megabytes, backtracking over a run of blanks would take hours.
     if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
         return text
     return text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()

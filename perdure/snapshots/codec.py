@@ -1,10 +1,10 @@
-"""Snapshots as JSON text and back, for stores, exports and imports.
+"""Converts snapshots to JSON text and back, for stores, exports and imports.
 
-`parse` reads every document that `dump` writes. Members that this release does not know are from a newer release; they
-are kept and written back.
+`parse` reads every document that `dump` writes. A newer release may write members that this release does not know.
+`parse` keeps such members, and `dump` writes them back.
 
-`parse` rejects a text that is truncated, has another schema or agent, or holds characters that a database cannot store.
-The `InvalidRequest` names the position in the document, not the value.
+`parse` rejects text that is truncated, has an unknown schema version, or contains characters that a database cannot
+store. If a member of the document is invalid, the `InvalidRequest` names the member's position, not its value.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def dump(snapshot: AgentSnapshot, *, indent: int | None = None) -> str:
-    """`snapshot` as a JSON document, on one line unless `indent` (spaces) is given.
+    """`snapshot` as a JSON document, on one line or indented by `indent` spaces per level.
 
     Raises:
-        InvalidRequest: `snapshot` holds a value that a snapshot cannot hold; the message names it.
+        InvalidRequest: `snapshot` contains a value that cannot be stored; the message says why.
         TooLarge: the working variables are over `MAX_VARIABLES_BYTES`.
     """
     text = _json(_record(snapshot), "The snapshot", indent)
@@ -48,11 +48,11 @@ def dump(snapshot: AgentSnapshot, *, indent: int | None = None) -> str:
 
 
 def parse(text: str, expected_agent_id: UUID | None = None) -> AgentSnapshot:
-    """Parse `text`; if `expected_agent_id` is given, the snapshot must be of that agent.
+    """Parse `text`; if `expected_agent_id` is given, check that the snapshot has this `agent_id`.
 
     Raises:
-        InvalidRequest: the text is not a snapshot, or has an unknown schema version or another agent.
-        TooLarge: its working variables are over `MAX_VARIABLES_BYTES`.
+        InvalidRequest: the text is not a snapshot, or has an unknown schema version or another agent's id.
+        TooLarge: the working variables are over `MAX_VARIABLES_BYTES`.
     """
     model = _read_model(text)
     if expected_agent_id is not None and model.agent_id != str(expected_agent_id):
@@ -64,11 +64,11 @@ def parse(text: str, expected_agent_id: UUID | None = None) -> AgentSnapshot:
 def checked_variables(variables: object) -> dict[str, Any]:
     """A copy of `variables` after a round trip through JSON.
 
-    The engine continues with this copy, so that variables are the same before and after a crash. For example, a tuple
-    becomes a list, and a numeric key becomes text.
+    For example, the copy contains lists instead of tuples, and text instead of numeric keys. The engine uses the copy,
+    so that a turn reads the same values whether or not it resumes after a crash.
 
     Raises:
-        InvalidRequest: `variables` are not a JSON object, or hold a value that cannot be stored; the message names it.
+        InvalidRequest: `variables` are not a JSON object, or contain a value that cannot be stored.
         TooLarge: `variables` are over `MAX_VARIABLES_BYTES`.
     """
     given = dict(variables) if isinstance(variables, Mapping) else variables
@@ -81,10 +81,10 @@ def checked_variables(variables: object) -> dict[str, Any]:
 
 
 def checked_events(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """`events` as JSON records for a snapshot.
+    """Check `events`, and convert them to the JSON records of a snapshot.
 
     Raises:
-        InvalidRequest: an event holds a value that cannot be stored; the message names it.
+        InvalidRequest: an event contains a value that cannot be stored.
     """
     records: list[dict[str, Any]] = _checked(
         {"event_queue_backup": [_event_record(each) for each in events]}, "The pending events"
@@ -95,7 +95,7 @@ def checked_events(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def events_of(records: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """The events in `records`, which `checked_events` made.
+    """Convert the records of `checked_events` back to events.
 
     Raises:
         InvalidRequest: a record is invalid.
@@ -104,7 +104,7 @@ def events_of(records: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
 
 
 class _StrictModel(BaseModel):
-    """Strict for known members; keeps unknown ones, which a newer release wrote."""
+    """Checks the types of known members strictly. Keeps unknown members, which a newer release wrote."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -139,7 +139,7 @@ class _EventModel(_StrictModel):
 
 
 class _SnapshotModel(_StrictModel):
-    """The schema of the document."""
+    """The schema of a snapshot's JSON document."""
 
     schema_version: Literal[1]
     agent_id: Annotated[str, Field(pattern=_UUID)]
@@ -233,7 +233,10 @@ def _event_record(event: Event) -> dict[str, Any]:
 
 
 def _checked(part: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """`part` of a snapshot after a round trip through JSON. Nesting is limited as in the whole document."""
+    """A copy of `part` of a snapshot's document, after a round trip through JSON.
+
+    `part` begins at the document's root, so that its depth of nesting is the same as in the whole document.
+    """
     try:
         return load_object(_json(part, what))
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Deletes the snapshots of a session that ends, in PostgreSQL and in the snapshot store.
+"""Deletes the snapshots of an ending session from PostgreSQL and from the snapshot store.
 
-PostgreSQL has rows to delete whatever the snapshot store is.
+Whichever snapshot store is configured, PostgreSQL also stores the session's working variables.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from perdure.snapshots.store import SnapshotStore
 
 
 def delete_snapshots(executor: Executor, store: SnapshotStore, session_id: UUID) -> None:
-    """Delete the session's working variables, their history, and its snapshot. Safe to repeat.
+    """Delete the session's snapshot, and its present and earlier working variables. Safe to repeat.
 
     Raises:
-        SnapshotUnavailable: the store cannot be used now; the rows in PostgreSQL are deleted.
+        SnapshotUnavailable: the store cannot be used now; the rows in PostgreSQL are already deleted.
         Unavailable: the database cannot be reached.
     """
     executor.run(queries.DELETE, {"session_id": session_id})

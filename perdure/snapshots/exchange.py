@@ -1,10 +1,12 @@
 """Export and import of snapshots, for operators.
 
-An export consists of the snapshot of the last commit and the pending messages. It is assembled from PostgreSQL. An
-import restores only the working variables, at the session's present tick. It never rewrites the transcript;
+`read` assembles an export from PostgreSQL: the session's state after its last commit, and the pending messages.
+
+`restore` imports only the working variables. It changes neither the session's tick nor the transcript.
 `turns.restore_snapshot` accepts the pending messages again. `restore` claims the session's lease, so no turn begins
-with variables that are about to be replaced. As when a turn settles, the store first saves the snapshot, and then one
-statement commits. If this statement does not commit, the saved snapshot is not used.
+with variables that are about to be replaced. A snapshot store other than PostgreSQL first saves the snapshot. One
+statement then commits the variables to PostgreSQL. If the statement does not commit, the engine does not use the saved
+snapshot.
 """
 
 from __future__ import annotations
@@ -38,13 +40,14 @@ def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURN
 
 
 def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, lease_s: float) -> None:
-    """Restore the variables of `snapshot` in its session.
+    """Replace the session's working variables by those of `snapshot`.
 
     A store other than PostgreSQL also saves the pending events of `snapshot`.
 
     Raises:
         NotFound: there is no such session.
-        Conflict: the session has ended, has a turn that has begun, or is at another tick; nothing was changed.
+        Conflict: the session has ended, runs a turn, is at another tick or was claimed by another process; its
+            variables are unchanged.
         SnapshotUnavailable: the store cannot be used; nothing was changed.
         Unavailable: the database cannot be reached; a retry is safe.
     """

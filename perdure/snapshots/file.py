@@ -1,11 +1,12 @@
-"""Snapshots as files `DIR/<session>/<token>-<tick>.json`. Each file holds one `AgentSnapshot`.
+"""Snapshots in files, one snapshot per file: `DIR/<session>/<token>-<tick>.json`.
+
+The file's name contains the snapshot's version: the fencing token and the tick. `load` reads the file with the highest
+version, so `save` needs no lock. A paused or killed writer neither blocks other writers nor replaces a newer snapshot.
 
 `save` writes a temporary file in the same directory, syncs it, renames it, and syncs the directory, so a snapshot is
-complete or absent. No lock is needed, because a file's name has the version, and `load` reads the highest version. A
-paused or killed writer neither blocks other writers nor replaces a newer snapshot. Lower versions are removed once a
-higher one is durable; a session normally has one file.
+complete or absent. `save` then removes the files of lower versions, so a session normally has one file.
 
-Operations have no timeout of their own: a network file system that hangs blocks them.
+No operation has a timeout: a network file system that hangs blocks the caller.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class FileSnapshots:
             for _ in range(_TRIES):
                 refuse_stale(snapshot.agent_id, version, _newest(folder))
                 self._make(folder)
-                # A concurrent save of a newer version, or a delete, may remove the temporary file: then try again.
+                # A concurrent `delete`, or a concurrent `save` of a newer version, may remove the temporary file. The
+                # loop then tries again.
                 with suppress(FileNotFoundError):
                     _write_whole(folder / _file(version), data)
                     _remove_below(folder, version)
@@ -115,7 +117,7 @@ class FileSnapshots:
         return self.directory / str(agent_id)
 
     def _make(self, folder: Path) -> None:
-        """Create the agent's directory. An absent parent, perhaps an unmounted disk, is an error."""
+        """Create the agent's directory. A missing parent directory is an error: its disk may not be mounted."""
         self._require_directory()
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -128,14 +130,14 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Set the file at `path` aside. With `damaged`, does so only if the file still contains these bytes."""
+        """Set the file at `path` aside. If `damaged` is given and the file has other content, do nothing."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)
         except FileNotFoundError:
             return
         if damaged is not None and kept.read_bytes() != damaged:
-            kept.rename(path)  # the same version was saved again since it was read
+            kept.rename(path)  # the same version was saved again after `load` had read the file
             return
         report_set_aside(self.name, agent_id, str(kept), reason)
         for other in path.parent.glob(f"*{_ASIDE}"):

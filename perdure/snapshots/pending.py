@@ -1,8 +1,8 @@
 """Converts pending messages to the events of a snapshot. A message is pending until its turn begins.
 
-The queue of a session is always in PostgreSQL (`turns` and `inbox`), whatever the snapshot store is. Each snapshot
-reads the queue there (`queries.pending`). An event holds all that is needed to accept its message again, in this or
-another installation. An import accepts the messages in this way (`turns.restore_snapshot`).
+Whichever snapshot store is configured, a session's queue is in PostgreSQL, in the tables `turns` and `inbox`.
+`queries.pending` reads the queue for each snapshot. An event contains all that an installation needs to accept the
+message again. `turns.restore_snapshot` accepts messages from their events during an import.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.snapshots.snapshot import Event
 
 MESSAGE = "message"
-"""The type of a pending message's event. The event's source is the message's channel."""
+"""`Event.type` of a pending message. `Event.source` is the message's channel."""
 
 _MEMBERS = ("message_id", "text", "agent", "priority", "reply_to", "metadata", "merged")
 
 
 def events(queued: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """The events for the rows of `queries.pending`, oldest first; members without a value are omitted."""
+    """One event for each row of `queries.pending`, oldest first. Payloads omit members whose value is `None`."""
     return tuple(Event(row["channel"], MESSAGE, _payload(row)) for row in queued)
 
 

@@ -1,9 +1,12 @@
 """Snapshots in PostgreSQL.
 
-Only the working variables are stored. `load` assembles the rest: the history from the transcript's last turns, the
-pending events from the session's queue, tick and status from the session's row. Events passed to `save` are kept until
-the session's next commit. The engine does not call `save`: it adds `queries.WITH_STEP` to the statement that commits a
-step. It does so with every store, so that a snapshot that another store lost can be rebuilt from PostgreSQL.
+The table `snapshots` holds the working variables. `load` assembles the rest of a snapshot: the history from the
+transcript's last turns, the pending events from the session's queue, and the tick and status from the session's row.
+The table also holds events that were passed to `save`; `load` ignores them after the session's next commit.
+
+The engine does not call `save`. Instead, the statement that commits a step also writes the working variables
+(`queries.WITH_STEP`). The engine uses this statement with every snapshot store, so PostgreSQL still has the variables
+if another store loses a snapshot.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from perdure.text.untrusted import first_line, load_object
 
 _READ_ONLY = "25006"
 _OUT_OF_RESOURCES = "53"
-"""The class of SQLSTATE codes for a full disk or memory, or too many connections."""
+"""The class of SQLSTATE codes for insufficient resources: a full disk, full memory or too many connections."""
 
 
 class PostgresSnapshots:
@@ -89,7 +92,7 @@ class PostgresSnapshots:
         """Nothing to close: the engine owns the database."""
 
     def _move(self, session_id: UUID, reason: str, wanted: Callable[[Row[Any]], bool]) -> None:
-        """Mark the session's row as set aside, if there is one and `wanted` accepts it."""
+        """Mark the session's newest row as set aside, if there is a row and `wanted` returns True for it."""
         parameters = {"session_id": session_id}
         with _mapped_errors(), self._database.transaction("snapshots.set_aside") as transaction:
             transaction.run(queries.LOCK_SESSION, parameters)
@@ -118,12 +121,12 @@ def _version(row: Row[Any]) -> Version:
 
 
 def _unchanged(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
-    """A check that a row still has the damaged content that was read."""
+    """A predicate that returns True for a row with the same content as `damaged`."""
     return lambda kept: (kept.variables, kept.events) == (damaged.variables, damaged.events)
 
 
 def assemble(session_id: UUID, row: Row[Any]) -> Stored:
-    """The snapshot in a row of `queries.LOAD` or `queries.PRESENT`.
+    """Convert a row of `queries.LOAD` or `queries.PRESENT` to a snapshot.
 
     Raises:
         InvalidRequest: the stored variables or events are damaged.
@@ -148,7 +151,10 @@ def assemble(session_id: UUID, row: Row[Any]) -> Stored:
 
 
 def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
-    """The session's queue, preceded by the saved events if the session has not committed since they were saved."""
+    """The events of the session's queue.
+
+    If the session has not committed since `saved` was written, the saved events come first.
+    """
     kept = () if row.committed_since else events_of(saved)
     return (*kept, *(event for event in pending.events(row.pending) if event not in kept))
 
@@ -172,7 +178,7 @@ def _mapped_errors() -> Iterator[None]:
 
 
 def _cause(error: Unavailable) -> str:
-    """The server's own message about a lack of resources; otherwise the text of the error."""
+    """The server's own message if the server lacks a resource, otherwise the message of `error`."""
     cause = error.__cause__
     code = _code(cause) if isinstance(cause, DBAPIError) else ""
     if isinstance(cause, DBAPIError) and code.startswith(_OUT_OF_RESOURCES):

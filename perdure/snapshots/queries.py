@@ -1,9 +1,9 @@
-"""The statements on the table of snapshots, and the fragments that write a snapshot with a step.
+"""The statements on the table `snapshots`, and SQL fragments for the statements that commit a step.
 
-A row stores the variables as they are from the row's tick until the tick of the next row. `sessions.variables_tick` is
-the tick of the newest row, or NULL if the session has no row. Each step that changes variables appends a row, so that a
-fork finds the variables of any tick. A writer holds the lock on the session's row, which serialises the session's
-writers.
+Each step that changes a working variable appends a row with all variables and the step's tick. The variables are valid
+until the tick of the next row, so a fork can read the variables of any tick. `sessions.variables_tick` is the tick of
+the newest valid row, or NULL if the session has no valid row. Each writer locks the session's row in `sessions`, so the
+writers of one session run one after another.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 
-# Two fragments of a statement that commits a step: a value for the session's row, and a CTE after the CTE `fenced`,
-# which updates that row and returns session_id, token and tick. `%(variables)s` is the JSON of `checked_variables`, or
-# NULL if the step changed no variable: then no row is written.
+# Two fragments of a statement that commits a step. NEXT_VARIABLES_TICK is the new value of `sessions.variables_tick`.
+# WITH_STEP is a CTE that inserts a row into `snapshots`. It reads the CTE `fenced`, which updates the session's row and
+# returns session_id, token and tick. `%(variables)s` is the JSON of `checked_variables`, or NULL if the step changed no
+# variable. For NULL, WITH_STEP inserts no row.
 NEXT_VARIABLES_TICK = "CASE WHEN %(variables)s::json IS NULL THEN variables_tick ELSE tick + 1 END"
 
 WITH_STEP = """
@@ -29,7 +30,10 @@ WITH_STEP = """
 
 
 def pending(session_id: str, most: str = "ALL") -> str:
-    """SQL for the oldest `most` messages of a session that are accepted and not begun, as a JSON array."""
+    """An SQL expression for a JSON array of the session's oldest pending messages, at most `most` of them.
+
+    A message is pending until its turn begins. `session_id` and `most` are SQL expressions.
+    """
     return f"""
            (SELECT coalesce(json_agg(queued ORDER BY queued.seq, queued.position), '[]')
             FROM (SELECT i.channel, i.user_id, i.message_id, i.text, t.agent, t.priority, t.reply_to, t.metadata,
@@ -40,8 +44,9 @@ def pending(session_id: str, most: str = "ALL") -> str:
     """.strip()  # noqa: S608 (constants)
 
 
-# The present variables of the session in the statement's row {held}. The tick is read under the row's lock, but the
-# table `snapshots` as of the statement's start: a row that is not visible yet gives NULL, never an older row.
+# The present variables of a session. `{held}` is the name of the CTE or table that has the session's row. The statement
+# reads `variables_tick` from the locked row, but reads `snapshots` as of the statement's start. If the row of that tick
+# is not visible yet, the result is NULL, never an older row.
 PRESENT_VARIABLES = """
     (SELECT k.variables::text FROM snapshots AS k
      WHERE k.session_id = {held}.session_id AND NOT k.set_aside AND k.tick = {held}.variables_tick)
@@ -62,8 +67,8 @@ KEPT = Statement(
     writes=False,
 )
 
-# Requires the session's lock. Deletes rows at later ticks, which are from a worker that lost the session. `saved_token`
-# and `saved_tick` invalidate every other version in another store.
+# Runs after LOCK_SESSION in the same transaction. Deletes rows of later ticks, which a worker that lost the session has
+# written. Setting `saved_token` and `saved_tick` invalidates snapshots of other versions in other stores.
 SAVE = Statement(
     "snapshots.save",
     """
@@ -82,8 +87,9 @@ SAVE = Statement(
     """,
 )
 
-# Assembles a snapshot from the stored variables, the session's row, the messages of the last turns, and the queue. If
-# the session has committed since the variables last changed (`committed_since`), the events saved with them are unused.
+# Assembles a snapshot from the stored variables, the session's row, the messages of the last turns, and the queue.
+# `committed_since`: the session has committed since the variables were stored, so the events stored with the variables
+# are outdated.
 _PARTS = f"""
     SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
            coalesce(k.tick < s.tick, false) AS committed_since, {pending("s.session_id")} AS pending,
@@ -105,7 +111,7 @@ _PARTS = f"""
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
-# As LOAD, but also for a session without variables.
+# Like LOAD, but also returns a row for a session without variables.
 PRESENT = Statement("snapshots.present", _PARTS.format(join="LEFT JOIN"), writes=False)
 
 FORGET_SET_ASIDE = Statement(
@@ -113,7 +119,7 @@ FORGET_SET_ASIDE = Statement(
     "DELETE FROM snapshots WHERE session_id = %(session_id)s AND set_aside",
 )
 
-# Requires the session's lock.
+# Runs after LOCK_SESSION in the same transaction.
 SET_ASIDE = Statement(
     "snapshots.set_aside",
     """
@@ -138,7 +144,8 @@ DELETE = Statement(
 
 # --- import ------------------------------------------------------------------------------
 
-# Claims a session if no turn has begun, no end is requested, and the session is still at `tick`. Turns may be queued.
+# Claims a session if none of its turns has begun, no end is requested, and the session is still at `tick`. Queued turns
+# do not prevent the claim.
 CLAIM_FOR_IMPORT = Statement(
     "snapshots.claim_for_import",
     f"""
@@ -159,7 +166,7 @@ CLAIM_FOR_IMPORT = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Writes the restored variables and releases the session. Turns accepted during the import are due at once.
+# Writes the restored variables and releases the session. Turns accepted during the import may then begin at once.
 RESTORE = Statement(
     "snapshots.restore",
     f"""

@@ -1,7 +1,8 @@
 """Snapshots in Redis: one hash for each session. A script compares the versions and writes the snapshot atomically.
 
-Snapshots are as durable as the server: with `appendfsync everysec`, a power failure loses the last second. The engine
-then recognises that the remaining snapshot is outdated, and rebuilds it. A request to Redis times out after a second.
+Snapshots are as durable as Redis's other data: with `appendfsync everysec`, a power failure loses the last second of
+writes. The engine detects an outdated snapshot, and rebuilds it from PostgreSQL. A request to Redis times out after a
+second.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from perdure.text.untrusted import first_line
 
 _REMEDY = "Check that server, or set PERDURE_SNAPSHOTS to another store."
 
-# Converts a field to a number. It must accept exactly what `_stored` accepts.
+# Converts a field to a number. Must accept exactly the fields that `_stored` accepts.
 _NUMBER = """
 local function number(field) return field and string.match(field, '^%d+$') and tonumber(field) end
 """
 
-# All scripts: KEYS[1] is the snapshot, KEYS[2] the snapshot that was set aside.
+# In all scripts, KEYS[1] is the key of the snapshot, and KEYS[2] is the key of the snapshot that was set aside.
 
-# ARGV: token, tick, snapshot. Returns the outcome; if it is `stale`, also the stored version.
+# Saves a snapshot, unless a newer version is stored. ARGV: token, tick, snapshot. Returns the outcome, and the stored
+# version if the outcome is `stale`.
 _SAVE = f"""
 {_NUMBER}local kind = redis.call('TYPE', KEYS[1]).ok
 local outcome = 'saved'
@@ -56,7 +58,8 @@ redis.call('HSET', KEYS[1], 'token', ARGV[1], 'tick', ARGV[2], 'snapshot', ARGV[
 return {{outcome}}
 """
 
-# ARGV: the three fields as they were read, '' for a missing one. Returns 1 if they were unchanged and set aside.
+# Sets a damaged snapshot aside, unless it has changed since `_read` read it. ARGV: the token, tick and snapshot that
+# `_read` returned. Returns 1 if the script set the snapshot aside, otherwise 0.
 _SET_DAMAGED_ASIDE = """
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind == 'none' then return 0 end
@@ -70,7 +73,8 @@ redis.call('RENAME', KEYS[1], KEYS[2])
 return 1
 """
 
-# ARGV: token, tick. Returns 1 if the stored version was not newer and was set aside.
+# Sets the snapshot aside, unless it is newer than the given version. ARGV: token, tick. Returns 1 if the script set the
+# snapshot aside, otherwise 0.
 _SET_ASIDE = f"""
 {_NUMBER}if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return 0 end
 local found = redis.call('HMGET', KEYS[1], 'token', 'tick')
@@ -136,14 +140,17 @@ class RedisSnapshots:
         self._client.close()
 
     def _keys(self, agent_id: UUID) -> tuple[str, str]:
-        """The key of the snapshot and the key of the one set aside; the braces keep both keys on one cluster node."""
+        """The key of the snapshot, and the key of the snapshot set aside.
+
+        The braces in the keys place both keys on the same node of a Redis Cluster.
+        """
         key = f"{self._prefix}snapshot:{{{agent_id}}}"
         return key, f"{key}:set-aside"
 
     def _read(self, key: str) -> _Fields | None:
-        """The fields of the hash at `key`, empty where missing; `None` if there is no such key.
+        """The token, tick and snapshot of the hash at `key`; `None` if there is no such key.
 
-        If the key is not a hash, all fields are empty.
+        A missing field is empty. If the key is not a hash, all fields are empty.
         """
         try:
             found: Any = self._client.hmget(key, ["token", "tick", "snapshot"])

@@ -1,7 +1,8 @@
 """Creates the store that `PERDURE_SNAPSHOTS` names.
 
-A third party adds a store by an entry point of the group `perdure.snapshots`. The entry point's name is the scheme of
-the store's URL. The object that the entry point names is called with the value of `PERDURE_SNAPSHOTS` and the settings.
+A third party adds a store with an entry point in the group `perdure.snapshots`. The entry point's name is the scheme of
+the store's URL. The entry point refers to a function that takes the value of `PERDURE_SNAPSHOTS` and the settings, and
+returns the store.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
     Args:
         url: `postgres`, `redis`, `sqlite:///PATH`, `file:///DIR`, or the URL of a third party's store.
         settings: Passed to a third party's store.
-        database: For `postgres`.
-        redis_url: For `redis`, in kombu's syntax.
+        database: The database for the store `postgres`.
+        redis_url: The URL for the store `redis`, in kombu's syntax.
 
     Raises:
         SettingsError: there is no such store, or it cannot be set up.
@@ -61,7 +62,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
 
 
 def _sqlite_path(url: str) -> Path:
-    """The path in `url`, as SQLAlchemy reads it: four slashes for an absolute path."""
+    """The path in `url`. As in SQLAlchemy's URLs, an absolute path has four slashes: `sqlite:////PATH`."""
     given = url.removeprefix(_SQLITE)
     path = Path(given).absolute()
     if not given or given == ":memory:" or path.is_dir():
@@ -102,6 +103,6 @@ def _load(url: str, entry_point: EntryPoint) -> SnapshotStoreFactory:
 
 
 def _refused(url: str, why: str) -> SettingsError:
-    """The error for this setting, without the credentials in its URL."""
+    """The error about `PERDURE_SNAPSHOTS`. Its message shows `url` without credentials."""
     shown = _CREDENTIALS.sub(lambda _: "://…@", url)
     return SettingsError(f"PERDURE_SNAPSHOTS is {shown!r}: {why}")

@@ -1,7 +1,7 @@
 """`AgentSnapshot`: the state of a session between two steps, as the engine passes it to a store.
 
-`codec.dump` writes it as JSON. A snapshot serves recovery after a crash, and is deleted when its session ends. It is
-not the user's memory, which outlives sessions.
+`codec.dump` converts a snapshot to JSON. The engine recovers a session from its snapshot after a crash, and deletes the
+snapshot when the session ends. A snapshot does not contain the user's memories, which outlive sessions.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from uuid import UUID
 from perdure.models.protocol import Message
 
 SCHEMA_VERSION = 1
-"""The version of the JSON that this release writes, and the only one that it reads."""
+"""The schema version that this release writes. This release reads no other version."""
 
 HISTORY_TURNS = 20
-"""The number of newest turns whose messages a snapshot holds: the default of `PERDURE_MEMORY__WORKING_TURNS`."""
+"""The number of recent turns whose messages a snapshot contains; the default of `PERDURE_MEMORY__WORKING_TURNS`."""
 
 MAX_VARIABLES_BYTES = 64 * 1024
-"""The limit for the working variables as JSON. Each change writes all of them."""
+"""The maximum size of the working variables as JSON. It is small because each change writes all variables."""
 
 LIMIT = 2**53
 """Ticks, tokens and milliseconds are below this limit, so that JSON parsers and Lua represent them exactly."""
 
 
 class Status(StrEnum):
-    """The state of a session in capitals, except that the state `active` is called `WAITING_FOR_EVENT`."""
+    """A session's state (`sessions.state`) in capitals. The state `active` becomes `WAITING_FOR_EVENT`."""
 
     INITIALIZING = "INITIALIZING"
     WAITING_FOR_EVENT = "WAITING_FOR_EVENT"
@@ -41,7 +41,7 @@ class Status(StrEnum):
 
     @classmethod
     def of(cls, session_state: str) -> Self:
-        """The status for the column `sessions.state`."""
+        """The status for a value of `sessions.state`."""
         return cls("WAITING_FOR_EVENT" if session_state == "active" else session_state.upper())
 
 
@@ -49,7 +49,7 @@ class Status(StrEnum):
 class Event:
     """An event that has arrived and is not processed yet. `payload` is any JSON value.
 
-    `extra`, here and below, holds the JSON members that this release does not know.
+    In this class and in the classes below, `extra` holds the JSON members that this release does not know.
     """
 
     source: str
@@ -69,7 +69,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class AgentSnapshot:
-    """The state at one tick. `agent_id` is the session's id, `timestamp` Unix milliseconds."""
+    """The state of a session at one tick.
+
+    `agent_id` is the session's id. `tick_index` is the count of the session's committed steps. `timestamp` is in Unix
+    milliseconds.
+    """
 
     agent_id: UUID
     tick_index: int

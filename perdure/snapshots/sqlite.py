@@ -1,11 +1,14 @@
-"""Snapshots in one SQLite file: for one machine, with any number of threads and processes.
+"""Snapshots in one SQLite file, for any number of threads and processes on one machine.
 
 Each change is a transaction that holds the file's write lock from its beginning, so that comparing the version and
-writing the snapshot are atomic; the commit syncs (WAL, synchronous FULL). A writer waits at most two seconds for the
-lock. If a process is stopped during a save, other writers fail until that process continues or dies. A process has one
-connection for writing and one for reading, each used by one thread at a time, so a load does not wait for a save.
+writing the snapshot are atomic. Each commit syncs the file (WAL, synchronous FULL). A writer waits at most two seconds
+for the lock. If a process is suspended during a save, other writers fail until that process continues or dies.
 
-A damaged row is set aside. A damaged file is left for the operator to replace, since other processes may have it open.
+Each process has one connection for writing and one for reading, so a load does not wait for a save. Only one thread at
+a time uses a connection.
+
+The store sets a damaged row aside. It leaves a damaged file in place, because other processes may have the file open.
+The operator must replace the file.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from perdure.text.untrusted import first_line
 
 _WAIT_S = 2.0
 _QUEUE_S = 10.0
-"""The limit for a thread that waits for other threads, each of which may wait for the file."""
+"""Maximum wait for a connection that other threads use. Each of these threads may wait `_WAIT_S` for the file."""
 _TRIES = 20
 _COLUMNS = "(agent_id TEXT PRIMARY KEY, token INTEGER NOT NULL, tick INTEGER NOT NULL, snapshot TEXT NOT NULL)"
 _PRIMARY = 0xFF
@@ -45,7 +48,7 @@ _SET_UP = (
     f"CREATE TABLE IF NOT EXISTS snapshots {_COLUMNS}",
     f"CREATE TABLE IF NOT EXISTS set_aside {_COLUMNS}",
 )
-# As bytes: `parse_stored` reports text that is not UTF-8.
+# Reads the snapshot as bytes, so that invalid UTF-8 is reported by `parse_stored` and not by `sqlite3`.
 _READ = "SELECT token, tick, CAST(snapshot AS BLOB) FROM snapshots WHERE agent_id = ?"
 _WRITE = "INSERT OR REPLACE INTO snapshots (agent_id, token, tick, snapshot) VALUES (?, ?, ?, ?)"
 _KEEP = "INSERT OR REPLACE INTO set_aside SELECT * FROM snapshots WHERE agent_id = ?"
@@ -54,7 +57,7 @@ _Row = tuple[object, object, object]
 
 
 class SqliteSnapshots:
-    """The snapshots in the file `path`, which is created if it is missing. Its directory must exist."""
+    """The snapshots in the file `path`. The first use creates a missing file, but not a missing directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,9 +100,8 @@ class SqliteSnapshots:
         with self._transaction() as connection:
             for table in ("snapshots", "set_aside"):
                 connection.execute(f"DELETE FROM {table} WHERE agent_id = ?", (str(agent_id),))  # noqa: S608 (ours)
-        with (
-            self._writing.used() as connection
-        ):  # else the WAL keeps the pages; SQLite skips this while another process reads
+        # Without a checkpoint, the WAL keeps the deleted data. SQLite skips the checkpoint while another process reads.
+        with self._writing.used() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def close(self) -> None:
@@ -145,7 +147,7 @@ class _Connection:
 
     @contextmanager
     def used(self) -> Iterator[sqlite3.Connection]:
-        """The connection, exclusively for this thread; closed after an error.
+        """Lend the connection to the calling thread exclusively. An SQLite error closes the connection.
 
         Raises:
             SnapshotUnavailable: the file cannot be used.
@@ -182,7 +184,7 @@ class _Connection:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch a new file to WAL. Retries, because SQLite does not wait while another process switches the file."""
+    """Switch a new file to WAL. Retries, because SQLite may fail while another process switches the file."""
     for _ in range(_TRIES - 1):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -200,7 +202,10 @@ def _row(connection: sqlite3.Connection, agent_id: UUID) -> _Row | None:
 
 
 def _version(row: _Row | None) -> Version | None:
-    """The row's version; `None` if there is no row or its version is unreadable: SQLite columns accept any type."""
+    """The row's version; `None` if there is no row, or if its token or tick is not an integer.
+
+    A column of SQLite accepts values of any type.
+    """
     match row:
         case (int(token), int(tick), _):
             return Version(token, tick)

@@ -5,10 +5,14 @@
     Unavailable
     └── SnapshotUnavailable    the store is full, read-only, damaged or unavailable
 
-The invariant of every store: `save` is atomic, the snapshot is durable (as far as the store supports it) when `save`
-returns, and a lower version never replaces a higher one, even if writers are paused or killed at any moment. A stored
-snapshot that cannot be read is set aside for the operator, logged, and then counts as absent: the engine rebuilds it
-from PostgreSQL.
+Every store keeps these invariants, even if writers are paused or killed at any moment:
+
+- `save` is atomic.
+- When `save` returns, the snapshot is durable, as far as the store supports durability.
+- A lower version never replaces a higher version.
+
+If a store cannot read a snapshot, it sets the snapshot aside: it logs an error, and keeps the snapshot where an
+operator can inspect it. From then on, `load` ignores the snapshot, and the engine rebuilds it from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True, slots=True)
 class Version:
-    """Orders the snapshots of an agent: by fencing token, then by tick."""
+    """The version of a snapshot. Versions are ordered by fencing token, then by tick."""
 
     token: int
     tick: int
@@ -66,10 +70,10 @@ class SnapshotUnavailable(Unavailable):
 
 
 class SnapshotStore(Protocol):
-    """Stores snapshots. Threads may share a store; a forked process opens its own.
+    """Stores snapshots. Threads may share a store; a forked process must open its own store.
 
-    Each method should return, or raise `SnapshotUnavailable`, within about two seconds. The PostgreSQL store has the
-    timeouts of the engine's connections.
+    Each method should return, or raise `SnapshotUnavailable`, within about two seconds. The PostgreSQL store has
+    the timeouts of the engine's connections instead.
     """
 
     @property
@@ -78,19 +82,19 @@ class SnapshotStore(Protocol):
         ...
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Store `snapshot`, taken under the fencing `token`, and replace an older one.
+        """Store `snapshot`, which was made under the fencing token `token`.
 
-        Saving the same version again replaces it. It is safe to repeat a save that failed.
+        Replaces a stored snapshot of an older or the same version. It is safe to repeat a save that failed.
 
         Raises:
-            StaleSnapshot: a snapshot with a higher (token, tick) is stored.
+            StaleSnapshot: a snapshot with a higher version is stored.
             InvalidRequest: the snapshot cannot be stored; the message says why.
             SnapshotUnavailable: the store cannot be used.
         """
         ...
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The agent's newest snapshot, or `None`. A snapshot that cannot be read is set aside.
+        """The agent's newest snapshot, or `None`. Sets a snapshot aside if it cannot be read.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.
@@ -98,9 +102,10 @@ class SnapshotStore(Protocol):
         ...
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
-        """Move the stored snapshot aside for the operator, unless it is newer than `upto`, so that `load` skips it.
+        """Set the stored snapshot aside, unless it is newer than `upto`, and log `reason`.
 
-        Only the latest snapshot set aside is kept for each agent. Logs `reason`.
+        `load` then ignores the snapshot, but an operator can inspect it. For each agent, the store keeps only the
+        latest snapshot that it set aside.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.
@@ -135,14 +140,14 @@ def refuse_stale(agent_id: UUID, offered: Version, stored: Version | None) -> No
     """Check that `offered` may replace `stored`.
 
     Raises:
-        StaleSnapshot: `offered` is older.
+        StaleSnapshot: `offered` is older than `stored`.
     """
     if stored is not None and offered < stored:
         raise StaleSnapshot(agent_id, offered, stored)
 
 
 def parse_stored(data: bytes, agent_id: UUID, version: Version) -> Stored:
-    """Parse `data`, which is stored for `agent_id`; its file name or key contains `version`.
+    """Parse `data`, the snapshot that a store holds for `agent_id` under `version`.
 
     Raises:
         InvalidRequest: the data is damaged, or does not match `agent_id` or `version`.

@@ -1,7 +1,8 @@
-"""Turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
+"""Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
 
-This module replaces the engine's runner. No second process claims the turn, a settled turn is appended to the store,
-and an exception that is not a `PerdureError` propagates to the test.
+This module replaces the engine's runner (`perdure.turns.run.runner`). No other process can claim the turn. When a turn
+is settled, this module appends the remaining messages to the store. An exception that is not a `PerdureError`
+propagates to the test.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ Approve = bool | Callable[[ToolCall], bool]
 class Call:
     """A tool call of a turn, as the engine recorded it.
 
-    `arguments` are those that the model wrote: a mapping by name, or the text if it is not a JSON object. `status` is
-    `done`, `failed`, `denied` or `unknown`; while the turn waits, `asked`, `approved` or `intended`. `result` is the
-    text that the model received; `None` while the call waits. `effect_id` is `None` if the call was refused before it
-    could run.
+    Attributes:
+        tool: The tool's name.
+        arguments: The model's arguments by name, or the model's text if it is not a JSON object.
+        status: `done`, `failed`, `denied` or `unknown`. While the turn waits: `asked`, `approved` or `intended`.
+        result: The text that the model received; `None` while the call waits.
+        effect_id: The call's id; `None` if the engine refused the call before the tool could run.
     """
 
     tool: str
@@ -66,10 +69,17 @@ class Call:
 class Answer:
     """The outcome of a turn.
 
-    `status` is `done`, `failed`, `waiting_approval` (a call needs a decision and `approve` is `None`) or `parked` (no
-    model replies and the agent has `on_unavailable="park"`, or a Celery task has no function in `tasks`). `reply` is
-    the text that the user receives. It is the error's message if the turn failed, and `None` while the turn waits.
-    `transcript` holds the messages of this turn.
+    Attributes:
+        status: `done`, `failed`, `waiting_approval` or `parked`. A turn is `waiting_approval` if a call needs approval
+            and the conversation's `approve` is `None`. A turn is `parked` if no model replies and the agent has
+            `on_unavailable="park"`, or if the turn waits for a Celery task that has no function in `tasks`.
+        reply: The text that the user receives: the error's message if the turn failed, `None` while the turn waits.
+        calls: The tool calls of this turn.
+        transcript: The messages of this turn.
+        steps: The number of the turn's steps so far.
+        usage: The tokens that this turn has used.
+        working_variables: The session's working variables.
+        error: The error that failed or parked the turn.
     """
 
     status: str
@@ -105,19 +115,28 @@ def ask(agent: Agent, text: str, *, model: Model, **options: Unpack[Options]) ->
     """Run one turn of `agent`, the first of a new `Conversation`.
 
     Raises:
-        Exception: raised by the model and not a `PerdureError`, such as `ScriptExhausted`.
+        Exception: the model raised an error that is not a `PerdureError`, such as `ScriptExhausted`.
     """
     return Conversation(agent, model=model, **options).ask(text)
 
 
 class Conversation:
-    """One session of one user with an agent, whose turns run one after another.
+    """One session of one user with an agent. The session's turns run one after another.
 
-    `working_variables` are the session's initial variables. `approve` decides about calls that need approval; if it is
-    `None`, the turn ends with the status `waiting_approval`. `settings` default to perdure's defaults; the environment
-    is not read. `clock` defaults to the model's clock if the model is `Scripted`; it advances to each time until which
-    `sleep_until` waits. `tasks` are functions that replace Celery tasks, by name; a turn that waits for any other task
-    ends as `parked`.
+    Args:
+        agent: The agent that answers.
+        model: The model that the agent calls.
+        user_id: The user's id.
+        tenant: The user's tenant.
+        channel: The channel of the user's messages.
+        language: The language of error messages.
+        working_variables: The session's initial variables.
+        approve: Decides about calls that need approval. If it is `None`, the turn ends as `waiting_approval`.
+        clock: The turns' clock, which advances to the times of `sleep_until`. Defaults to the clock of a `Scripted`
+            model, or to a new clock.
+        settings: Default to perdure's defaults. The environment is not read.
+        tasks: Functions that replace Celery tasks, by the task's name. A turn that waits for any other task ends as
+            `parked`.
     """
 
     def __init__(
@@ -156,7 +175,7 @@ class Conversation:
 
         Raises:
             RuntimeError: the previous turn is not settled.
-            Exception: raised by the model and not a `PerdureError`, such as `ScriptExhausted`.
+            Exception: the model raised an error that is not a `PerdureError`, such as `ScriptExhausted`.
         """
         if self._open:
             raise RuntimeError("the previous turn is not settled: it waits for an approval or for a model")
@@ -195,7 +214,7 @@ class Conversation:
         )
 
     def _window(self) -> list[Entry]:
-        """The messages of the most recent turns. A prompt has room for one more turn: the next one."""
+        """The earlier messages in the prompt of a new turn: the messages of the last `working_turns - 1` turns."""
         turns = [list(messages) for _, messages in groupby(self._store.messages, key=lambda each: each["turn_id"])]
         kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
         return [_entry(message) for messages in kept for message in messages]
@@ -207,9 +226,9 @@ class Conversation:
         return hold
 
     def _wait(self) -> bool:
-        """End the waits of the turn; returns False if a task has no function.
+        """Run the tasks that the turn waits for, and advance the clock to the times of `sleep_until`.
 
-        Runs the tasks that the turn waits for, and advances the clock to the times until which it waits.
+        Returns False if the turn still waits because a task has no function.
         """
         for effect in self._store.waiting():
             if effect.waits_for == "timer":
@@ -256,9 +275,9 @@ class Conversation:
         return self._read(settled, verdict.status, error, verdict.steps)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """Return `ending`.
+        """Return `ending` with the agent's own message for its error.
 
-        If the turn failed and the agent has a message for the error's code, replace the reply by it.
+        Returns `ending` unchanged if the turn has not failed, or if the agent has no message for the error's code.
         """
         messages = self._agent.error_messages
         if not isinstance(ending, Failed) or messages is None:
@@ -310,7 +329,7 @@ class Conversation:
 
 
 class _NoWorkers:
-    """A `Waker` that publishes nothing: the step loop wakes no worker."""
+    """A `Waker` that publishes nothing, because there are no workers to wake."""
 
     def _not_sent(self, *_: object, **__: object) -> bool:
         return False

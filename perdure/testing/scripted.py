@@ -15,7 +15,7 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCal
 Respond = Callable[[ModelRequest, ModelCall], ModelReply]
 
 Reply = str | ToolCall | list[ToolCall] | ModelReply | Exception | Respond
-"""One reply: a text, one or several tool calls, a whole `ModelReply`, an error to raise, or a function."""
+"""A text, one or several tool calls, a whole `ModelReply`, an error to raise, or a function that makes the reply."""
 
 _NAME = "scripted"
 
@@ -33,19 +33,20 @@ class Late:
 
 
 def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall:
-    """A call of `tool` in a scripted reply. `raw`, which may be malformed, replaces the JSON of the arguments."""
+    """A call of `tool` in a scripted reply. `raw`, which may be malformed JSON, replaces the JSON of `arguments`."""
     return ToolCall("", tool, json.dumps(arguments) if raw is None else raw)
 
 
 def late(seconds: float, reply: Reply) -> Late:
-    """A reply that takes `seconds`: `Scripted` advances its clock and does not sleep."""
+    """A reply that takes `seconds`. `Scripted` advances its clock by `seconds` instead of sleeping."""
     return Late(seconds, reply)
 
 
 class Scripted:
     """A `Model` that gives its replies in order and records each request. Threads may share it.
 
-    Late replies advance `clock`. `perdure.testing.ask` runs the turn by the same clock unless another clock is passed.
+    A reply made by `late` advances `clock`. The turn uses this clock too, unless another clock is passed to
+    `perdure.testing.ask`.
     """
 
     name = _NAME
@@ -67,7 +68,7 @@ class Scripted:
         Raises:
             ScriptExhausted: the script has no further reply.
             Exception: the next reply, if it is an exception.
-            DeadlineExceeded: the call's deadline has passed before the reply.
+            DeadlineExceeded: the call's deadline passed before the reply.
         """
         with self._lock:
             self.requests.append(request)

@@ -1,11 +1,11 @@
-"""The step loop's commits, stored in memory instead of PostgreSQL.
+"""Stores the step loop's commits in memory instead of PostgreSQL.
 
-The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` implements
-the statements that a turn without earlier sessions runs, and returns the rows that PostgreSQL would return. It stores
-messages, tool calls and working variables. It checks no fence, since no other process can hold the session. Any other
-statement raises `Unavailable`.
+The step loop runs named statements (`perdure.database.engine.Statement`) and reads the returned rows. `MemoryStore`
+implements the statements that the step loop runs for a user without earlier sessions, and returns the rows that
+PostgreSQL would return. Any other statement raises `Unavailable`. `MemoryStore` stores messages, tool calls and working
+variables. It does not check fencing tokens, since no other process can hold the session.
 
-The tests in tests/testing run the same turns here and on PostgreSQL and compare what both committed.
+The tests in tests/testing run the same turns on `MemoryStore` and on PostgreSQL, and compare the results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row with the columns of all statements that return one row."""
+    """One class for the rows of several statements. It has the columns of all of them."""
 
     base: int = 0
     cancel_requested_at: None = None

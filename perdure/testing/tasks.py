@@ -1,4 +1,4 @@
-"""Celery tools in a test: a function replaces each Celery task, and runs when the turn waits for that task."""
+"""Replaces the tasks of Celery tools by functions in a test. A function runs when the turn waits for its task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class InlineCalls:
         return True
 
     def run(self) -> tuple[TaskCall, TaskEnded] | None:
-        """Run the next stored task that has a function, if any; returns the task and its outcome, or `None`."""
+        """Run the next stored task that has a function, and return the task and its outcome.
+
+        Returns `None` if no stored task has a function.
+        """
         call = next((each for each in self._sent.values() if each.task in self._tasks), None)
         if call is None:
             return None

@@ -1,5 +1,5 @@
-"""Untrusted text: strict JSON, storable text, linear-time patterns, quotations for prompts, contradictions.
+"""Functions over untrusted text, each of which takes time linear in the length of its text.
 
-Every function takes time linear in the length of its text. Called by every package that handles text of users, models
-or tools.
+The functions parse JSON strictly, make text storable in PostgreSQL, match patterns, quote text in prompts, and detect
+contradictions. Called by every package that handles text of users, models or tools.
 """

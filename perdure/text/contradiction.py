@@ -1,13 +1,13 @@
-"""Whether two texts that are close in meaning contradict each other.
+"""Detects whether two texts that are close in meaning contradict each other.
 
 Cosine similarity cannot distinguish a contradiction from a paraphrase: "not", or 30 instead of 90, hardly changes a
 vector. This module compares numbers, negations, names, and words that exclude each other, in English and Korean. In
-doubt it classifies the texts as different. The caller then keeps both, so a merge may be missed.
+doubt, it reports a difference. The caller then keeps both texts, although they may mean the same.
 
-A caller that compares many texts should compare `Features.fingerprint` and the name and word bits first: these integers
-decide most pairs.
+A caller that compares many texts should first compare the integers `fingerprint`, `name_bits` and `word_bits` of
+`Features`. These integers decide most pairs.
 
-Called by consolidation, by the tool `remember` and by the CaseBank's duplicate search.
+Called by consolidation, by the tool `remember` and by the CaseBank's search for duplicates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perdure.text.words import (
 )
 
 MAX_CHARS = 10_000
-"""Maximum characters of a text, in its normal form, that are analysed. The rest is compared by hash."""
+"""Maximum characters of a normalised text that are analysed. The rest of the text is compared by its hash."""
 
 _BITS = 63
 _SHOWN_CHARS = 200
@@ -52,7 +52,11 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two texts differ. `left` describes the first text, `right` the second text. One of them may be empty."""
+    """A difference between two texts.
+
+    `left` describes the differing part of the first text, such as its numbers. `right` describes the differing part of
+    the second text. One of them may be empty.
+    """
 
     kind: DifferenceKind
     left: str
@@ -71,8 +75,9 @@ def _shorten(side: str) -> str:
 class Features:
     """The features of one text that `difference` compares.
 
-    `opposites` holds, for each group of exclusive words, the sides that the text uses. `rest` is a hash of the text
-    beyond `MAX_CHARS`. It is empty if the text is not longer than that.
+    `opposites` has one entry for each group of opposed words, such as "on" and "off", that occurs in the text. An entry
+    has the group's number and the sides of the group that occur in the text; see `words.opposite_group`. `rest` is a
+    hash of the text beyond `MAX_CHARS`, or empty if the text is not longer than `MAX_CHARS`.
     """
 
     numbers: tuple[str, ...]
@@ -84,7 +89,7 @@ class Features:
 
     @property
     def fingerprint(self) -> int:
-        """A 63-bit hash of numbers, negations and `rest`, the same on every machine."""
+        """A 63-bit hash of `numbers`, `negations` and `rest`. It is the same on every machine."""
         parts = [str(self.negations), *self.numbers, *([f"rest {self.rest}"] if self.rest else [])]
         return _hash("\x1f".join(parts)) >> 1
 
@@ -92,7 +97,7 @@ class Features:
     def name_bits(self) -> int:
         """A 63-bit Bloom filter of the names.
 
-        If another text's `word_bits` lack one of these bits, that text lacks a name.
+        If the `word_bits` of another text lack one of these bits, the other text lacks one of the names.
         """
         return _bits(map(stem, self.names))
 
@@ -108,7 +113,7 @@ def difference(left: str, right: str) -> Difference | None:
 
 
 def compare(left: Features, right: Features) -> Difference | None:
-    """The `difference` of two texts, given their features. Swapping the arguments swaps the sides of the result."""
+    """The `difference` of two texts, given their features. The order of the texts does not affect its kind."""
     if left.rest != right.rest:
         return Difference(
             DifferenceKind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right))
@@ -159,13 +164,13 @@ def _bits(words: Iterable[str]) -> int:
 
 
 def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """The numbers in `these` that are not in `others`. If `others` contains all of them, all numbers in `these`."""
+    """The numbers in `these` that are not in `others`; all numbers in `these` if `others` contains all of them."""
     known = frozenset(others)
     return ", ".join([number for number in these if number not in known] or these)
 
 
 def _opposites(left: Features, right: Features) -> Difference | None:
-    """The difference if only one text has a negative prefix, or if they use opposed words of one exclusive group."""
+    """The difference if the texts use opposed words: "trust" and "distrust", or two sides of a group of opposites."""
     if found := _negated_by_prefix(left.words, right.words):
         return Difference(DifferenceKind.OPPOSITE, *found)
     if found := _negated_by_prefix(right.words, left.words):
@@ -178,7 +183,7 @@ def _opposites(left: Features, right: Features) -> Difference | None:
 
 
 def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[str, str] | None:
-    """A word of `these` such as "distrust", and the word "trust" that `others` has instead."""
+    """A word of `these` with a negative prefix, such as "distrust", and the word of `others` without the prefix."""
     for word in sorted(these - others):
         bare = without_negative_prefix(word)
         if bare is not None and bare in others and bare not in these:
@@ -187,6 +192,6 @@ def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[s
 
 
 def _word_of(features: Features, group: int) -> str:
-    """The longest of the text's words in the group, so that a word is preferred to its stem."""
+    """The longest of the text's words that are in `group`: a word is preferred to its stem."""
     words = [word for word in features.words if (found := opposite_group(word)) and found[0] == group]
     return max(words, key=lambda word: (len(word), word))

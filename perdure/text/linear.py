@@ -1,4 +1,4 @@
-"""Functions over untrusted text that need no regular expression, each in linear time."""
+"""Functions over untrusted text that use no regular expressions. Each takes time linear in the text's length."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def words(text: str) -> list[str]:
 def normalized(form: Literal["NFKC", "NFKD"], text: str) -> str:
     """`text` in a Unicode normal form. One character may become 18 characters.
 
-    `unicodedata.normalize` sorts the marks of a letter, in time quadratic in their number. A grapheme joiner after
-    every 30 marks bounds this time, as in Unicode's Stream-Safe Text Format (UAX #15).
+    `unicodedata.normalize` sorts the combining marks of a letter in time quadratic in the number of marks. Inserting a
+    grapheme joiner after every 30 marks bounds this time, as in Unicode's Stream-Safe Text Format (UAX #15).
     """
     if text.isascii():
         return text

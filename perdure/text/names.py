@@ -1,4 +1,4 @@
-"""Names in a text: words that are spelled like names, or stand next to words such as "called". English and Korean.
+"""Finds names in English and Korean text: words that are spelled like names, or stand next to words such as "called".
 
 Called by `contradiction`.
 """
@@ -49,7 +49,7 @@ _KOREAN_NO_NAMES = frozenset(
 
 
 def names_of(token: Token) -> Iterator[str]:
-    """The word, if it is spelled like a name, in a form that `words.forms` also returns."""
+    """Yield the token's word if it is spelled like a name, in a form that `words.forms` returns for the word."""
     text = token.text
     if has_hangul(text):
         if (name := _korean_name(text)) is not None:
@@ -69,7 +69,7 @@ def _opens_sentences(word: str) -> bool:
 
 
 def missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
-    """The names that are absent from `words`, as a whole and as a stem."""
+    """The names of which neither the whole name nor its stem is in `words`."""
     return sorted(name for name in names if name not in words and stem(name) not in words)
 
 
@@ -90,7 +90,7 @@ _NO_NAMES_BY_POSITION = _OPENERS | frozenset(
 
 
 def names_by_position(text: str) -> Iterator[str]:
-    """Words in positions where a name is expected, in a form that `words.forms` also returns."""
+    """Yield each word in a position where a name is expected, in a form that `words.forms` returns for the word."""
     for found in _NAME_POSITIONS.finditer(text):
         word = base_form(next(each for each in found.groups() if each is not None))
         if word not in _NO_NAMES_BY_POSITION:
@@ -99,7 +99,10 @@ def names_by_position(text: str) -> Iterator[str]:
 
 @cached_by_word
 def _korean_name(text: str) -> str | None:
-    """The name in a Korean word: a place, a person with a form of address, or a short topic; `None` for other words."""
+    """The name in a Korean word; `None` if the word contains no name.
+
+    A name is a known place, a word before a form of address, or two or three syllables before a particle such as 는.
+    """
     for place in KOREAN_PLACES:
         if text.startswith(place):
             return place

@@ -18,7 +18,7 @@ _THOUSANDS = compiled(r"\p{Nd}{1,3}(?:,\p{Nd}{3})+(?:\.\p{Nd}+)?")
 _DECIMAL = compiled(r"\p{Nd}+(?:\.\p{Nd}+)?")
 _SCALED = compiled(rf"(\p{{Nd}}[\p{{Nd}},]*(?:\.\p{{Nd}}+)?)[{SPACE}]?(천만|백만|천|만|억|조)")
 _SCALES = {"천": 3, "만": 4, "백만": 6, "천만": 7, "억": 8, "조": 12}
-"""The power of ten of each Korean unit."""
+"""The exponent of ten of each Korean unit, such as 3 for 천 (1,000)."""
 
 ENGLISH_NUMBERS = {
     word: number
@@ -67,7 +67,7 @@ def numbers_in(text: str) -> Iterator[str]:
 
 
 def _canonical(number: str, scale: int = 0) -> str:
-    """A decimal number times 10 to the power of `scale`, without separators and superfluous zeros.
+    """`number` times 10 to the power of `scale`, without separators and superfluous zeros.
 
     Works on the digits, because different numbers of more than 15 digits may be equal as floats.
     """
@@ -90,9 +90,9 @@ def _korean_numbers(text: str) -> Iterator[str]:
 
 
 def _counted_number(text: str, start: int) -> tuple[int, int] | None:
-    """The number at `start` and the end of its counter. The number is 0 if no number precedes the counter.
+    """The number at `start`, and the position after its counter; `None` if there is no counter.
 
-    Returns `None` if there is no counter.
+    The number is 0 if no number precedes the counter.
     """
     for tens in _prefixes(text, start, _KOREAN_TENS):
         for ones in _prefixes(text, start + len(tens), _KOREAN_NUMBERS):
@@ -104,14 +104,14 @@ def _counted_number(text: str, start: int) -> tuple[int, int] | None:
 
 
 def _prefixes(text: str, start: int, words: Collection[str]) -> Iterator[str]:
-    """The `words` that begin at `start`, then the empty string."""
+    """Yield each of `words` that `text` contains at `start`, then the empty string."""
     if text.startswith(tuple(words), start):
         yield from (word for word in words if text.startswith(word, start))
     yield ""
 
 
 def _counter_end(text: str, start: int) -> int | None:
-    """The end of the counter at `start`; `None` if there is none, or if its syllables begin a longer word."""
+    """The position after the counter at `start`; `None` if there is no counter, or if a longer word begins with it."""
     if not text.startswith(_KOREAN_COUNTERS, start):
         return None
     for counter in _KOREAN_COUNTERS:

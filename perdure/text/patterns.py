@@ -1,14 +1,14 @@
 r"""Regular expressions for untrusted text, matched in time linear in the text's length (RE2).
 
-Python's `re` backtracks: a sender who knows a pattern can write a text that takes minutes, during which `re` holds the
-interpreter's lock. A repository test checks that no module imports `re` for untrusted text. `compiled` registers each
-pattern, and a test runs all of them over hostile texts.
+Python's `re` backtracks: a sender who knows a pattern can write a text that takes minutes to match. During these
+minutes, `re` holds the interpreter's lock. A repository test checks that no module imports `re` for untrusted text.
+`compiled` registers each pattern, and another test runs all registered patterns over hostile texts.
 
-Differences from `re`: no lookaround, no backreferences; `\b`, `\d`, `\s` and `\w` are limited to ASCII. `WORD`,
-`SPACE`, `STARTS` and `ENDS` are Unicode forms. `$` matches at the end of the text only, not before a last newline.
+Differences from `re`: RE2 has no lookaround and no backreferences. `\b`, `\d`, `\s` and `\w` are limited to ASCII;
+`WORD`, `SPACE`, `STARTS` and `ENDS` cover Unicode. `$` matches only at the end of the text, not before a final newline.
 
-One search takes linear time. `finditer`, `findall` and `sub` search again after each match, so a pattern must not read
-far beyond the end of a match.
+One search takes linear time. `finditer`, `findall` and `sub` search again after each match. Their time is linear only
+if the pattern does not read far beyond the end of each match.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from typing import Any, Protocol
 import re2
 
 WORD = r"\pL\pN_"
-r"""The characters of `\w`, for use in brackets."""
+r"""The Unicode characters of `\w`, for use in a character class: `[…]`."""
 
 SPACE = r"\s\x0b\x1c-\x1f\x85\p{Z}"
-r"""The characters of `\s`, for use in brackets."""
+r"""The Unicode characters of `\s`, for use in a character class: `[…]`."""
 
 STARTS = rf"(?:^|[^{WORD}])"
-r"""Matches before a word's first character. Unlike `\b` it is part of the match: put the rest into a group."""
+r"""Matches the beginning of the text, or the character before a word.
+
+Unlike `\b`, it consumes this character: put the word into a group.
+"""
 
 ENDS = rf"(?:$|[^{WORD}])"
-r"""Matches after a word's last character. Unlike `\b` it is part of the match."""
+r"""Matches the end of the text, or the character after a word. Unlike `\b`, it consumes this character."""
 
 _MAX_MEMORY = 2**21
-"""Bytes of memory for one pattern and its caches. A pattern that needs more is slower, but still linear."""
+"""Maximum bytes of memory for one pattern and its caches. With full caches, matching is slower but still linear."""
 
 _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 
@@ -79,7 +82,7 @@ class Pattern:
         return found
 
     def fullmatch(self, text: str) -> Match | None:
-        """The match of all of `text`."""
+        """The match of the whole text."""
         found: Match | None = self._compiled.fullmatch(_encodable(text))
         return found
 
@@ -107,7 +110,7 @@ REGISTERED: list[Pattern] = []
 
 
 def compiled(source: str, *, ignore_case: bool = False, dot_all: bool = False) -> Pattern:
-    """Compile and register a pattern. Call it when a module is imported, not for each text.
+    """Compile and register a pattern. Call this function when a module is imported, not for each text.
 
     Raises:
         re2.error: RE2 does not support the syntax, or the pattern needs too much memory.

@@ -1,8 +1,8 @@
-"""Untrusted text from models, tools and clients: strict JSON parsing, storable and bounded text.
+"""Parses JSON strictly, and makes untrusted text from models, tools and clients storable and bounded.
 
 `json.loads` accepts NaN, duplicate keys (the last one wins) and text that PostgreSQL cannot store. A tool's result may
-be no JSON, contain NUL, or be a hundred megabytes long. These functions refuse or convert such input, so that it cannot
-block a session. They cut a long text before they copy it.
+contain NUL, have no JSON form, or be a hundred megabytes long. These functions refuse or convert such input, so that it
+cannot block a session. They cut a long text before they copy it.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def is_storable(text: str) -> bool:
 
 
 STORABLE_PATTERN = r"^[^\u0000]*$"
-"""`is_storable` as a pattern of JSON Schema, which has no lone surrogates."""
+"""A JSON Schema pattern for storable text: it excludes NUL. Valid Unicode text has no lone surrogates."""
 
 USER_PATTERN = r"^[^\u0000\u001f]*$"
-"""Like `STORABLE_PATTERN`, for a user's id, which may not contain U+001F, the separator of tenant and id."""
+"""A JSON Schema pattern for a user's id: storable text without U+001F, which separates tenant and id in a key."""
 
 _BLANKS = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""The characters that `str.strip` removes, which differ from the `\\s` of JSON Schema's patterns."""
+"""The characters that `str.strip` removes. In a JSON Schema pattern, `\\s` matches a different set."""
 
 NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
-"""Storable, non-blank text, as a pattern of JSON Schema."""
+"""A JSON Schema pattern for text that is storable and not blank."""
 
 
 def whole(value: object) -> object:
-    """Return `value`, but convert a float without a fraction to an `int`: JSON Schema counts it as an integer."""
+    """Convert a float such as 3.0, which is an integer in JSON Schema, to `int`; other values stay unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def storable(text: str) -> str:
-    """`text` in a form that PostgreSQL can store. Joins surrogate pairs; NUL and lone surrogates become U+FFFD."""
+    """Make `text` storable: join surrogate pairs, and replace NUL and lone surrogates by U+FFFD."""
     if is_storable(text):
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -64,10 +64,11 @@ def storable(text: str) -> str:
 
 
 def load_object(text: str) -> dict[str, Any]:
-    """Parse one JSON object, more strictly than `json.loads`. Blank text is `{}`.
+    """Parse one JSON object, more strictly than `json.loads`. Returns `{}` for blank text.
 
     Raises:
-        ValueError: the text is not a JSON object or has a forbidden value; the message names the fault.
+        ValueError: `text` is not a JSON object; has NaN, infinity, duplicate keys or unstorable text; or exceeds
+            `MAX_DEPTH` or `MAX_DIGITS`. The message names the fault.
     """
     if not text.strip():
         return {}
@@ -86,7 +87,7 @@ def load_object(text: str) -> dict[str, Any]:
 
 
 def dump(value: Any, limit: int) -> str:
-    """`value` as text of at most `limit` characters for a model: a string unchanged, any other value as JSON.
+    """Render `value` for a model in at most `limit` characters: a string as plain text, any other value as JSON.
 
     Reads at most `limit` characters and items of the value.
 
@@ -104,7 +105,7 @@ def dump(value: Any, limit: int) -> str:
 
 
 def is_identifier(name: str) -> bool:
-    """Whether `name` is a valid name of a channel or a bank of cases; see `IDENTIFIER`. Letters are ASCII."""
+    """Whether `name` is a valid name for a channel or a bank of cases, as `IDENTIFIER` describes. Letters are ASCII."""
     return _IDENTIFIER.fullmatch(name) is not None
 
 
@@ -120,12 +121,12 @@ def identifier(name: str) -> str:
 
 
 def shown_channel(name: str) -> str:
-    """A channel's name for a prompt. Hides text that is no identifier, which rows of earlier releases may contain."""
+    """A channel's name for a prompt. Hides an invalid name, which a row of an earlier release may contain."""
     return f"'{name}'" if is_identifier(name) else "another channel"
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` within `limit` characters; if it was cut, a mark at the end states its full length."""
+    """Cut `text` to `limit` characters. If `text` is longer, a mark at the end states its full length."""
     return text if len(text) <= limit else _within(text, limit, f"{len(text):,}")
 
 
@@ -135,7 +136,7 @@ def _within(text: str, limit: int, total: str) -> str:
 
 
 class _BoundedCopy:
-    """Copies the beginning of a value for JSON: at most `room` characters and items.
+    """Copies the beginning of a value, for conversion to JSON: at most `room` characters and items.
 
     If `room` is below 0 afterwards, the copy was cut.
     """
@@ -152,7 +153,7 @@ class _BoundedCopy:
         self.room -= 1
         match value:
             case None | int() | float():
-                self.room -= value.bit_length() // 4 if isinstance(value, int) else 0  # about its digits
+                self.room -= value.bit_length() // 4 if isinstance(value, int) else 0  # roughly its number of digits
                 return value
             case str():
                 return self._text(value)
@@ -188,7 +189,7 @@ class _BoundedCopy:
 
 
 def first_line(text: str, limit: int = 500) -> str:
-    """The first non-blank line of `text`, storable, cut to `limit` characters. Reads 10,000 characters at most."""
+    """The first non-blank line of `text`, storable and cut to `limit` characters. Reads at most 10,000 characters."""
     line = next((line.strip() for line in text[:_READ_CHARS].splitlines() if line.strip()), "")
     line = storable(line)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
@@ -269,7 +270,7 @@ _STRICT = json.JSONDecoder(
 
 
 def _check(value: Any) -> None:
-    """Refuse unstorable strings and deep nesting, without recursion."""
+    """Raise ValueError for unstorable strings and for deep nesting. Does not recurse."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         if not level:

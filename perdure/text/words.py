@@ -1,7 +1,7 @@
-"""Words of English and Korean: tokens, stems, negations, and words that exclude each other.
+"""Splits English and Korean text into words, and finds stems, negations and words that exclude each other.
 
-The module has rules and short lists. The same rules apply to both texts of a comparison, so a crude stem is good
-enough. Called by `contradiction` and `names`.
+The module uses rules and short word lists. Callers compare two texts by the same rules, so a crude stem is good enough.
+Called by `contradiction`, `names` and `numbers`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from perdure.text.linear import has_hangul
 from perdure.text.patterns import compiled
 
 _CACHED_WORDS = 20_000
-"""Maximum words whose forms are cached; most texts share their words."""
+"""The most results that each function decorated with `cached_by_word` keeps."""
 
 _LONGEST_CACHED = 64
-"""Longer words are not cached, so that a long text without spaces does not stay in memory."""
+"""The most characters of a cached word. A long text without spaces is one word, which would stay in memory."""
 
 
 def word_list(text: str) -> list[str]:
-    """The words of a list in the source, separated by whitespace."""
+    """Split `text`, a list of words in the source code, at whitespace."""
     return text.split()
 
 
@@ -32,7 +32,7 @@ def word_list(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A word in its original spelling. `initial`: a sentence begins with it."""
+    """A word in its original spelling. `initial` is True if a sentence begins with the word."""
 
     text: str
     initial: bool
@@ -71,7 +71,7 @@ _Result = TypeVar("_Result")
 
 
 def cached_by_word(function: Callable[[str], _Result]) -> Callable[[str], _Result]:
-    """Cache the results of `function` for the most recent words."""
+    """Cache the results of `function` for the most recently used words."""
     cached = lru_cache(_CACHED_WORDS)(function)
 
     @wraps(function)
@@ -99,7 +99,7 @@ _KOREAN_NOT = compiled(
 
 @cached_by_word
 def is_negation(text: str) -> bool:
-    """Whether a word negates: not, never, 않다."""
+    """Whether `text` is a word that negates, such as not, never or 않다."""
     word = text.lower()
     if has_hangul(word):
         return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
@@ -124,7 +124,7 @@ def base_form(word: str) -> str:
 
 @cached_by_word
 def stem(word: str) -> str:
-    """An English word without its most common endings."""
+    """An English word without a common ending, such as "ing" or "ed"."""
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
             return word[: -len(ending)]
@@ -149,7 +149,7 @@ _PARTICLES = (
     "에서", "으로", "에게", "한테", "께서", "부터", "까지", "처럼", "보다", "이랑", "하고",
     "은", "는", "이", "가", "을", "를", "의", "에", "로", "와", "과", "도", "만", "랑",
 )  # fmt: skip
-"""Longer particles come first."""
+"""Korean particles. Longer ones come first, so that the first match is the longest."""
 
 
 def without_particle(word: str) -> str:
@@ -219,7 +219,7 @@ _LONGEST_SHORT_VERB = 3
 
 
 def _positive_forms(word: str) -> Iterator[str]:
-    """The stem of a word, and the positive forms of a comparative or superlative: `big` for `bigger`."""
+    """The stem of `word`, and possible positive forms of a comparative or superlative, such as `big` for `bigger`."""
     yield stem(word)
     for ending in ("er", "est"):
         bare = word.removesuffix(ending)
@@ -234,7 +234,7 @@ def _positive_forms(word: str) -> Iterator[str]:
 
 @cached_by_word
 def opposite_group(word: str) -> tuple[int, int] | None:
-    """The number of the word's group in `_EXCLUSIVE`, and its side in that group; `None` if it is in no group."""
+    """The number of the word's group in `_EXCLUSIVE`, and its side in the group; `None` if no group has the word."""
     if not has_hangul(word):
         return next((_OPPOSITES[form] for form in _positive_forms(word) if form in _OPPOSITES), None)
     for length in range(min(len(word), _LONGEST_KOREAN_OPPOSITE), 0, -1):  # verbs are inflected at their end

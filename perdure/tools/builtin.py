@@ -1,4 +1,4 @@
-"""The built-in tools `calculator`, whose work is bounded for any expression, and `clock`."""
+"""The built-in tools `calculator` and `clock`. The calculator's work is bounded for any expression."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.tools.registry import Effect, Tool, tool
 Number = int | float
 
 MAX_DIGITS = 1_000
-"""The most decimal digits of a whole number, including intermediate results."""
+"""The most decimal digits of a whole number. The limit also applies to intermediate results."""
 
 MAX_DEPTH = 50
 """The most levels of nesting in an expression."""
@@ -97,7 +97,7 @@ def _divide(left: Number, right: Number) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    # Checks the size of the result first: computing 9 ** 9 ** 9 would not end.
+    # Checks the size of the result before the computation: 9 ** 9 ** 9 would not end.
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent > 0:
         if (abs(base).bit_length() - 1) * exponent > _MAX_BITS:
             raise OverflowError
@@ -114,16 +114,16 @@ def _sqrt(value: Number) -> Number:
 
 
 def _round(value: Number, digits: Number = 0) -> Number:
-    places = operator.index(digits)  # type: ignore[arg-type]  # raises the TypeError for a float that is reported to the model
+    places = operator.index(digits)  # type: ignore[arg-type]  # a float raises a TypeError, which the model receives
     if places < -MAX_DIGITS:
-        return 0  # no value has that many digits; Python would compute 10 ** -places first
+        return 0  # no value has that many digits, and Python would compute 10 ** -places
     return round(value, places) if places > 0 else int(round(value, places))
 
 
 def _factorial(value: Number) -> int:
     if value > MAX_DIGITS:
         raise OverflowError
-    return math.factorial(operator.index(value))  # type: ignore[arg-type]  # as above
+    return math.factorial(operator.index(value))  # type: ignore[arg-type]  # as in `_round`
 
 
 _SIGNS: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}

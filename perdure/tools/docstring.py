@@ -9,7 +9,7 @@ from typing import NamedTuple
 from docstring_parser import Docstring, DocstringStyle, ParseError, google, numpydoc, rest
 from docstring_parser.common import DocstringMeta
 
-# Sections that are not sent to models. The library does not know them and would append them to the previous section.
+# Sections that are not sent to models. The parser does not know them, and would append them to the previous section.
 _LEFT_OUT = ("Note", "Notes", "Warning", "Warnings", "See Also", "Todo")
 
 _GOOGLE = google.GoogleParser(
@@ -26,7 +26,7 @@ class Described(NamedTuple):
 
 
 def describe(docstring: str | None) -> Described:
-    """Split `docstring`, in the style that recognises the most parts of it. Only the section of parameters is kept."""
+    """Split `docstring` by the style that recognises the most parts. Drops all sections but the parameters."""
     text = inspect.cleandoc(docstring or "").strip()
     best = max((_parsed(parser, text) for parser in _PARSERS), key=_recognised)
     arguments = {
@@ -47,9 +47,10 @@ def _parsed(parser: Callable[[str], Docstring], text: str) -> Docstring:
 
 
 def _recognised(docstring: Docstring) -> tuple[int, int]:
-    """How many parts a style recognised: entries (of parameters, results and errors), and other sections.
+    """The number of entries (parameters, results and errors) and the number of other sections that a style recognised.
 
-    In Sphinx style every line that begins with a colon, even a smiley, is parsed as a part, so only entries count.
+    The Sphinx parser takes every line that begins with a colon, even a smiley, as a section. For that style, the
+    number of sections is therefore 0.
     """
     entries = sum(type(each) is not DocstringMeta for each in docstring.meta)
     return entries, 0 if docstring.style is DocstringStyle.REST else len(docstring.meta) - entries

@@ -1,11 +1,13 @@
-"""The event loop of a process, on which `async def` tools, probes and hooks run.
+"""The event loop that runs the `async def` tools, probes and hooks of a process.
 
-One thread runs the loop. The first call in a process starts it; a forked child starts its own. The calling thread waits
-for its coroutine, so effects, time limits and results are handled as for other tools. A coroutine is cancelled when no
-turn waits for it any longer: its time limit has passed, its turn is cancelled, or its lease is lost.
+One thread runs the loop. The first call in a process starts the thread; a forked child starts its own. The calling
+thread waits for its coroutine, so effects, time limits and results are handled as for `def` tools. The loop cancels a
+coroutine when no turn waits for it any longer: the time limit has passed, the turn is cancelled, or the turn's lease is
+lost.
 
-A coroutine that blocks the loop delays all others. Threads that wait for a coroutine detect this, and log the tool's
-name. After `_REPLACED_S` seconds, new calls get a new loop; calls on the blocked loop run into their time limits.
+A coroutine that blocks the loop delays all other coroutines. A thread that waits for its coroutine detects the blocked
+loop, and logs the name of the tool that blocks it. After a loop has been blocked for `_REPLACED_S` seconds, new calls
+get a new loop. Calls on the blocked loop exceed their time limits.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
-"""Seconds between two checks whether a turn still waits for each call."""
+"""Seconds between two checks by `_watch` for calls that no turn waits for any longer."""
 
 _BLOCKED_S = 1.0
-"""Seconds without a check after which the loop counts as blocked."""
+"""If the loop does not run `_watch` for this many seconds, it counts as blocked."""
 
 _REPLACED_S = 10.0
 
 
 class Cancelled(Exception):
-    """The call was cancelled, either because no turn waits for it (`unwanted`) or by its own code."""
+    """The call was cancelled. `unwanted` is True if no turn waits for it, and False if its own code cancelled it."""
 
     def __init__(self, *, unwanted: bool) -> None:
         super().__init__("the call was cancelled")
@@ -71,7 +73,7 @@ class _Loop:
 
         Raises:
             Cancelled: `work` was cancelled.
-            BaseException: raised by `work`.
+            BaseException: the error of `work`.
         """
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
         context = contextvars.copy_context()
@@ -80,7 +82,7 @@ class _Loop:
             try:
                 return result.result(_BLOCKED_S)
             except concurrent.futures.TimeoutError:
-                if result.done():  # the coroutine itself raised this error, or ended just now
+                if result.done():  # `work` itself raised a TimeoutError, or ended just now
                     return result.result()
                 self._report()
 
@@ -92,7 +94,7 @@ class _Loop:
         context: contextvars.Context,
         result: concurrent.futures.Future[Any],
     ) -> None:
-        if is_over():  # while another coroutine blocked the loop
+        if is_over():  # the turn stopped waiting while another coroutine blocked the loop
             work.close()
             result.set_exception(Cancelled(unwanted=True))
             return
@@ -128,7 +130,7 @@ class _Loop:
             await asyncio.sleep(_WATCH_S)
 
     def _report(self) -> None:
-        """Log, once, which tool blocks the loop."""
+        """Log which tool blocks the loop, once for each time that the loop is blocked."""
         if not self.blocked_s or self._reported:
             return
         self._reported = True
@@ -142,13 +144,14 @@ _current: _Loop | None = None
 
 
 def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
-    """Call `work`. If it returns a coroutine, run it on the event loop, and cancel it once `is_over` returns True.
+    """Call `work`, and return its result.
 
-    `work` may be a `functools.partial`; `name` is for the log.
+    If `work` returns a coroutine, the event loop runs the coroutine, and cancels it once `is_over` returns True. `work`
+    may be a `functools.partial`. `name` appears in the log.
 
     Raises:
         Cancelled: the coroutine was cancelled, or not started because `is_over` returned True.
-        Exception: raised by `work`.
+        Exception: the error of `work`.
     """
     if inspect.iscoroutinefunction(work) and is_over():
         raise Cancelled(unwanted=True)
@@ -157,7 +160,7 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
 
 
 async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
-    """Await `work`, and raise a `RuntimeError` for the exceptions that would end the loop's thread."""
+    """Await `work`. Raises a `RuntimeError` instead of an exception that would stop the event loop."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:

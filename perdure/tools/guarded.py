@@ -1,8 +1,8 @@
-"""Calls tools through the circuit breaker `tool:NAME` that they declare.
+"""Calls a tool through the circuit breaker `tool:NAME` that the tool declares.
 
 The breaker counts these as failures of the service that the tool calls: a time-out, an interrupted call, an exception
-that is not a `ToolError`, and a `ToolError` that such an exception caused. It does not count a `ToolError` that the
-tool raises by itself. Tools of MCP servers use their server's breaker.
+that is not a `ToolError`, and a `ToolError` that such an exception caused. Any other `ToolError` counts neither as a
+failure nor as a success. Tools of MCP servers use their server's breaker instead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from perdure.tools.sources import RunnableTool
 
 
 class _Late(Abandoned):
-    """Raised inside the breaker when a call ended after its time-out, so that the breaker ignores the outcome.
+    """Raised inside the breaker if a call ended after its time-out. The breaker ignores this exception.
 
-    It carries the result as `text`, or the error as `__cause__`.
+    `text` is the call's result. If the call failed, `__cause__` is its error.
     """
 
     def __init__(self, text: str | None = None) -> None:
@@ -38,10 +38,10 @@ def call(
     lease_s: float,
     is_over: Callable[[], bool],
 ) -> str:
-    """Call the tool; see `RunnableTool.call`. The breaker waits at most `lease_s` seconds for the outcome.
+    """Call the tool; see `RunnableTool.call`. The breaker expects the outcome within `lease_s` seconds.
 
-    `is_over` returns True once the call has timed out. The breaker ignores an outcome after that: `note_overdue` counts
-    the time-out.
+    `is_over` returns True once the call has timed out. The breaker ignores the outcome of such a call, because
+    `note_overdue` counts the time-out.
 
     Raises:
         ToolError: the tool raised it, or its breaker is open.
@@ -61,7 +61,7 @@ def call(
 
 
 def note_overdue(tool: RunnableTool, breakers: BreakerRegistry | None) -> None:
-    """Count a call that timed out as a failure, in the tool's breaker."""
+    """Count a timed-out call as a failure in the tool's breaker."""
     breaker = _breaker_of(tool, breakers)
     if breaker is not None:
         with contextlib.suppress(DeadlineExceeded, CircuitBreakerOpen):
@@ -93,7 +93,7 @@ def _called(tool: RunnableTool, arguments: Mapping[str, Any], context: ToolConte
         raise
     except ToolError as error:
         if _is_the_tools_own(error):
-            error.transient = False  # so the breaker counts it neither as success nor as failure
+            error.transient = False  # the breaker counts it neither as success nor as failure
         raise
 
 

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Leaks:
-    """The threads of this process that still run after their time limit. `most` is the maximum number of them."""
+    """The threads of this process that still run after their time limit. `most` is the tolerated number."""
 
     def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ class Leaks:
             return len(self._threads)
 
     def add(self, thread: threading.Thread) -> None:
-        """Count `thread`, which exceeded its time limit, while it still runs."""
+        """Count `thread`, which exceeded its time limit, until it ends."""
         with self._lock:
             self._threads = [each for each in (*self._threads, thread) if each.is_alive()]
             count = len(self._threads)

@@ -1,6 +1,7 @@
-"""The built-in tools `remember`, `recall` and `forget`, on the memory of the turn's user.
+"""The built-in tools `remember`, `recall` and `forget`, for the memories of the turn's user.
 
-Results of `recall` are quoted: the model treats them as data, and consolidation does not learn them again.
+Results of `recall` are quoted, so that the model treats them as data. Consolidation does not extract quoted text as new
+memories.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def remember(  # noqa: D417 (the model does not pass the context)
 
 
 @tool(effect=Effect.PURE)
-def recall(  # noqa: D417 (the same)
+def recall(  # noqa: D417 (the model does not pass the context)
     query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARS)],
     context: ToolContext,
     k: Annotated[int, Field(ge=1, le=MOST)] = 5,
@@ -63,7 +64,7 @@ def recall(  # noqa: D417 (the same)
 
 
 @tool(effect=Effect.IDEMPOTENT)
-def forget(memory_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the same)
+def forget(memory_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the model does not pass the context)
     """Forget one memory of the user, when they ask for it. What was said in conversations stays.
 
     Args:

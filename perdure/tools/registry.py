@@ -1,8 +1,8 @@
-"""`@tool`: makes a tool of a function with type hints and a docstring.
+"""`@tool`: makes a tool from a function with type hints and a docstring.
 
 A tool declares how the engine proceeds if a crash leaves the outcome of a call unknown: `pure` (repeat), `idempotent`
-(repeat with the same id) or `unsafe` (do not repeat; call its probe, or report to the model that the outcome is
-unknown). It also declares whether calls need a person's approval.
+(repeat with the same id) or `unsafe` (do not repeat; call the tool's probe, or report to the model that the outcome is
+unknown). A tool also declares whether its calls need a person's approval.
 
 No tool can make a session's turns fail: arguments are parsed strictly, results are made storable and cut to a maximum
 length, and every exception becomes a `ToolError`, whose message the model receives.
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_RESULT_CHARS = 32_000
-"""The most characters of a result in the transcript, by default."""
+"""The default of a tool's `max_result_chars`: the most characters of a result in the transcript."""
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
-"""Prefix of the pydantic model's fields, since a field cannot have a name such as `copy` or `_x`."""
+"""Prefix of the pydantic model's fields. A parameter may be named `copy` or `_x`, and a field may not."""
 
 
 class Effect(StrEnum):
@@ -59,12 +59,12 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The context of a call. A parameter annotated with this class receives it.
+    """The context of a call. The engine passes it to the parameter that is annotated with this class.
 
-    `effect_id` is the idempotency key: the same for every attempt at the same call. `cancelled` is set when the turn no
-    longer needs the result. `working_variables` persist until the session ends. `memory` accesses the user's memories,
-    `reminders` the user's schedules; each is None in a process that has no such access. Users of two tenants
-    may have the same `user_id`: a tool that stores data by user must use both `tenant` and `user_id` as the key.
+    `effect_id` is the idempotency key, which is the same for every attempt at a call. `cancelled` is set when the turn
+    no longer needs the result. `working_variables` persist until the session ends. `memory` accesses the user's
+    memories, and `reminders` the user's schedules; each is None in a process that has no such access. Users of two
+    tenants may have the same `user_id`, so a tool that stores data by user must use `tenant` and `user_id` as the key.
     """
 
     user_id: str
@@ -88,7 +88,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """A probe's answer: the effect did not take place and no longer can; calling again is safe."""
+    """A probe's answer: the effect did not and will not take place, so calling again is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Tool:
         return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments, from `parse`, needs a person's approval."""
+        """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
@@ -159,7 +159,8 @@ class Tool:
 
         Raises:
             ToolError: the function failed, or its result has no JSON form; the message is for the model.
-            OutcomeUnknown: the function raised it; the call may or may not have taken effect.
+            OutcomeUnknown: the function raised it, or the call was cancelled while it ran; the call may or may not have
+                taken effect.
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}
         try:
@@ -176,7 +177,7 @@ class Tool:
             raise OutcomeUnknown(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
         except ToolError as error:
             raise ToolError(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
-        # SystemExit too: a tool that calls the main() of a command-line program must not end the worker's thread.
+        # Includes SystemExit: a tool that calls the main() of a command-line program must not end the worker's thread.
         except (Exception, SystemExit) as error:
             raise ToolError(untrusted.error_summary(error)) from error
         try:
@@ -223,12 +224,12 @@ def tool(
     requires_approval: Approval = False,
     breaker: str | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
+    """Make a tool from a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
     The docstring's text becomes the description. Its `Args:` section (Google style) describes the parameters. The
-    engine passes the context to a parameter annotated `ToolContext`. With `requires_approval` (True, or a function that
-    returns True for the arguments) a call waits for a person's approval. Calls pass the circuit breaker `tool:NAME`,
-    where NAME is `breaker`.
+    engine passes the context to a parameter annotated `ToolContext`. A call waits for a person's approval if
+    `requires_approval` is True, or is a function that returns True for the arguments. If `breaker` is NAME, calls pass
+    the circuit breaker `tool:NAME`.
 
     Raises:
         SettingsError: the function cannot be a tool; the message gives the reason.
@@ -268,7 +269,7 @@ def tool(
 
 
 def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` needs approval, as `declared`; True if the declared function raises."""
+    """Whether a call of `tool` needs approval according to `declared`; True if `declared` is a function that raises."""
     if not callable(declared):
         return declared
     try:
@@ -340,7 +341,7 @@ def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter)
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """Generates JSON schemas without titles, which repeat the names and cost tokens in every prompt."""
+    """Generates JSON schemas without titles. Titles would repeat the names, and cost tokens in every prompt."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
 

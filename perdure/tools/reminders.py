@@ -1,4 +1,4 @@
-"""The built-in tools `remind_me`, `schedules` and `unschedule`, on the schedules of the turn's user."""
+"""The built-in tools `remind_me`, `schedules` and `unschedule`, for the schedules of the turn's user."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def schedules(context: ToolContext) -> str:
 
 
 @tool(effect=Effect.IDEMPOTENT)
-def unschedule(schedule_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the same)
+def unschedule(schedule_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the model does not pass the context)
     """Remove one of the user's schedules.
 
     Args:

@@ -1,7 +1,7 @@
 """The interface of tools that a turn may call, and the set of tools for one prompt.
 
-`registry.Tool` is a function in this process, `mcp.tool.RemoteTool` a tool of an MCP server, and `awaited` has tools
-that a turn waits for. The tools of a server may change, so each prompt has its own `Toolset`.
+`registry.Tool` is a function in this process. `mcp.tool.RemoteTool` is a tool of an MCP server. `awaited` has the tools
+that make a turn wait. The tools of an MCP server may change, so each prompt has its own `Toolset`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perdure.tools.registry import Effect, Probe, ToolContext
 
 
 class RunnableTool(Protocol):
-    """A tool that a model may call. The attributes are those of `registry.Tool`."""
+    """A tool that a model may call. `registry.Tool` explains the attributes."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class RunnableTool(Protocol):
 
     @property
     def probe(self) -> Probe | None:
-        """Finds out whether a call with an unknown outcome took effect."""
+        """Determines whether a call with an unknown outcome took effect; None if the tool has no probe."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class RunnableTool(Protocol):
         ...
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments, from `parse`, needs a person's approval."""
+        """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         ...
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
@@ -76,7 +76,7 @@ class RunnableTool(Protocol):
 
 
 class Toolset:
-    """The tools of one prompt, by name. If two tools have the same name, the first is used."""
+    """The tools of one prompt, by name. If two tools have the same name, the first tool is used."""
 
     def __init__(self, tools: Iterable[RunnableTool] = ()) -> None:
         self._by_name: dict[str, RunnableTool] = {}
@@ -84,7 +84,7 @@ class Toolset:
             self._by_name.setdefault(each.name, each)
 
     def find(self, name: str) -> RunnableTool | None:
-        """The tool `name`, or None."""
+        """The tool named `name`; None if there is no such tool."""
         return self._by_name.get(name)
 
     @property

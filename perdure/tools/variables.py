@@ -1,8 +1,8 @@
 """Working variables: values that a session's tools store between calls.
 
 Each call accesses them through its own `WorkingVariables`. The calls of a turn share one `VariableSet`, so concurrent
-calls see each other's changes. The engine commits the changes of a step with the step. A call that has timed out loses
-its lock and cannot change variables any more.
+calls see each other's changes. The changes are committed with the next step. A call that has timed out can no longer
+change variables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from perdure.snapshots.codec import checked_variables
 log = logging.getLogger(__name__)
 
 Change = tuple[int, str] | tuple[int, str, Any]
-"""The number of a change, the name of a variable, and its new value; without a value the variable was removed."""
+"""A change of one variable: sequence number, name and new value.
+
+A change without a value removed the variable.
+"""
 
 
 class VariableSet:
@@ -44,18 +47,18 @@ class VariableSet:
         return self._committed
 
     def committed(self, values: dict[str, Any] | None) -> None:
-        """Record that a step was committed with `values`, the result of `changed`."""
+        """Record that a step was committed. `values` is what `changed` returned for that step."""
         if values is not None:
             self._committed = values
 
     def replay(self, changes: Iterable[Change]) -> None:
-        """Apply the changes of calls whose results another worker recorded, in the order of the changes' numbers."""
+        """Apply `changes` in the order of their numbers. Another worker recorded them with the results of its calls."""
         for number, name, *value in sorted(changes, key=lambda change: change[0]):
             self._last = number
             after = {key: kept for key, kept in self._values.items() if key != name}
             try:
                 self._values = checked_variables({**after, name: value[0]} if value else after)
-            except TooLarge as error:  # another call, whose result was not recorded, had removed variables
+            except TooLarge as error:  # a call removed variables, but its result was not recorded
                 log.warning("the working variable %r is not changed: %s", name, error.message)
 
     def lock(self, holder: WorkingVariables) -> dict[str, Any]:
@@ -74,7 +77,7 @@ class VariableSet:
         """Replace the variables by `draft`; returns the changes.
 
         Raises:
-            ToolError: `draft` cannot be stored, or the call has timed out. The variables do not change.
+            ToolError: `draft` cannot be stored, or the call has timed out. In either case the variables do not change.
         """
         try:
             values = checked_variables(draft)

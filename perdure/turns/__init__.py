@@ -1,4 +1,4 @@
-"""Turns: accept → claim → step → settle → deliver.
+"""Turns. Each turn is accepted, claimed, run step by step and settled. Then its reply is delivered.
 
 inbox/               accepting messages
 lease/               claiming a session, renewing its lease, releasing it
@@ -9,5 +9,8 @@ sweep.py             wake-ups for work that is due
 outbox.py            deliveries of replies to their receivers
 drain.py             the row with which `perdure drain` stops new turns
 committed.py         the committed state of a turn, for streaming clients
-cancel.py, feedback.py, reading.py, restore_snapshot.py
+reading.py           turns in the form of the API; waiting until a turn is settled
+cancel.py            cancelling a turn
+feedback.py          people's scores of replies
+restore_snapshot.py  restoring a session from a snapshot
 """

@@ -1,6 +1,6 @@
-"""Cancelling a turn: immediately if it is idle, otherwise at its next safe point.
+"""Cancelling a turn. A turn that waits is settled at once; a running turn stops at its next safe point.
 
-Also settles the begun turn of a session that an interrupting message has seized (`settle_begun`).
+If a message interrupts a session, `settle_begun` settles the session's begun turn.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _WAITING = frozenset({"waiting_approval", "parked"})
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
     """Request the cancellation of a turn. A settled turn is not changed.
 
-    A running turn stops between steps or during a model call. A turn that has not begun, or waits for an approval, a
-    task or a time, is settled at once: its calls that wait for approval are denied, and the sweeper revokes its tasks.
-    Otherwise, if the turn has begun and no worker runs it, a wake-up is published, and a worker settles the turn.
+    A running turn stops between steps or during a model call. A turn that has not begun, or that waits for an approval,
+    a task or a time, is settled at once. Its calls that wait for approval are denied, and the sweeper revokes its
+    tasks. For any other begun turn that no worker runs, a wake-up is published, and a worker settles the turn.
 
     Raises:
         NotFound: there is no such turn.
@@ -45,9 +45,9 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
         found = find_owner(runtime.database, turn_id)
         if found is None:
             raise NotFound("There is no such turn.")
-        is_routed = found[1]  # then it is settled
+        is_routed = found[1]  # a routed turn that CANCEL does not change is settled
         if not is_routed and not route_unrouted.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
-            cancel(runtime, turn_id)  # it was routed concurrently
+            cancel(runtime, turn_id)  # the message was routed concurrently
         return
     row = rows[0]
     if row.delivery_id is not None:
@@ -72,7 +72,7 @@ def settle_begun(runtime: AcceptingRuntime, transaction: Transaction, tenure: Te
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
-    """Settle a turn if it still waits. Returns True if the session then has no more turns to run."""
+    """Settle a turn if it still waits. Returns True if the session has no turn left to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()

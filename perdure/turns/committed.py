@@ -1,4 +1,4 @@
-"""The committed state of a turn, for streaming clients: its messages so far, its state and its ending."""
+"""The committed state of a turn, for streaming clients: its messages so far, its status and its error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.turns.reading import SETTLED, read_turn
 class Committed:
     """A turn's state. `turn` is the body of `GET /v1/turns/{id}`.
 
-    `messages` are the turn's messages after number `after`, in the form of `GET /v1/sessions/{id}/messages`.
+    `messages` omits the turn's first `after` messages. Its form is that of `GET /v1/sessions/{id}/messages`.
     """
 
     turn: dict[str, Any]
@@ -37,24 +37,24 @@ class Committed:
 
     @property
     def error_id(self) -> EventId | None:
-        """The id of the event `error` of a settled turn, if it has one."""
+        """The id of a settled turn's `error` event; `None` if the turn has no error, or is not settled."""
         return EventId(self.count + 1) if self.settled and self.turn["error"] is not None else None
 
     @property
     def done_id(self) -> EventId:
-        """The id of the event `done` of a settled turn."""
+        """The id of a settled turn's `done` event."""
         return EventId(self.count + (2 if self.error_id else 1))
 
 
 def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
-    """Read a turn and its messages after number `after`.
+    """Read a turn and its messages, except the first `after` messages.
 
-    If the turn has fewer than `after` messages, the result's `after` is the number of its messages.
+    If the turn has fewer than `after` messages, the result's `after` is the number of the turn's messages.
 
     Raises:
         NotFound: there is no such turn.
     """
-    # The turn is read first: if it is settled then, the messages that are read next are complete.
+    # The turn is read before its messages. So if the turn is settled, the messages are complete.
     turn = read_turn(executor, turn_id)
     rows = executor.run(queries.MESSAGES_OF_TURN, {"turn_id": turn_id, "after": after})
     after = min(after, rows[0].total if rows else 0)

@@ -1,8 +1,8 @@
-"""The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
+"""The intake, one row in PostgreSQL: it decides whether workers may begin turns.
 
-While the intake is closed, no turn is claimed, even after restarts, since the claim itself reads the row. Messages are
-still accepted, and wait. Every worker reads the row regularly. Once the intake is closed, workers take no more work and
-finish or park their turns.
+`perdure drain` closes and opens the intake. While the intake is closed, no worker claims a turn, even after a restart:
+the statement that claims a turn reads the row. Messages are still accepted, and wait. Every worker also reads the row
+regularly. A worker that finds the intake closed takes no more work, and finishes or parks its turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 from perdure.database.engine import Executor, Statement
 
 DRAINING = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
-"""The condition of the statements that begin work."""
+"""SQL condition: the intake is closed. The statements that claim or begin a turn check it."""
 
 _READ = Statement("drain.read", f"SELECT {DRAINING} AS closed", writes=False)
 
@@ -27,7 +27,7 @@ _CLOSE = Statement(
     """,
 )
 
-# Opens the intake, and makes all sessions with unsettled turns due at once.
+# Opens the intake, and makes all sessions with unsettled turns due for a wake-up at once.
 _OPEN = Statement(
     "drain.open",
     """
@@ -77,7 +77,7 @@ _SETTLED = Statement(
 
 
 class Phase(StrEnum):
-    """A worker's phase: `OPEN` runs turns, `DRAINING` finishes or parks them, `QUIET` has none left."""
+    """A worker's phase: it runs turns (`OPEN`), finishes or parks them (`DRAINING`), or has none left (`QUIET`)."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -86,13 +86,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The fleet's unfinished work.
+    """The unfinished work of all workers.
 
     Attributes:
         running: Turns under a lease.
         waiting: Unsettled turns that are not under a lease.
         ending: Sessions with a requested end and no turns to run.
-        held_back: Sessions with a requested end and turns to run first.
+        held_back: Sessions with a requested end whose turns must run first.
     """
 
     running: int
@@ -116,7 +116,7 @@ def begin(executor: Executor) -> None:
 
 
 def end(executor: Executor) -> None:
-    """Open the intake; sessions that waited only for the intake are due at once."""
+    """Open the intake. Sessions that waited only for the intake are due at once."""
     executor.run(_OPEN, {})
 
 

@@ -1,8 +1,8 @@
 """Feedback: a person's score of a reply, and its effect on the CaseBank.
 
-The turn's prompt may contain cases, and the outcome of the turn counts in their success rates. The score replaces that
-outcome. A turn with the status `done` and a positive score becomes a case if its agent uses a bank. Later feedback
-replaces earlier feedback, but does not remove a learnt case.
+A case is a stored question with its answer. A turn's prompt may contain cases, and the outcome of the turn counts in
+the success rates of these cases. The score replaces that outcome. A turn with the status `done` and a positive score
+becomes a case if its agent uses a bank. Later feedback replaces earlier feedback, but does not remove a learnt case.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
 
 
 def _bank(runtime: Runtime, name: str) -> str | None:
-    """The agent's bank; `None` if it uses none, or this installation does not have the agent."""
+    """The agent's bank; `None` if the agent uses no bank, or this installation does not have the agent."""
     agent = runtime.agents.find(name)
     return None if agent is None else agent.bank
 
 
 def _embed(runtime: Runtime, case_id: str, query: str) -> None:
-    """Embed a new case; if that fails, the next reflection embeds it."""
+    """Embed a new case. If this fails, the next run of the CaseBank's reflection embeds it."""
     call = ModelCall(runtime.clock, runtime.settings.memory.recall_timeout_s)
     try:
         embed_case(runtime.database, runtime.embedder, case_id, query, call)

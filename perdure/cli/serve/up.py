@@ -56,10 +56,10 @@ def up(
     status = 0
     with _interruptible(), ExitStack() as stack:
         environment, keepers = start_servers(settings, data_dir, stack)
-        # An embedded server normally starts only now, so any lease in it belongs to a process that has ended.
+        # An embedded server has normally just started, so any lease in its database is that of an ended process.
         embedded = settings.database_url is None
         migrate(migration_address(settings, environment), schema=settings.database_schema, although_leased=embedded)
-        require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if a newer schema is incompatible
+        require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if the schema is newer and incompatible
         settings.signing_key()
         settings.webhook_keys()
         pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
@@ -93,4 +93,4 @@ def _interruptible() -> Iterator[None]:
 
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the clean stop of the servers has its own time limit
+        signal.signal(number, signal.SIG_IGN)  # signals must not interrupt the servers' shutdown, which is time-limited

@@ -1,8 +1,8 @@
 """The prompt of `perdure chat` on a terminal: line editing, history, messages of several lines.
 
-Enter sends the message, Alt-Enter begins a new line, and pasted text keeps its line breaks. The history has the user's
-messages of the conversation, read from the database. No file stores the history, because a file would keep the messages
-of an erased user.
+Enter sends the message, Alt-Enter begins a new line, and pasted text keeps its line breaks. The history begins with the
+user's messages in this session, read from the database. It is kept in memory only, because a history file would outlive
+the erasure of the user.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Processes of embedded servers: their accounts, programs, locks and sockets, and how they are launched."""
+"""The processes of the embedded servers: their accounts, programs, locks, sockets and launch."""

@@ -1,10 +1,12 @@
-"""Chooses the account that PostgreSQL runs as. PostgreSQL refuses root, so root uses an unprivileged account.
+"""Chooses an unprivileged account for PostgreSQL when root runs perdure.
 
-Existing data keeps its owner; new data belongs to `postgres`, or to `nobody` if that account is missing. The account
-may be unable to reach the data (in a checkout under `/root`, which has mode 0700). perdure never changes the
-permissions of parent directories. Instead it gives the server one capability to pass these directories:
-CAP_DAC_READ_SEARCH, or CAP_DAC_OVERRIDE if a container withholds the first. Such a server accepts connections only from
-the account that started it (see `postgres`). `programs` handles an account that cannot reach PostgreSQL's programs.
+PostgreSQL refuses to run as root. It runs as the owner of its data instead. For new data, and for data that root owns,
+it runs as the account `postgres`, or as `nobody` if `postgres` is missing.
+
+This account may be unable to enter the data's parent directories, for example `/root` (mode 0700). perdure never
+changes the permissions of parent directories. Instead it gives the server a capability to enter them:
+CAP_DAC_READ_SEARCH, or CAP_DAC_OVERRIDE if a container withholds the former. The module `embedded.postgres` restricts
+who may connect to such a server. The module `programs` handles an account that cannot reach PostgreSQL's programs.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def borrowed(data: Path) -> Account | None:
 
 
 def name_of(uid: int) -> str:
-    """The account's name, or its number if it has none."""
+    """The name of the account with this id, or the id as text if no account has it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -100,7 +102,7 @@ def _searchable(directory: Path, account: Account) -> bool:
 
 
 def _held_capabilities() -> int:
-    """The permitted set of this process, as bits; 0 on systems without capabilities."""
+    """The permitted capabilities of this process, as a bit mask; 0 on systems without capabilities."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:

@@ -1,10 +1,10 @@
 """Executes a program, optionally under another account and with a parent-death signal.
 
 `command` wraps an argument list so that this file runs first, as a script in an isolated interpreter (about 12 ms). The
-script changes its own process and then execs the program. `preexec_fn` of `subprocess` could make the same changes, but
-is unsafe if the parent has threads.
+script changes the account and the death signal of its own process, and then execs the program. `preexec_fn` of
+`subprocess` could make these changes too, but is unsafe if the parent has threads.
 
-A script in an isolated interpreter can import only the standard library.
+This file may import only the standard library, because an isolated interpreter finds no other packages.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def command(
     user: tuple[int, int] | None = None,
     capability: int | None = None,
 ) -> list[str]:
-    """The argument list that runs `argv` after the changes below. The program has the process id of the script.
+    """The argument list that makes the changes below and then runs `argv`, all in one process.
 
     Args:
         argv: The program and its arguments.
-        dies_with_parent: Make the kernel send SIGTERM when the thread that started the program ends (Linux only).
-        death_signal: Send this signal instead of SIGTERM; implies `dies_with_parent`.
-        user: `(uid, gid)` to run as, without supplementary groups. Needs root.
-        capability: The number of the only capability that the program keeps as `user` (Linux only).
+        dies_with_parent: Make the kernel send SIGTERM to the program when the thread that started it ends (Linux only).
+        death_signal: The signal to send instead of SIGTERM; implies `dies_with_parent`.
+        user: The `(uid, gid)` to run the program as, without supplementary groups. Needs root.
+        capability: The number of the one capability that the program keeps when it runs as `user` (Linux only).
     """
     if dies_with_parent and death_signal is None:
         death_signal = signal.SIGTERM
@@ -51,7 +51,7 @@ def command(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Apply the changes that `command` encoded in the arguments, then exec."""
+    """Make the changes that `command` encoded in the arguments, then exec the program."""
     parent, uid, gid, capability, *argv = arguments
     if uid != _NONE:
         _become(int(uid), int(gid), None if capability == _NONE else int(capability))
@@ -75,7 +75,7 @@ def _become(uid: int, gid: int, capability: int | None) -> None:
 
 
 def _keep_only(capability: int) -> None:
-    """Reduce the effective, permitted and inheritable sets to this capability; see capset(2)."""
+    """Reduce the effective, permitted and inheritable capability sets to `capability`; see capset(2)."""
     word, bit = divmod(capability, 32)
     sets = [0] * 6
     sets[word * 3 : word * 3 + 3] = [1 << bit] * 3

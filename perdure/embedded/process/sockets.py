@@ -1,9 +1,9 @@
 """Chooses the directory of a server's unix socket: next to the server's data, or a temporary one with a short path.
 
-A socket's path is limited to about 107 bytes, some file systems do not support sockets, and the path becomes part of
-URLs that several libraries parse differently. So the directory `run` next to the data is used if a socket can be bound
-there and its path needs no quoting in a URL. Otherwise a private directory under the system's temporary directory is
-used. The file `socket-directory` records the choice for other processes.
+A socket's path is limited to about 107 bytes, and some file systems do not support sockets. The path also becomes part
+of URLs, and libraries differ in how they parse quoted characters in URLs. `settle` chooses the directory `run`, next to
+the data, if a socket can be bound there and the socket's path needs no quoting. Otherwise it chooses a private
+directory under the system's temporary directory. The file `socket-directory` records the choice for other processes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _PLAIN = compiled(r"[A-Za-z0-9/._+-]+")
 
 
 def settle(home: Path, name: str, account: Account | None) -> Path:
-    """Choose, create and record the directory of the socket `name`. Call this while no server of `home` runs.
+    """Choose, create and record the directory of the socket `name`. Call this only while no server of `home` runs.
 
     Returns:
-        An absolute directory, mode 0700, owned by `account` (`None`: by the caller).
+        The absolute path of the directory. It has mode 0700, and its owner is `account`, or the caller if `account` is
+        `None`.
 
     Raises:
         EmbeddedServerError: no socket can be bound in `run` or in a temporary directory.
@@ -52,7 +53,7 @@ def recorded(home: Path) -> Path | None:
 
 
 def discard(home: Path) -> None:
-    """Remove the temporary directory of `home`, if there is one. Call this while no server of `home` runs."""
+    """Remove the temporary socket directory of `home`, if any. Call this only while no server of `home` runs."""
     made = recorded(home)
     if made is not None and made != home / "run" and made.exists() and _was_made_for(home, made, made.lstat().st_uid):
         shutil.rmtree(made)
@@ -78,10 +79,10 @@ def _temporary_directory(home: Path, name: str, owner: int) -> Path:
 
 
 def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
-    """Whether `_temporary_directory` created `directory` for `home`, and nothing has replaced it since.
+    """Whether `directory` is the one that `_temporary_directory` created for `home`.
 
-    After a cleanup of `/tmp`, any account can create a directory of that name. A copied `home` has the record of the
-    original, whose server may use the directory.
+    After a cleanup of `/tmp`, any account can create a directory with the same name. If `home` is a copy of another
+    directory, the copied record names the socket directory of the original, whose server may still use that directory.
     """
     try:
         entry = directory.lstat()

@@ -1,5 +1,5 @@
-"""Model providers, which call OpenAI and Anthropic through their SDKs.
+"""Implements `Model` for OpenAI and Anthropic, through each vendor's SDK.
 
-Contains the wire formats, the HTTP transport and the mapping of errors. Called through `models.resolve`; the OpenAI
-embedder shares the OpenAI client.
+The package contains the wire formats, the HTTP transport and the mapping of errors. `models.resolve` creates the
+models. The OpenAI embedder uses the OpenAI client of this package.
 """

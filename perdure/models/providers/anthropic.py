@@ -1,7 +1,8 @@
-"""`anthropic:NAME`: the Messages API through the official SDK.
+"""Implements the models named `anthropic:NAME`, with the Messages API and the official SDK.
 
-Like the module `openai`, this module uses the SDK's `client.post` instead of the SDK's pydantic models, for requests
-and for events. The SDK's retries are off. Only this module maps the SDK's errors to `perdure.errors`.
+Like the module `openai`, this module sends and reads plain dicts with the SDK's `client.post`, and does not use the
+SDK's pydantic models. The SDK's retries are off, because `GuardedModel` retries. No other module maps the SDK's errors
+to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ _STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""The HTTP status for each type of error, because an error within a stream has no status."""
+"""The HTTP status for each of Anthropic's error types. An error within a stream has a type, but no status."""
 
 
 class AnthropicModel:
-    """One model of one server. Threads may share it."""
+    """A model of Anthropic or of a compatible server. Thread-safe."""
 
     def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
-        """Read the server's address and key from the environment, as the SDK does.
+        """Read the server's URL and key from the environment variables that the SDK uses.
 
-        `variable` is the setting whose value names the model. Error messages contain `variable`.
+        `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
         Raises:
-            SettingsError: `ANTHROPIC_API_KEY` is missing, or `ANTHROPIC_BASE_URL` is not a URL.
+            SettingsError: `ANTHROPIC_API_KEY` is required but not set, or `ANTHROPIC_BASE_URL` is not an HTTP URL.
         """
         self._model = model
         self._clock = clock
@@ -57,11 +58,11 @@ class AnthropicModel:
 
     @property
     def name(self) -> str:
-        """The name as in `PERDURE_MODEL`."""
+        """The model's name, in the form of `PERDURE_MODEL`."""
         return f"anthropic:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Stream one reply. Raises the errors of `Model.respond`."""
+        """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
         assembler = ReplyAssembler(names_of(request))
         with _calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:
@@ -76,7 +77,7 @@ class AnthropicModel:
             return reply
 
     def close(self) -> None:
-        """Close the connections. Garbage collection of the model closes them as well."""
+        """Close the connections to the server. Garbage collection of the model also closes them."""
         self._close()
 
     def _open(self, request: ModelRequest, call: ModelCall) -> anthropic.Stream[object]:
@@ -93,15 +94,15 @@ class AnthropicModel:
 
 @contextmanager
 def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
-    """Within the block, bind the SDK's requests to `call` and map the SDK's errors to `perdure.errors`."""
+    """Within the block, `call` can abort the SDK's requests. Maps the SDK's errors to `perdure.errors`."""
     exchange = Exchange(name)
     with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:
             yield exchange
         except anthropic.APIConnectionError as error:
-            call.check()  # raises if the engine aborted the call
+            call.check()  # raises if the engine has ended the call
             raise exchange.log_failure(connection_error(error.__cause__)) from error
-        except httpx2.TransportError as error:  # the SDK does not wrap errors within a stream
+        except httpx2.TransportError as error:  # the SDK does not wrap errors that interrupt a stream
             call.check()
             raise exchange.log_failure(connection_error(error)) from error
         except anthropic.APIStatusError as error:
@@ -109,7 +110,7 @@ def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
         except InvalidResponse as error:
             exchange.log_failure(error)
             raise
-        except (anthropic.APIError, ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or too deep nesting
+        except (anthropic.APIError, ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or nested too deeply
             unreadable = InvalidResponse("The model's server sent something that cannot be read.")
             raise exchange.log_failure(unreadable) from error
 

@@ -1,7 +1,7 @@
 """The Chat Completions wire format of prompts and streamed replies.
 
-Every transcript becomes a request that providers accept. Replies are untrusted: compatible servers leave fields out,
-and differ in how they split and repeat tool calls.
+`request_body` converts every transcript to a request that providers accept. Replies are untrusted. Compatible servers
+omit fields, and differ in how they split and repeat tool calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The provider's names of a request's tools."""
+    """The mapping between the names of the request's tools and the provider's names."""
     return WireNames(tool.name for tool in request.tools)
 
 
@@ -74,7 +74,7 @@ class ReplyAssembler:
     """Assembles a reply from the chunks of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names` translates the names of the request's tools. Without it, calls keep the names that the model used."""
+        """`names` translates the tool names in the reply. By default, they stay as the model wrote them."""
         self._draft = ReplyDraft(names or WireNames())
         self._by_index: dict[int, ToolCallDraft] = {}
 
@@ -82,7 +82,7 @@ class ReplyAssembler:
         """Add one chunk and return its text.
 
         Raises:
-            InvalidResponse: the chunk is malformed, or the reply is too long.
+            InvalidResponse: the chunk is malformed, or the reply is too long or has too many calls.
         """
         if not isinstance(chunk, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
@@ -101,10 +101,10 @@ class ReplyAssembler:
         return draft.add_text(as_string(delta.get("content")) + as_string(delta.get("refusal")))
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The remaining text, and the complete reply.
+        """The text that `feed` has not returned yet, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or had neither text nor a tool call.
+            InvalidResponse: the stream ended early, or the reply has neither text nor a tool call.
         """
         return self._draft.finish()
 
@@ -119,12 +119,19 @@ class ReplyAssembler:
         self._draft.extend_call(call, name=name if name != call.name else "", arguments=piece)
 
     def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
-        """The call that a fragment continues, or a new call.
+        """The call that a fragment belongs to: an earlier call or a new one.
 
-        A fragment with an index begins a new call if the index is new, or if the fragment has a name and the id of
-        another call. The second case occurs because some servers give every call the index 0. A fragment without an
-        index begins a new call if its id is new. A fragment without index and id begins a new call if its name differs
-        from the last call's name. Any name also begins a new call if the last call's arguments are complete.
+        A fragment with an index begins a new call in two cases:
+
+        - The index is new.
+        - The fragment has a name, and its id differs from the id of the call with this index. Some servers give every
+          call the index 0.
+
+        A fragment without an index begins a new call in three cases:
+
+        - Its id is new.
+        - It has no id, and its name differs from the last call's name.
+        - It has no id but a name, and the last call's arguments are complete.
         """
         if isinstance(index, int):
             call = self._by_index.get(index)

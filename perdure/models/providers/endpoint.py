@@ -15,7 +15,7 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """The prefix of a vendor's variables (`OPENAI_API_KEY`, `OPENAI_BASE_URL`), and its default URL."""
+    """A vendor's default URL, and the prefix of its environment variables, such as `OPENAI` in `OPENAI_API_KEY`."""
 
     prefix: str
     base_url: str
@@ -33,16 +33,18 @@ class Endpoint:
     key: str
 
     def http_client(self) -> httpx2.Client:
-        """A client whose calls can be aborted; see `perdure.models.providers.transport`."""
+        """A client whose requests another thread can abort; see `perdure.models.providers.transport`."""
         return httpx2.Client(transport=Transport(self.base_url), follow_redirects=True)
 
 
 def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
-    """The server for the model or embedder `name`. `setting` is the setting whose value is `name`.
+    """The server for the model or embedder called `name`, as the environment variables of `vendor` configure it.
+
+    `setting` is the name of the setting that selects the model or embedder. Error messages contain `setting`.
 
     Raises:
-        MissingKey: the key is not set.
-        SettingsError: the base URL is not a URL.
+        MissingKey: the key is not set, and the server is the vendor's own.
+        SettingsError: the base URL is not an HTTP URL.
     """
     base_url = os.environ.get(f"{vendor.prefix}_BASE_URL") or vendor.base_url
     key = os.environ.get(f"{vendor.prefix}_API_KEY")

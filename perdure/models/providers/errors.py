@@ -1,16 +1,16 @@
-"""Maps a provider's failures, by status, code and `Retry-After`, to the errors of perdure.
+"""Maps a provider's failures to the errors of perdure.
 
     failure                                        error              transient
     429, or a rate limit error in mid-stream       RateLimited        yes
     408, 5xx, 529, an error in mid-stream          ProviderError      yes
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
-    413, or a 400 that says "too long"             ContextTooLong     no
+    413, "too long" in a 400 or in mid-stream      ContextTooLong     no
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
 
-Users may see the errors' messages, so a message contains no text of the provider. Status, code and request id are
-logged and added to the error as a note, because a provider's support needs them.
+Users may see the messages of these errors, so the messages contain no text from the provider. `Exchange` logs the
+status, the code and the request id, because the provider's support asks for them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _LONGEST_RETRY_AFTER_S = 86_400.0
 _RATE_CODES = frozenset({"rate_limit_exceeded", "rate_limit_error"})
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "request_too_large"})
-# Some compatible servers, and Anthropic, report a prompt that is too long in a message without a code.
+# Anthropic and some compatible servers have no error code for a prompt that is too long, only a message.
 _TOO_LONG_PHRASES = (
     "maximum context length",
     "prompt is too long",
@@ -52,13 +52,13 @@ _TOO_LONG_PHRASES = (
 
 @dataclass(slots=True)
 class Exchange:
-    """One request to the model or embedder `name`, and the provider's request id once there is a response."""
+    """One request to the model or embedder called `name`. `request_id` is the provider's id from the response."""
 
     name: str
     request_id: str | None = None
 
     def log_success(self) -> None:
-        """Log the request id of a successful reply, because the provider's support asks for it."""
+        """Log the request id of a successful reply."""
         _log.info("%s answered: request id %s", self.name, self.request_id)
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """An error response. `status` is `None` for an error in the middle of a stream."""
+    """An error that the provider reported. `status` is `None` only for errors in the middle of a stream."""
 
     status: int | None
     code: str | None
@@ -80,7 +80,7 @@ class ProviderFailure:
 
 
 def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
-    """The error for a failure, by the table in the module's docstring."""
+    """Map a failure to an error of perdure; see the table in the module's docstring."""
     status = failure.status
     if _is_too_long(failure):
         return ContextTooLong("The conversation does not fit the model's context window.")
@@ -95,7 +95,7 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
 
 
 def connection_error(cause: BaseException | None) -> PerdureError:
-    """The error for a connection that failed or timed out. `cause` is the transport error."""
+    """Map an error of the transport to an error of perdure; see the table in the module's docstring."""
     if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")
     if isinstance(cause, ForeignRedirect):

@@ -1,6 +1,6 @@
-"""Functions that return a value of untrusted JSON if it has the expected type, else the type's empty value.
+"""Type checks for values of untrusted JSON: a value of the wrong type becomes an empty value.
 
-The wire modules read replies with these functions, so that a field of the wrong type is treated as missing.
+The wire modules read replies with these functions, so a field of the wrong type counts as missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def as_string(value: object) -> str:
 
 
 def as_count(value: object) -> int:
-    """`value` if it is a non-negative integer within PostgreSQL's `integer`, else 0."""
+    """`value` if it is a non-negative integer that fits PostgreSQL's type `integer`, else 0."""
     return value if isinstance(value, int) and 0 <= value < 2**31 else 0
 
 

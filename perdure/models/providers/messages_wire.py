@@ -1,12 +1,13 @@
 """Anthropic's Messages wire format of prompts and streamed replies.
 
-Every transcript becomes a request that the provider accepts. The rules differ from those of Chat Completions:
+`request_body` converts every transcript to a request that the provider accepts. The rules differ from those of Chat
+Completions:
 
 - The system prompt is a separate field.
-- User and assistant alternate. The first and the last message are the user's.
+- User and assistant messages alternate. The first and the last message are user messages.
 - No text is blank.
-- The results of all calls of one message are together at the beginning of the next message.
-- A prompt with calls must define tools.
+- If a message has tool calls, the next message begins with the results of all of them.
+- If any message has tool calls, the request must define tools.
 
 Replies are untrusted.
 """
@@ -25,7 +26,7 @@ from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
-"""The limit of a reply's tokens, which the API requires; each of the provider's models accepts this value."""
+"""Maximum tokens of a reply. The API requires this limit. All models of the provider accept this value."""
 
 _EMPTY_TEXT = "(nothing)"
 _STOP_REASONS = {
@@ -36,7 +37,7 @@ _STOP_REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""For each stop reason of the provider, that of Chat Completions, which the engine uses."""
+"""Maps the provider's stop reasons to the stop reasons of Chat Completions, which the engine uses."""
 
 Block = dict[str, Any]
 
@@ -58,7 +59,7 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The provider's names of a request's tools."""
+    """The mapping between the names of the request's tools and the provider's names."""
     return WireNames(tool.name for tool in request.tools)
 
 
@@ -77,7 +78,7 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
     called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
     if not called:
         return {}
-    # A request without tools whose conversation has tool calls must define these tools; `tool_choice` forbids calls.
+    # The provider requires definitions of all tools that the conversation calls. `tool_choice` forbids new calls.
     return {
         "tools": [{"name": name, "input_schema": {"type": "object"}} for name in called],
         "tool_choice": {"type": "none"},
@@ -85,7 +86,7 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
 
 
 def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str, list[Block]]]:
-    """The role and the blocks of each message."""
+    """The role and the content blocks of each message."""
     ids = WireIds(translate=True)
     for message in messages:
         if message.role is Role.TOOL:
@@ -99,9 +100,9 @@ def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str
 
 
 def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
-    """Merge consecutive messages of one role, so that user and assistant alternate.
+    """Merge consecutive messages of one role, so that user and assistant messages alternate.
 
-    The first and the last message are the user's; a short user message is inserted where one is missing.
+    Also inserts a short user message at the beginning and at the end, unless a user message is already there.
     """
     turns: list[dict[str, Any]] = []
     for role, blocks in spoken:
@@ -141,7 +142,7 @@ class ReplyAssembler:
     """Assembles a reply from the events of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names` translates the names of the request's tools. Without it, calls keep the names that the model used."""
+        """`names` translates the tool names in the reply. By default, they stay as the model wrote them."""
         self.complete = False
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}
@@ -149,10 +150,10 @@ class ReplyAssembler:
         self._usage: dict[str, int] = {}
 
     def feed(self, event: object) -> str:
-        """Add one event and return its text; sets `complete` after the last event.
+        """Add one event and return its text. The last event sets `complete`.
 
         Raises:
-            InvalidResponse: the event is malformed, or the reply is too long.
+            InvalidResponse: the event is malformed, or the reply is too long or has too many calls.
         """
         if not isinstance(event, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
@@ -176,10 +177,10 @@ class ReplyAssembler:
         return ""
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The remaining text, and the complete reply.
+        """The text that `feed` has not returned yet, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or had neither text nor a tool call.
+            InvalidResponse: the stream ended early, or the reply has neither text nor a tool call.
         """
         for call, arguments in self._unstreamed:
             if not call.arguments:
@@ -207,7 +208,7 @@ class ReplyAssembler:
         return ""
 
     def _count(self, holder: Mapping[str, Any]) -> None:
-        """Update the usage. Later counts are cumulative and replace earlier ones."""
+        """Update the token counts. The provider's counts are cumulative, so a later count replaces an earlier one."""
         for name, value in as_object(holder.get("usage")).items():
             if isinstance(value, int):
                 self._usage[name] = as_count(value)

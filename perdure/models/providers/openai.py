@@ -1,8 +1,9 @@
-"""`openai:NAME`: Chat Completions of OpenAI or a compatible server, through the official SDK.
+"""Implements the models named `openai:NAME`, with the Chat Completions API and the official SDK.
 
-This module uses the SDK's documented `client.post` instead of the SDK's pydantic models, for requests and for events.
-With ten turns of context, the pydantic models would take a quarter of a call's CPU time. The SDK's retries are off,
-because `GuardedModel` retries. Only this module maps the SDK's errors to `perdure.errors`.
+The server is OpenAI's or a compatible one. This module sends and reads plain dicts with the SDK's documented
+`client.post`, and does not use the SDK's pydantic models. With ten turns of context, the pydantic models would take a
+quarter of a call's CPU time. The SDK's retries are off, because `GuardedModel` retries. No other module maps the SDK's
+errors to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
 
 
 class OpenAIModel:
-    """One model of one server. Threads may share it."""
+    """A model of OpenAI or of a compatible server. Thread-safe."""
 
     def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
-        """Read the server's address and key from the environment, as the SDK does.
+        """Read the server's URL and key from the environment variables that the SDK uses.
 
-        `variable` is the setting whose value names the model. Error messages contain `variable`.
+        `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
         Raises:
-            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
+            SettingsError: `OPENAI_API_KEY` is required but not set, or `OPENAI_BASE_URL` is not an HTTP URL.
         """
         self._model = model
         self._clock = clock
@@ -42,11 +43,11 @@ class OpenAIModel:
 
     @property
     def name(self) -> str:
-        """The name as in `PERDURE_MODEL`."""
+        """The model's name, in the form of `PERDURE_MODEL`."""
         return f"openai:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Stream one reply. Raises the errors of `Model.respond`."""
+        """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
         assembler = ReplyAssembler(names_of(request))
         with calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:
@@ -59,7 +60,7 @@ class OpenAIModel:
             return reply
 
     def close(self) -> None:
-        """Close the connections. Garbage collection of the model closes them as well."""
+        """Close the connections to the server. Garbage collection of the model also closes them."""
         self._close()
 
     def _open(self, request: ModelRequest, call: ModelCall) -> openai.Stream[object]:
@@ -74,10 +75,10 @@ class OpenAIModel:
 
 
 def client(setting: str, name: str) -> openai.OpenAI:
-    """The SDK's client for the model or embedder `name`. `setting` is the setting whose value is `name`.
+    """The SDK's client for the model or embedder called `name`. `setting` is the name of the setting that selects it.
 
     Raises:
-        SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
+        SettingsError: `OPENAI_API_KEY` is required but not set, or `OPENAI_BASE_URL` is not an HTTP URL.
     """
     endpoint = endpoint_of(OPENAI, setting, name)
     return openai.OpenAI(
@@ -86,7 +87,7 @@ def client(setting: str, name: str) -> openai.OpenAI:
 
 
 def options_of(call: ModelCall) -> RequestOptions:
-    """The options of one request, whose timeout is the remaining time of `call`."""
+    """The options of one request. The timeout is the remaining time of `call`."""
     left = call.remaining()
     return {
         "timeout": httpx2.Timeout(left, connect=min(left, CONNECT_TIMEOUT_S)),
@@ -96,18 +97,18 @@ def options_of(call: ModelCall) -> RequestOptions:
 
 @contextmanager
 def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
-    """Within the block, bind the SDK's requests to `call` and map the SDK's errors to `perdure.errors`."""
+    """Within the block, `call` can abort the SDK's requests. Maps the SDK's errors to `perdure.errors`."""
     exchange = Exchange(name)
     with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:
             yield exchange
         except openai.APIError as error:
-            call.check()  # raises if the engine aborted the call
+            call.check()  # raises if the engine has ended the call
             raise _mapped(error, exchange, clock) from error
         except InvalidResponse as error:
             exchange.log_failure(error)
             raise
-        except (ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or too deep nesting
+        except (ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or JSON nested too deeply
             unreadable = InvalidResponse("The model's server sent something that cannot be read.")
             raise exchange.log_failure(unreadable) from error
 

@@ -1,7 +1,7 @@
-"""A reply under construction, for every wire format.
+"""Builds a reply from the parts of a stream, for every wire format.
 
-The draft limits the length of the reply, replaces characters that PostgreSQL cannot store, and refuses an incomplete
-reply. The wire modules add the text and calls of a provider's events.
+The wire modules pass the text and the tool calls to a `ReplyDraft`. The draft limits the length of the reply, replaces
+characters that PostgreSQL cannot store, and rejects an incomplete reply.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from perdure.models.providers.wire_names import WireNames, make_unique
 from perdure.text import untrusted
 
 MAX_REPLY_CHARS = 2_000_000
-"""Maximum characters of a reply, text and arguments together. A longer reply is refused."""
+"""Maximum characters of a reply: its text, and the names and arguments of its calls. A longer reply is rejected."""
 
 MAX_TOOL_CALLS = 128
-"""Maximum calls in one message that providers allow."""
+"""Maximum number of calls that providers allow in one message."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class ReplyDraft:
     """A reply under construction. It is complete once `stop_reason` is set."""
 
     def __init__(self, names: WireNames) -> None:
-        """`names`: the tool names of the request."""
+        """`names` translates the tool names in the reply."""
         self.model = ""
         self.stop_reason = ""
         self.usage = Usage()
@@ -45,7 +45,7 @@ class ReplyDraft:
         self._size = 0
 
     def add_text(self, text: str) -> str:
-        """Add text and return the part that can be shown. Half a surrogate pair at the end is held back.
+        """Add text and return the part that can be shown. Holds back half a surrogate pair at the end of the text.
 
         Raises:
             InvalidResponse: the reply is too long.
@@ -54,7 +54,7 @@ class ReplyDraft:
             return ""
         self._grow(text)
         text = self._held_back + text
-        # A server that splits text by UTF-16 units may split a surrogate pair.
+        # A server that splits text by UTF-16 code units may split a surrogate pair.
         cut_at = len(text) - 1 if "\ud800" <= text[-1] <= "\udbff" else len(text)
         self._held_back = text[cut_at:]
         whole = untrusted.storable(text[:cut_at])
@@ -73,7 +73,7 @@ class ReplyDraft:
         return self.calls[-1]
 
     def extend_call(self, call: ToolCallDraft, *, name: str = "", arguments: str = "") -> None:
-        """Add to a call's name, its arguments, or both.
+        """Append to the name of a call, to its arguments, or to both.
 
         Raises:
             InvalidResponse: the reply is too long.
@@ -84,10 +84,10 @@ class ReplyDraft:
             call.arguments.append(arguments)
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The remaining text, and the complete reply.
+        """The text that `add_text` held back, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or had neither text nor a tool call.
+            InvalidResponse: the stream ended early, or the reply has neither text nor a tool call.
         """
         if not self.stop_reason:
             raise InvalidResponse("The model's reply ended before it was finished.")

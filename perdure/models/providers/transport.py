@@ -1,11 +1,10 @@
 """An HTTP transport whose connections another thread can abort.
 
-If a thread is blocked in `recv`, closing the response in another thread does not wake it, but shutting the socket down
-does. For this purpose a `CallSocket` tracks the socket on which a call's thread is blocked, from the connect to the
-last byte. Each wait is bounded by the call's remaining time, so that a server that sends one byte a second cannot
-extend the call.
+A thread that is blocked in `recv` wakes if another thread shuts the socket down, but not if another thread closes the
+response. A `CallSocket` therefore tracks the socket on which a call's thread is blocked, from the connect to the last
+byte. The call's remaining time limits each wait, so a server that sends one byte a second cannot prolong the call.
 
-Uses only public interfaces of httpx2 and httpcore2, with their connection pool.
+The transport uses the connection pool of httpcore2, and only public interfaces of httpx2 and httpcore2.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from perdure.models.protocol import ModelCall
 from perdure.network.dns import AddressInfo, look_up
 
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds to connect to a server."""
+"""Maximum seconds to connect to a server."""
 
 MAX_BODY_BYTES = 64 * 1024**2
-"""Maximum bytes of one response: twice the longest reply of any model, sent in small events."""
+"""Maximum bytes of one response. The longest reply of any model, sent in small events, has half as many bytes."""
 
 _KEEPALIVE_S = 30.0
 _PORTS = {"http": 80, "https": 443}
@@ -60,11 +59,11 @@ class CallSocket:
         self._wait_limit_s = float("inf")
 
     def stop_waiting(self) -> None:
-        """Bound all further waits to a tenth of a second."""
+        """Limit each further wait to a tenth of a second."""
         self._wait_limit_s = _LAST_READ_S
 
     def hang_up(self) -> None:
-        """End the call from another thread: its blocked thread wakes, and no more data is sent or received."""
+        """End the call from another thread. The call's thread wakes, and sends and receives no more data."""
         with self._lock:
             self._hung_up = True
             if self._socket is not None:
@@ -76,7 +75,7 @@ class CallSocket:
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
             TimeoutError: the resolver did not answer in time.
-            OSError: there is no such host, or the call was aborted.
+            OSError: there is no such host, or `hang_up` was called.
         """
         found = look_up(host, port)
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
@@ -91,11 +90,11 @@ class CallSocket:
 
     @contextmanager
     def waiting_on(self, sock: socket.socket, timeout: float | None) -> Iterator[None]:
-        """Within the block, `hang_up` shuts `sock` down, and the call's deadline bounds each wait on `sock`.
+        """Within the block, `hang_up` shuts `sock` down, and the call's deadline limits each wait on `sock`.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
-            OSError: the call was aborted.
+            OSError: `hang_up` was called before the block.
         """
         left = min(self._call.remaining(), self._wait_limit_s)
         sock.settimeout(left if timeout is None else min(timeout, left))
@@ -115,7 +114,7 @@ _bound_socket: ContextVar[CallSocket] = ContextVar("bound_socket")
 
 @contextmanager
 def bind_call(call: ModelCall) -> Iterator[CallSocket]:
-    """Within the block, bind this thread's HTTP requests to `call`."""
+    """Within the block, the deadline of `call` limits this thread's HTTP requests. `CallSocket.hang_up` ends them."""
     call_socket = CallSocket(call)
     token = _bound_socket.set(call_socket)
     try:
@@ -125,9 +124,9 @@ def bind_call(call: ModelCall) -> Iterator[CallSocket]:
 
 
 class Transport(httpx2.BaseTransport):
-    """An httpx transport with one connection pool. If the environment names a proxy, connections use the proxy.
+    """An httpx2 transport with one connection pool. If the environment names a proxy, connections use the proxy.
 
-    Requests must be made inside `bind_call`. The number of connections is not limited, because each connection belongs
+    Call it only within `bind_call`. The pool does not limit the number of connections, because each connection belongs
     to a waiting thread. Requests go to the origin of `base_url` only. They ask for uncompressed bodies, because the
     SDKs decompress a body without limiting its size.
     """
@@ -147,7 +146,7 @@ class Transport(httpx2.BaseTransport):
 
         Raises:
             ForeignRedirect: the server redirected the request to another origin.
-            Compressed: a successful reply is compressed. In other responses, an empty body replaces a compressed one.
+            Compressed: a successful response is compressed. (A compressed error response gets an empty body instead.)
         """
         raw = request.url
         if _origin(raw) != self._origin:
@@ -203,7 +202,7 @@ class _Body(httpx2.SyncByteStream):
         with _mapped():
             for chunk in self._chunks:
                 size += len(chunk)
-                # The SDKs buffer data without a bound until a blank line.
+                # The SDKs buffer data until a blank line arrives, without a limit.
                 if size > MAX_BODY_BYTES:
                     raise InvalidResponse("The model's server sent a response that is too long.")
                 yield chunk
@@ -212,7 +211,7 @@ class _Body(httpx2.SyncByteStream):
         """Return the connection to the pool.
 
         The SDKs stop reading at the end of the reply, just before the end of the body. The pool reuses a connection
-        only if the body was read completely, so `close` reads the rest, for a tenth of a second at most.
+        only after the whole body was read. `close` therefore reads the rest, for a tenth of a second at most.
         """
         _bound_socket.get().stop_waiting()
         try:
@@ -298,7 +297,7 @@ class _Stream(httpcore2.NetworkStream):
             self.close()
             raise httpcore2.ConnectError("a proxy that is itself reached over TLS is not supported; use an http:// one")
         try:
-            # The handshake is separate, so that it can be aborted.
+            # The handshake follows within `waiting_on`, so that it can be aborted.
             wrapped = ssl_context.wrap_socket(
                 self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
             )
@@ -336,7 +335,7 @@ class _Stream(httpcore2.NetworkStream):
 
 
 def _is_readable(sock: socket.socket) -> bool:
-    """Whether an idle connection is readable, which means that the server closed it."""
+    """Whether an idle connection is readable. If so, the server closed the connection."""
     if sock.fileno() < 0:
         return True
     poll = select.poll()
@@ -345,14 +344,14 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    # Not SSLSocket.shutdown, which removes the TLS session that the reading thread uses.
+    # SSLSocket.shutdown would remove the TLS session that the reading thread uses.
     with contextlib.suppress(OSError):  # already closed, or not connected yet
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 @contextmanager
 def _mapped() -> Iterator[None]:
-    """Turn httpcore2's errors into the errors of httpx2 with the same names."""
+    """Raise each error of httpcore2 as the error of httpx2 with the same name."""
     try:
         yield
     except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError) as error:

@@ -1,8 +1,9 @@
 """Tool names and call ids in the forms that providers accept.
 
-In perdure a tool may be named `weather:forecast`, and a call keeps the model's id. Providers accept letters, digits,
-`_` and `-` only, and refuse a prompt with an invalid name or a repeated id. So requests are translated, and names in
-replies are translated back. The translation is deterministic, because providers cache prompts by their prefix.
+In perdure, a tool may have a name such as `weather:forecast`, and a call keeps the id that the model gave it. Providers
+accept only letters, digits, `_` and `-`, and refuse a prompt with an invalid name or a repeated id. Names and ids are
+therefore translated in requests, and names in replies are translated back. The translation is deterministic, because
+providers cache prompts by their prefix.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class WireNames:
     def to_wire(self, name: str) -> str:
         """The provider's form of the tool name `name`.
 
-        The request need not contain the tool: it may be a former tool, or one that a model invented.
+        The tool may be missing from the request, because it was removed or a model invented its name.
         """
         return self._wire.get(name) or sanitized(name)
 
@@ -40,7 +41,7 @@ class WireNames:
 
 
 def sanitized(name: str) -> str:
-    """Replace each character of `name` that providers refuse by `_`. Also cuts the name to `MAX_NAME` characters."""
+    """Cut `name` to `MAX_NAME` characters, and replace the characters that providers refuse with `_`."""
     return _replace_characters(name[:MAX_NAME]) or "unknown"
 
 
@@ -49,9 +50,9 @@ def _replace_characters(text: str) -> str:
 
 
 def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
-    """Make `wanted` unique: if it is in `used`, append a number. Adds the result to `used`.
+    """Return `wanted`, with a number appended if `used` contains it.
 
-    The result has at most `longest` characters.
+    The result has at most `longest` characters. Adds the result to `used`.
     """
     unique = wanted[:longest] or "call"
     number = 1
@@ -63,25 +64,25 @@ def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
 
 
 class WireIds:
-    """Call ids that are unique in one prompt.
+    """Maps perdure's call ids to ids that are unique within one prompt.
 
-    A provider may use a call id in two replies, but refuses a prompt with a repeated id. A result belongs to the latest
-    message with calls.
+    A provider may give calls of two replies the same id, but refuses a prompt with a repeated id. A tool result belongs
+    to the last message with calls before the result.
     """
 
     def __init__(self, *, translate: bool) -> None:
-        """With `translate`, `assign` replaces the characters that the provider does not allow in ids."""
+        """If `translate` is true, `assign` replaces the characters that the provider does not allow in ids."""
         self._translate = translate
         self._used: set[str] = set()
         self._assigned: Mapping[str, str] = {}
 
     def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """Assign the provider's ids to the calls of one message; returns a map from perdure's ids to the provider's."""
+        """Assign provider ids to the calls of one message. Returns a mapping from perdure's ids to provider ids."""
         self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
         return self._assigned
 
     def of_result(self, call_id: str) -> str:
-        """The provider's id of the call that a result belongs to. `call_id` is perdure's id of that call."""
+        """The provider's id of the call that a result belongs to. `call_id` is perdure's id of the call."""
         return self._assigned.get(call_id, call_id)
 
     def _sanitized(self, call_id: str) -> str:

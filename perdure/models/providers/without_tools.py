@@ -1,7 +1,7 @@
-"""Makes requests without tools: earlier tool calls and their results become text.
+"""Converts requests for fallback models, which have no tools: earlier tool calls and their results become text.
 
-If a request has no tools, some providers refuse a transcript with tool calls, and some models still call tools. Called
-for fallback models.
+Some providers refuse a request that has tool calls in its transcript but defines no tools. Some models call tools even
+if a request defines none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_TOOLS = "You have no tools at the moment. Answer from the conversation alone
 
 
 def flatten_tool_calls(request: ModelRequest) -> ModelRequest:
-    """The same conversation without tools. Earlier tool calls and their results become text."""
+    """Remove the tools from `request`, and convert the tool calls and results in its conversation to text."""
     flattened = tuple(_flattened(request.messages))
     if request.tools or flattened != request.messages:
         quotes = any(message.role is Role.TOOL for message in request.messages)
@@ -33,7 +33,7 @@ def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
 
 
 def _flattened(messages: Sequence[Message]) -> Iterator[Message]:
-    """Convert each message to text. The results of all calls of one reply become one user message."""
+    """Convert tool calls and results to text. Consecutive results become one user message."""
     names: dict[str, str] = {}
     quoter = Quoter()
     for is_result, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
@@ -42,7 +42,7 @@ def _flattened(messages: Sequence[Message]) -> Iterator[Message]:
             continue
         for message in group:
             if message.tool_calls:
-                names = {call.id: call.name for call in message.tool_calls}  # an id is unique in one reply only
+                names = {call.id: call.name for call in message.tool_calls}  # an id is unique only within one reply
                 calls = [f"[I called {call.name} with {call.arguments or '{}'}]" for call in message.tool_calls]
                 yield Message(message.role, "\n".join(part for part in (message.content, *calls) if part))
             else:
@@ -50,6 +50,6 @@ def _flattened(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _result(message: Message, names: Mapping[str, str], quoter: Quoter) -> str:
-    """A tool's result, quoted, so that the user message does not present it as the user's words."""
+    """Quote a tool's result, to separate it from the user's own words in the user message."""
     title = f"[{names.get(message.tool_call_id or '', 'a tool')} returned]"
     return quoter.quote(RESULT, title, [message.content]) or f"{title}: nothing"

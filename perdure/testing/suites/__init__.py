@@ -9,8 +9,8 @@ Each class requires one fixture, which returns the implementation under test:
 | `ChannelSuite` | `perdure.testing.suites.channels` | `harness`, a `ChannelHarness` |
 | `SnapshotSuite` | `perdure.testing.suites.snapshots` | `harness`, a `StoreHarness` |
 
-The classes need pytest; `snapshots` needs hypothesis as well. tests/models, tests/channels and tests/snapshots run them
-on perdure's own implementations.
+All classes need pytest; `SnapshotSuite` also needs hypothesis. tests/models, tests/channels and tests/snapshots run the
+classes on perdure's own implementations.
 """
 
 import pytest

@@ -30,15 +30,15 @@ _LONGEST_TOKEN = 64
 
 
 class ChannelHarness(Protocol):
-    """A channel, and a service that the test controls in place of the channel's own."""
+    """A channel that is connected to a simulated chat service, and methods that control the service."""
 
     channel: Channel
 
     place: Place
-    """A private chat of the service."""
+    """A private chat of the simulated service."""
 
     def said(self, text: str) -> Update:
-        """An update in which a person writes a new message in a private chat."""
+        """An update of the service that reports a person's new message in a private chat."""
         ...
 
     def sent(self) -> list[str]:
@@ -54,9 +54,9 @@ class ChannelHarness(Protocol):
         ...
 
     def signed(self, text: str) -> tuple[Mapping[str, str], bytes]:
-        """The headers and body of a webhook request in which a person writes `text`, signed now.
+        """The headers and body of a signed webhook request that reports a person's message with the text `text`.
 
-        Header names are in lower case.
+        The signature's time is the present time. Header names are in lower case.
         """
         ...
 
@@ -66,7 +66,7 @@ class ChannelSuite:
 
     @pytest.mark.parametrize("text", [each for each in TEXTS if not each.startswith(("/", "<"))])
     def test_reads_a_message(self, harness: ChannelHarness, text: str) -> None:
-        """The event has the text and the sender, and its id is the same if the service repeats the update."""
+        """The event has the message's text and sender. A repeated update gives an equal event."""
         update = harness.said(text)
         [event] = harness.channel.parse(update)
         assert isinstance(event, Said)
@@ -117,7 +117,7 @@ class ChannelSuite:
         assert len(harness.sent()) == 1
 
     def test_a_pause_is_reported(self, harness: ChannelHarness) -> None:
-        """The length of the requested pause is reported, so that the outbox waits that long."""
+        """`send` raises an error with the length of the requested pause, so that the outbox waits that long."""
         harness.pause(30)
         with pytest.raises(NotAsked) as refused:
             harness.channel.send(harness.place, "hello", (), "key")

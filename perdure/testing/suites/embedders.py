@@ -24,7 +24,7 @@ class EmbedderSuite:
     """Tests of an embedder. Subclass it and define a fixture `embedder`."""
 
     def test_gives_each_text_a_vector_of_length_1(self, embedder: Embedder) -> None:
-        """A message's text may be empty. Its vector must still not be all zeros: such a vector has no cosine."""
+        """Even an empty text has a vector of length 1, because the cosine of a zero vector is undefined."""
         vectors = embedder.embed(TEXTS)
         assert len(vectors) == len(TEXTS)
         assert {len(each) for each in vectors} == {embedder.dimensions}

@@ -1,7 +1,7 @@
 """`ModelSuite`: behavioural tests that every model must pass.
 
-The tests ask the model to compute 12*7+5 with the built-in tools `calculator` and `clock`, and run its tool calls as
-the step loop does. A provider's model is tested against the provider or a simulation of its server.
+The tests offer the model the built-in tools `calculator` and `clock`, ask it to compute 12*7+5, and run its tool calls.
+The model of a provider is tested against the provider's server or a simulation of that server.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ModelSuite:
         assert "89" in conversation[-1].content
 
     def test_accepts_a_history_in_which_call_ids_repeat(self, model: Model) -> None:
-        """A provider's call id is unique only within one reply, and the whole history is sent again."""
+        """A call id is unique only within one reply, so the history in a prompt may contain an id twice."""
         first = turn(model, QUESTION)
         assert "89" in turn(model, *first, *first, QUESTION)[-1].content
 
@@ -92,13 +92,13 @@ class ModelSuite:
         assert len(deltas) > 1
 
     def test_calls_no_tool_that_it_was_not_given(self, model: Model) -> None:
-        """Fallback and summary calls are made without tools."""
+        """A request without tools, such as the request for a summary, gets a reply without tool calls."""
         reply = ask(model, QUESTION, tools=False)
         assert reply.tool_calls == ()
         assert reply.content
 
     def test_reports_usage_model_and_stop_reason(self, model: Model) -> None:
-        """Usage is summed over a turn, and each message is stored with its model's name."""
+        """The engine sums the usage over a turn, and stores the model's name with each message."""
         reply = ask(model, STATEMENT, tools=False)
         assert reply.usage.input_tokens > 0
         assert reply.usage.output_tokens > 0

@@ -1,6 +1,6 @@
 """`SnapshotSuite`: behavioural tests that every snapshot store must pass.
 
-Each store comes with a `StoreHarness`, which can open the store again, as another process would, and damage its data.
+A `StoreHarness` opens the store under test, as several processes would, and damages its data.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ VERSIONS = st.builds(
     Version, st.integers(0, 2**53 - 1) | st.integers(0, 3), st.integers(0, 2**53 - 1) | st.integers(0, 3)
 )
 
-# The examples of a test share one store, each with its own session. All subclasses share hypothesis's database of
-# failed examples.
+# Suppresses two of hypothesis's health checks. All examples of a test use one store, which is safe because each example
+# has its own session. All subclasses use one database of failed examples.
 over_one_store = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors], max_examples=20
 )
@@ -70,7 +70,10 @@ class StoreHarness(Protocol):
         ...
 
     def session(self) -> UUID:
-        """The id of a new session with `HISTORY` and no snapshot; `uuid4()` if the store needs no session's row."""
+        """The id of a new session that has the messages `HISTORY` and no snapshot.
+
+        If the store needs no row in the table `sessions`, a new `uuid4()` is enough.
+        """
         ...
 
     def damage(self, agent_id: UUID) -> None:
@@ -78,7 +81,7 @@ class StoreHarness(Protocol):
         ...
 
     def set_aside(self, agent_id: UUID) -> bytes | None:
-        """The agent's snapshots that the store set aside for the operator; `None` if there are none."""
+        """The content of the agent's snapshots that the store has set aside; `None` if there are none."""
         ...
 
 
@@ -102,7 +105,7 @@ class SnapshotSuite:
     def test_a_loaded_snapshot_equals_the_saved_one(
         self, harness: StoreHarness, store: SnapshotStore, variables: Any, events: Any, version: Version
     ) -> None:
-        """Snapshots are compared as text, because 1.0 and 1 are equal in Python, but are different JSON values."""
+        """The test compares the snapshots as JSON text too, because 1.0 and 1 are equal in Python."""
         saved = snapshot_of(harness.session(), version.tick, variables, events)
         store.save(saved, version.token)
         loaded = store.load(saved.agent_id)
@@ -124,7 +127,7 @@ class SnapshotSuite:
     def test_saves_in_any_order_leave_the_highest_version(
         self, harness: StoreHarness, store: SnapshotStore, versions: list[Version]
     ) -> None:
-        """The snapshot of a stale runner is refused; the error names the refused and the stored version."""
+        """A snapshot of a lower version is refused. The error names the refused and the stored version."""
         agent_id = harness.session()
         highest, latest = versions[0], snapshot_of(agent_id, versions[0].tick, {"number": 0})
         store.save(latest, highest.token)
@@ -142,7 +145,7 @@ class SnapshotSuite:
             assert store.load(agent_id) == Stored(latest, highest.token)
 
     def test_the_last_save_replaces_the_pending_messages(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """Pending messages are loaded in order, with all of their fields."""
+        """`load` returns the pending messages of the last save, in order and with all of their fields."""
         agent_id = harness.session()
         waiting = tuple(Event("http", MESSAGE, {**_PAYLOAD, "message_id": f"m{number}"}) for number in range(150))
         store.save(snapshot_of(agent_id, 1, {}, waiting), 1)
@@ -164,7 +167,7 @@ class SnapshotSuite:
         assert store.load(other) == Stored(snapshot_of(other, 1, {"mine": True}), 1)
 
     def test_delete_is_idempotent_and_allows_a_lower_version(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """An ended session leaves no snapshot. After a crash its deletion may run twice."""
+        """The engine deletes the snapshot of an ended session. After a crash, it may delete the snapshot again."""
         agent_id = harness.session()
         store.delete(agent_id)
         store.save(snapshot_of(agent_id, 7), 7)
@@ -208,7 +211,7 @@ class SnapshotSuite:
     def test_a_token_outside_of_0_to_2_53_is_refused(
         self, harness: StoreHarness, store: SnapshotStore, token: int
     ) -> None:
-        """Lua and JavaScript round integers from 2**53 on, and rounded versions cannot be ordered."""
+        """Lua and JavaScript cannot distinguish 2**53 from 2**53 + 1, so they cannot order such versions."""
         with pytest.raises(InvalidRequest, match="token"):
             store.save(snapshot_of(harness.session()), token)
 
@@ -229,7 +232,7 @@ class SnapshotSuite:
         assert harness.set_aside(agent_id)
 
     def test_a_save_replaces_a_damaged_snapshot(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """A runner that has the state in memory saves without loading first."""
+        """A worker that has the session's state in memory calls `save` without calling `load` first."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
         harness.damage(agent_id)
@@ -240,7 +243,7 @@ class SnapshotSuite:
     def test_a_snapshot_saved_during_the_load_of_a_damaged_one_is_not_set_aside(
         self, harness: StoreHarness, store: SnapshotStore, tick: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A runner may save after `load` has read the damaged snapshot and before `load` sets it aside."""
+        """A worker may save after `load` has read the damaged snapshot and before `load` sets it aside."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
         harness.damage(agent_id)
@@ -267,7 +270,7 @@ class SnapshotSuite:
     def test_set_aside_moves_snapshots_up_to_the_given_version(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Snapshots that are newer than a restored database would make the store refuse all new snapshots."""
+        """After a restore of an older database, newer snapshots must be set aside: they would make every save stale."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 9), 9)
         store.set_aside(agent_id, Version(9, 8), "older than what is stored")
@@ -294,7 +297,7 @@ class SnapshotSuite:
         assert harness.set_aside(agent_id) is None
 
     def test_of_two_concurrent_runners_the_higher_token_wins(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """A stale runner may save concurrently with its successor. The versions that a reader sees never decrease."""
+        """A worker that lost the session may still save. The versions that a reader loads never decrease."""
         agent_id = harness.session()
         other = harness.open()
         begin, done = threading.Barrier(3, timeout=30), threading.Event()

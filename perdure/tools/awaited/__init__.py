@@ -1,5 +1,5 @@
-"""Tools that wait: for the result of a Celery task, or until a given time.
+"""Tools that make a turn wait for the result of a Celery task, or until a given time.
 
-A turn that calls such a tool waits without a worker, a thread or a lease (`perdure.turns.calls`). This package only
-declares the tools; `port` is the interface that sends tasks, reads their results and revokes them.
+While the turn waits, it occupies no worker, thread or lease (`perdure.turns.calls`). This package only declares the
+tools; `port` is the interface that sends tasks, reads their results and revokes them.
 """

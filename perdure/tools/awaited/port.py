@@ -1,4 +1,7 @@
-"""The interface to the task queue of Celery tools. `perdure.workers.publish.calls` implements it."""
+"""The interface that sends, queries and revokes the tasks of Celery tools.
+
+`perdure.workers.publish.calls` implements the interface.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A task to send. `arguments` are keyword arguments; no worker may begin the task after `expires_s` seconds.
+    """A task to send. `arguments` are keyword arguments. No worker begins the task after `expires_s` seconds.
 
     If `queue` is `None`, the application's routes choose the queue. `effect_id` is the id of the tool call. If the call
-    has one task, `task_id` equals `effect_id`. If it has several, each has its own `task_id`, and `part` is the task's
-    index.
+    has a single task, `task_id` equals `effect_id`. If the call has several tasks, each task has its own `task_id`, and
+    `part` is its index.
     """
 
     task_id: UUID
@@ -28,7 +31,7 @@ class TaskCall:
 
 
 class Sent(Enum):
-    """The result of an attempt to send a task: whether the broker has it."""
+    """Whether the broker has a task, after an attempt to send it."""
 
     YES = auto()
     NO = auto()
@@ -39,7 +42,7 @@ class Sent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """The outcome of an ended task. `value` is its return value, or the error's message if it `failed`."""
+    """The outcome of an ended task. `value` is the task's return value, or the error's message if the task failed."""
 
     failed: bool
     value: Any
@@ -47,7 +50,7 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True)
 class TaskRuns:
-    """The state of a running task. `progress` is the value that it last passed to `update_state`, or `None`."""
+    """The state of a running task. `progress` is the value that the task last passed to `update_state`, or `None`."""
 
     progress: Any = None
 
@@ -56,13 +59,13 @@ class TaskCalls(Protocol):
     """Sends tasks, reads their state from the result backend, and revokes them. No method raises or blocks for long."""
 
     def send(self, call: TaskCall) -> Sent:
-        """Publish the task, with a link that returns its result to `perdure.turns.calls.awaited.finish`."""
+        """Publish the task, with Celery links that pass its result or error to `perdure.turns.calls.awaited.finish`."""
         ...
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """The task's state in the result backend; `None` if it is unknown there, or the backend cannot be reached."""
+        """The task's state in the result backend; `None` if the backend has no state or cannot be reached."""
         ...
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
-        """Make the workers discard these tasks unless they have begun; False if the broker cannot be reached."""
+        """Make the workers discard the tasks that have not begun; returns False if the broker cannot be reached."""
         ...

@@ -2,7 +2,8 @@
 
     export = celery_tool("reports.export", effect="idempotent", timeout_s=3600, parameters=export_report)
 
-The task's id is the effect's id, so a task that is idempotent by its id may be sent again.
+If perdure sends a task again, the task has the same id. A task that takes effect once per id may declare the effect
+`idempotent`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from perdure.text.patterns import compiled
 from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Tool, ToolContext, must_be_approved, tool
 
 MAX_NAME = 200
-"""The most characters of a task's name, and of a queue's."""
+"""The most characters in the name of a task or a queue."""
 
 MAX_PARTS = 100
-"""The most tasks of one call of a tool with `max_parallel`."""
+"""The most tasks in one call of a tool that declares `max_parallel`."""
 
 _LONGEST_S = 366 * 86_400
 _TASK = compiled(r"[A-Za-z_][A-Za-z0-9_.:-]*")
@@ -39,8 +40,8 @@ Parameters = Mapping[str, Any] | Callable[..., Any]
 class CeleryTool:
     """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
 
-    If `queue` is `None`, the application's routes choose the queue. `timeout_s` counts from the call; a task that has
-    not ended within this time counts as lost. With `max_parallel`, a call has a list of arguments, and each item is a
+    If `queue` is `None`, the application's routes choose the queue. A task that has not ended `timeout_s` seconds after
+    the call counts as lost. If `max_parallel` is set, the model passes a list of arguments, and each item becomes a
     separate task.
     """
 
@@ -65,12 +66,13 @@ class CeleryTool:
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check the arguments that a model wrote against the function's signature or the names in the JSON schema.
+        """Check the arguments that a model wrote, and return them as JSON values by name, without added defaults.
 
-        Returns JSON values by name, without the defaults of the function.
+        If the tool was declared with a function, the arguments must match its signature. If the tool was declared with
+        a JSON schema, only the names of the arguments are checked.
 
         Raises:
-            ToolError: the arguments are not a strict JSON object or do not match; the message is for the model.
+            ToolError: the arguments are not a strict JSON object, or a check fails; the message is for the model.
         """
         try:
             given = untrusted.load_object(arguments)
@@ -100,11 +102,11 @@ class CeleryTool:
             )
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments, from `parse`, needs a person's approval."""
+        """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
-        """Raise `ToolError`: the engine sends the task and never calls this tool."""
+        """Raise `ToolError`: the engine sends the task and never calls this method."""
         raise ToolError(f"{self.name} is a Celery task, which runs in a worker of its own.")
 
     def _refusal(self, reason: str) -> ToolError:
@@ -128,12 +130,12 @@ def celery_tool(
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
 ) -> CeleryTool:
-    """Make a tool of the Celery task named `task`, which receives the arguments by keyword.
+    """Make a tool from the Celery task named `task`, which receives the arguments by keyword.
 
     `parameters` describes the arguments: a JSON schema, or a function (such as the task's own) with type hints and a
-    docstring. If it is `None`, any JSON object is accepted. With `max_parallel` the model passes a list of arguments.
-    Each item is a separate task, and at most `max_parallel` tasks are queued or running at a time. `name` defaults to
-    the task's name with `_` for each `.` and `:`.
+    docstring. If `parameters` is `None`, any JSON object is accepted. If `max_parallel` is set, the model passes a list
+    of arguments. Each item becomes a separate task, and at most `max_parallel` of the tasks are queued or running at a
+    time. `name` defaults to the task's name, with each `.` and `:` replaced by `_`.
 
     Raises:
         SettingsError: a value is invalid; the message names it.
@@ -178,7 +180,7 @@ def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_res
 
 
 def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
-    # `$ref`s name definitions from the schema's root, so `$defs` moves to the new root.
+    # A `$ref` starts at the root of the schema, so `$defs` moves to the new root.
     definitions = {"$defs": each["$defs"]} if "$defs" in each else {}
     items = {name: value for name, value in each.items() if name != "$defs"}
     calls = {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_PARTS}

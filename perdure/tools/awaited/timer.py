@@ -1,4 +1,4 @@
-"""`sleep_until`: a tool that makes the model's turn wait until a time."""
+"""`sleep_until`: a tool that makes the turn wait until a given time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SleepUntil:
-    """A tool that makes a turn wait until a time, `longest` at most; see `sources.RunnableTool`."""
+    """A tool that makes a turn wait until a given time, for at most `longest`; see `sources.RunnableTool`."""
 
     breaker: ClassVar[None] = None
     probe: ClassVar[None] = None
@@ -63,7 +63,7 @@ class SleepUntil:
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check that the arguments are a strict JSON object with the text `moment` only.
+        """Check that the arguments are a strict JSON object with the string `moment` and no other key.
 
         Raises:
             ToolError: the arguments are anything else; the message is for the model.
@@ -103,7 +103,7 @@ class SleepUntil:
         return False
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
-        """Raise `ToolError`: the engine parks the turn and never calls this tool."""
+        """Raise `ToolError`: the engine parks the turn and never calls this method."""
         raise ToolError(f"{self.name} makes the turn wait; no process runs it.")
 
 

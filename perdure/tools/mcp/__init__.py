@@ -11,5 +11,5 @@
     faults.py             the errors of a call
 
 A server is untrusted. It may be unavailable or unresponsive, exit during a call, list invalid tools or send endless
-data. All of these affect its own tools only.
+data. None of these affects the tools of other servers.
 """

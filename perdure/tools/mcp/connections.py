@@ -1,7 +1,7 @@
-"""The MCP connections of one process: one thread with one event loop for all of them.
+"""The MCP connections of one process. One thread with one event loop serves all connections.
 
-A process creates its `Connections` at its start, after any fork, and closes it at its end. The MCP SDK is imported when
-the first server is opened.
+A process creates its `Connections` object when it starts, after any fork, and closes the object when it ends. The MCP
+SDK is imported when the first server is opened.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STOP_S = 1.0
 
 
 class Connections:
-    """The connected servers, by name. Threads may share it."""
+    """The connections to MCP servers, by the server's name. Threads may share one object."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Connections:
         self._closed = False
 
     def open(self, servers: Iterable[McpServer]) -> None:
-        """Start connecting to `servers` that are not open yet, without waiting.
+        """Start connecting to each of `servers` that has no connection yet. Does not wait.
 
         Raises:
             SettingsError: the settings do not allow one of the servers.
@@ -67,7 +67,7 @@ class Connections:
                     self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """The tools of `servers`. The first call waits for each server to connect, at most `connect_timeout_s`."""
+        """The tools of `servers`. The first call waits for each server to connect, within its `connect_timeout_s`."""
         self.open(servers)
         connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
         return tuple(tool for connection in connections for tool in connection.tools())
@@ -85,7 +85,7 @@ class Connections:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_S)
         if late:
-            from perdure.tools.mcp.stdio import kill  # noqa: PLC0415 (as below)
+            from perdure.tools.mcp.stdio import kill  # noqa: PLC0415 (as in `_start`)
 
             log.warning("%d MCP servers did not end within %g s and are killed", len(late), within_s)
             for group in tuple(self._process_groups):
@@ -122,6 +122,6 @@ class Connections:
 
 
 def _log_failure(task: Future[None]) -> None:
-    """Log the error of a connection's task. Any error is a bug, since only closing the connection ends the task."""
+    """Log the error of a connection's task. An error is a bug: the task should run until the connection is closed."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the task of an MCP connection failed", exc_info=error)

@@ -1,8 +1,8 @@
 """Filters the messages of a server before they reach the SDK.
 
 The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers and the few
-notifications that perdure uses. It answers a server's requests itself, one at a time: a server that sends many
-requests, or does not read the answers, delays only its own connection.
+notifications that perdure uses. The filter itself answers a server's requests, one at a time. A server that sends
+many requests, or does not read the answers, delays only its own connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 
 _WANTED = frozenset({TOOLS_CHANGED, "notifications/subscriptions/acknowledged", "notifications/cancelled"})
 _ANSWER_S = 5
-"""The most seconds for sending the answer to a server's request."""
+"""The most seconds for sending an answer to a server's request."""
 
 Item = SessionMessage | Exception
 Streams = TransportStreams

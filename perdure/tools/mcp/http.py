@@ -1,7 +1,7 @@
-"""The transport to an MCP server at a URL: the SDK's, over an HTTP client with limits.
+"""The transport to an MCP server at a URL: the SDK's transport over an HTTP client with limits.
 
-The SDK reads JSON answers of any length, and fails all calls of a server if one connection breaks. The HTTP
-transport below the SDK rejects an answer that is too long, and turns a broken connection into an error response to one
+The SDK reads JSON answers of any length, and fails all calls of a server if one connection breaks. Therefore the HTTP
+client's own transport rejects an answer that is too long, and turns a broken connection into an error response to one
 request.
 """
 
@@ -38,7 +38,7 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
             headers={
                 **server.headers,
                 "accept-encoding": "identity",
-            },  # so that the limit on bytes received bounds memory
+            },  # so that the limit on received bytes also limits memory
             timeout=httpx2.Timeout(server.connect_timeout_s, read=silence_s),
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
@@ -47,7 +47,7 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
 
 
 class _SafeTransport(httpx2.AsyncBaseTransport):
-    """Turns each failure into an error response, and limits the length of each response."""
+    """Turns each failure into an error response, and limits the length of responses other than event streams."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, ended: anyio.Event) -> None:
         self._inner = inner
@@ -85,7 +85,7 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """A response's body, limited to `limit` bytes. It raises only errors that the SDK attributes to this response."""
+    """A response's body of at most `limit` bytes. Raises only errors that the SDK attributes to this response."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, limit: int | None) -> None:
         self._inner = inner
@@ -107,6 +107,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _error_response(code: int, message: str) -> httpx2.Response:
-    """A JSON-RPC error response. The SDK then fails only the request that it answers."""
+    """A JSON-RPC error response. The SDK fails only the request that the response answers."""
     error = {"code": code, "message": first_line(message)}
     return httpx2.Response(HTTPStatus.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})

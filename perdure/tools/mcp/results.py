@@ -1,4 +1,4 @@
-"""Renders the answer of an MCP server as text for a model. The answer is untrusted; the text is bounded."""
+"""Renders the untrusted answer of an MCP server as text of limited length for a model."""
 
 from __future__ import annotations
 

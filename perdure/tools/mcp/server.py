@@ -1,4 +1,4 @@
-"""`McpServer`: an agent's author declares an MCP server with it. Declaring a server opens no connection."""
+"""`McpServer`: the declaration of an MCP server by an agent's author. A declaration opens no connection."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class McpServer:
         McpServer("weather", command=["uvx", "weather-server"], effect="pure")
         McpServer("shop", url="https://shop.example/mcp", effects={"price": "pure"})
 
-    `PERDURE_MCP__COMMANDS` must allow the program of `command`, which runs as a child of each process that runs turns.
-    Its environment is `env` with PATH, HOME and a few others, without perdure's own variables. `effect` is the effect
-    of all tools; `effects` overrides it for single tools. With `trust_hints`, the server's hints (`readOnlyHint`,
-    `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one value for all tools, or maps
-    single tools to their values. Mappings name a tool as the server does, without the prefix `server:`.
+    Each process that runs turns starts `command` as a child process. `PERDURE_MCP__COMMANDS` must allow its program.
+    The child's environment contains `env`, PATH, HOME and a few other variables, but not perdure's own. `effect` is the
+    effect of all tools; `effects` overrides it for single tools. If `trust_hints` is True, the server's hints
+    (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one value for all
+    tools, or maps single tools to their values. The keys of `effects`, `probes` and `requires_approval` are names of
+    tools without the prefix `server:`.
     """
 
     name: str
@@ -68,11 +69,11 @@ class McpServer:
 
     @property
     def configured_tools(self) -> frozenset[str]:
-        """The tools that `effects`, `probes` and `requires_approval` name, as the server names them."""
+        """The tools that `effects`, `probes` and `requires_approval` name, without the prefix `server:`."""
         return frozenset({*self.effects, *self.probes, *self._approvals})
 
     def effect_of(self, tool: str, hinted: Effect | None) -> Effect:
-        """The effect of the server's `tool`; `hinted` is the effect that the server's hints give, if any."""
+        """The effect of the server's `tool`. `hinted` is the effect that the server's hints declare, if any."""
         if tool in self.effects:
             return Effect(self.effects[tool])
         return hinted if self.trust_hints and hinted is not None else Effect(self.effect)
@@ -99,10 +100,10 @@ class McpServer:
 
 
 def check(servers: Iterable[McpServer], settings: McpSettings) -> None:
-    """Check that this installation may start the servers; called when a program starts.
+    """Check that this installation may start the servers; called before a process connects to them.
 
     Raises:
-        SettingsError: a command is not allowed, or two different servers have one name.
+        SettingsError: a command is not allowed, or two different servers have the same name.
     """
     seen: dict[str, McpServer] = {}
     for server in servers:

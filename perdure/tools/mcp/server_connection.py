@@ -1,8 +1,8 @@
-"""The connection of one process to one MCP server: connects, lists tools, calls them, and reconnects.
+"""Connects a process to one MCP server, lists and calls the server's tools, and reconnects.
 
-`keep` runs on the event loop until the process ends; threads of turns use `tools` and `call_tool`. While the server is
-unavailable, its last list of tools stays valid, so that the prompts of turns do not change, and calls fail with a
-message for the model.
+`keep` runs on the event loop until the process ends. The threads that run turns call `tools` and `call_tool`. While the
+server is unavailable, its last list of tools stays valid, so that the prompts of turns do not change. Calls then fail
+with a message for the model.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from perdure.tools.registry import ToolContext
 log = logging.getLogger(__name__)
 
 EFFECT_ID = "perdure/effect_id"
-"""The key in MCP's `_meta` that carries a call's idempotency key."""
+"""The field of MCP's `_meta` that carries a call's idempotency key."""
 
 RECONNECTS = RetrySettings(base_s=0.5, multiplier=2, cap_s=60, jitter=0.25)
-"""The back-off before reconnecting. `max_attempts` is not used: the number of attempts is unlimited."""
+"""The back-off before reconnecting. `max_attempts` has no effect, since the number of attempts is unlimited."""
 
 RETURN_S = 10.0
-"""Seconds after the loss of a connection for which calls wait for the next one."""
+"""After a connection is lost, calls wait up to this many seconds for the next connection."""
 
-_STEADY_S = 60.0  # after a connection of this length, the back-off starts again
+_STEADY_S = 60.0  # a connection that lasted this long resets the back-off
 _MAX_PAGES = 20
 _MAX_TOOLS = 200
 _RELIST_PAUSE_S = 1.0  # the pause between two listings
@@ -110,7 +110,7 @@ class ServerConnection:
         self._listing_due = anyio.Event()
 
     def tools(self) -> tuple[RemoteTool, ...]:
-        """The tools of the last listing; waits for the first attempt to connect, within its time-out."""
+        """The tools of the last listing. Waits until the first attempt to connect has ended or timed out."""
         left_s = self._first_deadline - self._clock.monotonic()
         if not self._first_attempt_over.wait(max(0.0, left_s)) and left_s > 0:
             log.warning(
@@ -134,8 +134,8 @@ class ServerConnection:
         return answer
 
     def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
-        """The result or the server's rejection. A rejection is not raised, so the breaker counts it as a success."""
-        # Slightly shorter than the turn's time-out. Otherwise the turn would count this thread as leaked.
+        """The server's result or rejection. Does not raise a rejection, so the breaker counts it as a success."""
+        # This limit is slightly shorter than the turn's time-out. Otherwise the turn would count this thread as leaked.
         until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         patient_until = until - self._timeout_s / 2
         meta = {EFFECT_ID: str(context.effect_id)}
@@ -150,7 +150,7 @@ class ServerConnection:
                     raise
 
     def _connected(self, patient_until: float, context: ToolContext) -> tuple[ClientSession, asyncio.AbstractEventLoop]:
-        """The session and its event loop. If the connection was lost recently, waits for it until `patient_until`.
+        """The session and its event loop. If the connection was lost recently, waits for another until `patient_until`.
 
         Raises:
             NotConnected: the server is not connected.
@@ -186,7 +186,7 @@ class ServerConnection:
             raise MalformedAnswer("it is not the result of a tool") from error
 
     def _await(self, future: Future[CallToolResult], context: ToolContext, until: float) -> CallToolResult:
-        """Wait for the answer. If none arrives in time, cancel the call; the SDK then notifies the server."""
+        """Wait for the answer. If no answer arrives in time, cancel the call; the SDK then notifies the server."""
         try:
             while not future.done():
                 left_s = until - self._clock.monotonic()
@@ -201,7 +201,7 @@ class ServerConnection:
             future.cancel()
 
     def _request_listing(self) -> None:
-        """Request a new list of the server's tools. A server that does not answer gets a new connection."""
+        """Have the event loop list the server's tools again. If the server does not answer, `keep` reconnects."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._listing_due.set)
 
@@ -216,10 +216,10 @@ class ServerConnection:
             self._first_attempt_over.set()
 
     def end(self) -> None:
-        """Make `keep` disconnect and return; called on its loop.
+        """Make `keep` disconnect and return; called on the event loop.
 
-        Cancels `keep`'s scope instead of its task: asyncio's cancellation would also interrupt `stdio` while it ends
-        the server's process.
+        Cancels the scope of `keep` instead of its task: asyncio's cancellation would also interrupt `stdio` while
+        `stdio` ends the server's process.
         """
         self._closing = True
         if self._scope is not None:
@@ -264,7 +264,7 @@ class ServerConnection:
             ) as client:
                 await self._list(client)
                 limit.deadline = math.inf
-                self._reconnected_by = math.inf  # a call may notice the loss of the connection before this task
+                self._reconnected_by = math.inf  # a call may notice a lost connection before this task does
                 self._session = client.session
                 self._first_attempt_over.set()
                 log.info("MCP server %s is connected: %d tools", self._server.name, len(self._tools))
@@ -304,7 +304,7 @@ class ServerConnection:
             await anyio.sleep(_RELIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools. Servers with an older protocol notify without a subscription."""
+        """Subscribe to changes of the list of tools. Servers with an older protocol notify without a subscription."""
         offered = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or offered is None or not offered.list_changed:
             return
@@ -323,7 +323,7 @@ class ServerConnection:
             self._listing_due.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait `seconds` by the injected clock."""
+        """Wait `seconds`, measured by the injected clock."""
         until = self._clock.monotonic() + seconds
         while (left_s := until - self._clock.monotonic()) > 0:  # noqa: ASYNC110 (a clock that a test moves has no event)
             await anyio.sleep(min(left_s, _LOOK_UP_S))

@@ -1,8 +1,8 @@
 """The transport to an MCP server that is a child process: one JSON message per line on stdin and stdout.
 
-It replaces the SDK's own transport, which reads lines of any length. Here the length of a line is limited, a server
-that writes faster than perdure reads blocks on its pipe, and only the end of its stderr is kept, for the log. The
-server runs in its own process group; disconnecting ends the whole group within `END_S`.
+The SDK's own stdio transport reads lines of any length. This transport limits the length of a line. A server that
+writes faster than perdure reads blocks on its pipe. The transport keeps only the end of the server's stderr, for the
+log. The server runs in its own process group; disconnecting ends the whole group within `END_S` seconds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from perdure.tools.mcp.server import McpServer
 log = logging.getLogger(__name__)
 
 END_S = 3.0
-"""The most seconds that ending a server takes: a third each after closing stdin, SIGTERM and SIGKILL."""
+"""The most seconds for ending a server: a third after closing stdin, a third after SIGTERM, a third after SIGKILL."""
 
 _POLL_S = 0.02
 _CHUNK = 65_536
 _SHOWN = 500
-_EDGE = 200  # bytes at each end of a line that are searched for the id of the answer
-# Quotes inside a string are escaped, so a match at the edge of a line belongs to the message itself.
+_EDGE = 200  # bytes at each end of an overlong line, searched for the answer's id
+# Quotes inside a string are escaped, so a match at the edge of a line is a key of the message itself.
 _ID = compiled(
     r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
     r'|,\s*"id":\s*(\d+)\s*(?:,\s*"jsonrpc":\s*"2\.0"\s*)?\}\s*$'
@@ -48,7 +48,9 @@ _ID = compiled(
 async def stdio(
     server: McpServer, process_groups: set[int]
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]]:
-    """Start `server`, and end it after the block; its process group is in `process_groups` while it runs.
+    """Start `server`, and end it after the `with` block.
+
+    While the server runs, `process_groups` contains the id of its process group.
 
     Raises:
         OSError: the server cannot be started.
@@ -91,7 +93,7 @@ async def stdio(
 
 @dataclass(slots=True)
 class _StderrTail:
-    """The end of a server's stderr. After a tool call it may quote the arguments, so it is no longer logged."""
+    """The end of a server's stderr. It is not logged after a tool call, since it may then quote the arguments."""
 
     data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
@@ -118,7 +120,7 @@ async def _read(name: str, process: Process, incoming: MemoryObjectSendStream[It
 
 
 async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | None:
-    """The next valid message; skips malformed lines. None at EOF."""
+    """The next valid message; skips malformed lines. None at EOF, or after an overlong answer whose call is unknown."""
     while True:
         try:
             line = await stdout.readuntil()
@@ -200,7 +202,7 @@ async def _end(name: str, process: Process, stderr_tail: _StderrTail) -> None:
                 os.killpg(process.pid, signal.SIGTERM)
             await _exits(process)
         kill(process.pid)  # a server that has ended may have left child processes
-        # Both pipes reach EOF now, unless a process that left the group holds them.
+        # stdout and stderr reach EOF now, unless a process that left the group holds them.
         reading.cancel_scope.deadline = anyio.current_time() + END_S / 3
     if reading.cancel_scope.cancel_called:
         log.warning("the MCP server %s left a process behind that holds its pipes", name)

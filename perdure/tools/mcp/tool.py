@@ -1,4 +1,4 @@
-"""A tool of an MCP server as a `RunnableTool`, and the check whether a listed tool can be offered to a model."""
+"""Makes a `RunnableTool` from each tool that an MCP server lists, if the tool can be offered to a model."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from perdure.tools.registry import Approval, Effect, Probe, ToolContext, must_be
 log = logging.getLogger(__name__)
 
 CallTool = Callable[[str, Mapping[str, Any], ToolContext], CallToolResult]
-"""Calls a tool, named as the server names it, and waits for its answer; see `ServerConnection.call_tool`."""
+"""Calls a tool by its name without the prefix `server:`, and returns the answer; see `ServerConnection.call_tool`."""
 
 _NAME = compiled(r"[a-zA-Z0-9_./-]+")
 _MAX_DESCRIPTION = 4_000
 _MAX_SCHEMA = 32_000
-"""Characters; each costs tokens in every prompt."""
+"""The most characters of a tool's schema. Every prompt contains the schema, which costs tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTool:
-    """A tool of an MCP server; see `sources.RunnableTool`. Its `ServerConnection` uses the server's breaker."""
+    """A tool of an MCP server; see `sources.RunnableTool`. `ServerConnection` passes its calls through a breaker."""
 
     breaker: ClassVar[None] = None
 
@@ -60,8 +60,8 @@ class RemoteTool:
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check that the arguments are a strict JSON object.
 
-        Only the server checks them against the tool's schema. The schema is untrusted: matching its regular expressions
-        may take days.
+        Only the server checks the arguments against the tool's schema. perdure does not, because the schema is
+        untrusted: matching its regular expressions may take days.
 
         Raises:
             ToolError: the arguments are anything else; the message is for the model.
@@ -72,7 +72,7 @@ class RemoteTool:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call needs a person's approval. `arguments` come from `parse`, so the schema was not checked."""
+        """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
@@ -103,7 +103,7 @@ class RemoteTool:
 
 
 def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallTool) -> tuple[RemoteTool, ...]:
-    """The tools in `listed` that can be offered to a model; logs why each of the others cannot."""
+    """The tools in `listed` that can be offered to a model. Logs the reason for each tool that cannot."""
     made: dict[str, RemoteTool] = {}
     for each in listed:
         why = "another tool has the same name" if each.name in made else _unfit(server, each)
@@ -138,7 +138,7 @@ def _unfit(server: McpServer, listed: Listed) -> str | None:
 
 
 def _problems(server: McpServer, listed: Listed) -> Iterator[str]:
-    """The reasons why a tool cannot be offered: a name or a schema that not every provider accepts."""
+    """The reasons why a tool cannot be offered: some provider would reject its name or schema."""
     if not _NAME.fullmatch(listed.name):
         yield "its name has characters other than a-z, A-Z, 0-9 and _ . / -"
     if len(server.name) + 1 + len(listed.name) > MAX_NAME:

@@ -1,15 +1,17 @@
 """The tool calls of a turn: planned, approved, executed in threads, recorded, and resolved after a crash.
 
-plan.py           which calls a message makes, and what each needs
+plan.py           matches a reply's calls with tools, and validates their arguments
 run_calls.py      runs the calls of a message, and resumes them after a crash
 execute.py        executes calls in threads; records each result in its row if the message has several calls
 awaited.py        calls that wait for a Celery task or a time
 fan_out.py        Celery calls with a list of arguments: one task per element
 approvals.py      calls that wait for a person
-hooked.py         the agent's hooks around a call
+hooked.py         the agent's hooks around a call that runs outside the worker
 result_values.py  a call's result, as stored in its row and as text in the transcript
 
-Called by the step loop (`run.react`), by settlement, by the sweeper (`awaited`), and where a person decides
-(`approvals`). `run.commit_step` commits intents, and adds results
+A call's intent is the row that is committed before the call begins. `run.commit_step` commits intents, and adds results
 to the transcript.
+
+The step loop (`run.react`) and settlement call these modules. The sweeper calls `awaited`. The channels and the CLI
+call `approvals` with a person's decision.
 """

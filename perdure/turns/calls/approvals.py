@@ -1,13 +1,15 @@
 """Approvals: tool calls that wait for a person's decision. The wait occupies no worker.
 
-If a reply has such a call, all of its calls are committed as `asked` (a person decides) or `approved` (no decision
-needed), and none begins. The turn then waits without a lease, and no worker claims the session until the last decision
-or until the approval expires; the wait does not count as an attempt. The last decision wakes the session, and the next
-worker begins the approved calls concurrently. The commit that begins them also denies undecided calls if the approval
-has expired or the session's end is requested. Cancelling settles the turn and denies its calls.
+If any call of a reply needs a decision, no call of that reply begins. The calls that need a decision are committed as
+`asked`, the others as `approved`. The worker then releases its lease. No worker claims the session until a person has
+made the last decision, or the approval expires. The wait does not count as an attempt.
 
-Deciding, waiting, ending the session and cancelling each lock the session's row first, so they are serialised. A
-decision is accepted only while the turn waits.
+The last decision wakes the session, and the next worker begins the approved calls concurrently. If the approval has
+expired or the session's end is requested, the commit that begins the approved calls also denies the undecided calls.
+Cancelling the turn settles it and denies its calls.
+
+A decision, the beginning of the wait, the session's end and a cancellation each lock the session's row first, so they
+are serialised. A decision is accepted only while the turn waits.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
     """Validate the body of a request.
 
     Raises:
-        InvalidRequest: a field is invalid; the message names it.
+        InvalidRequest: a field is invalid; the error names the field.
     """
     try:
         return Decision.model_validate(given)
@@ -102,11 +104,11 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
-    """Record a decision about a call. The last decision that the turn waits for wakes its session.
+    """Record a decision about a call. The last decision that a turn waits for wakes the turn's session.
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
-        Conflict: the call does not wait for a decision, or the agent no longer has its tool.
+        Conflict: the call does not wait for a decision, or the agent no longer has the call's tool.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
@@ -146,7 +148,7 @@ def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s:
         Unavailable: the database cannot be reached.
     """
     with runtime.database.transaction("turns.wait_approval") as transaction:
-        # Cancelling a turn and ending a session take this lock too: the reads below see their commits.
+        # Cancelling a turn and ending a session take the same lock, so the reads below see their commits.
         if not transaction.run(queries.LOCK_HELD, hold.held):
             raise LeaseLost
         given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
@@ -210,7 +212,7 @@ def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | Non
     agent, text = runtime.agents.get(row.agent), as_json(arguments)
     tool = agent.find_tool(row.tool)
     if tool is None and agent.may_have(row.tool):
-        return text  # the MCP server checks them when it is called
+        return text  # the MCP server checks the arguments when it is called
     if tool is None:
         raise Conflict(f"The agent {row.agent!r} no longer has the tool {row.tool!r}.")
     try:

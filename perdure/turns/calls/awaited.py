@@ -1,18 +1,20 @@
 """Calls that wait for a Celery task or a time. The wait occupies no worker.
 
-The intent of such a call is committed like any other. The worker then sends the task, whose id is the effect's id,
-records that it was sent, and releases the session: the turn is `parked` until the result arrives (`finish`) or the call
-is due. The wait does not count as an attempt. The commit that releases the session also records the results of the
-message's other calls in their rows; all results enter the transcript together.
+The intent of such a call is committed like that of any other call. The worker then sends the task, if there is one, and
+records that the task was sent. The effect's id is the task's id. Finally the worker releases the session. The turn is
+`parked` until the task's result arrives (`finish`) or the call is due. A task is due at its time limit, a timer at its
+time. The wait does not count as an attempt. The commit that releases the session also records the results of the
+message's other calls in their rows. All results enter the transcript together.
 
-If the worker crashes after it committed the intent and before it recorded that the task was sent, it is unknown whether
-the task was sent. A `pure` or `idempotent` task is sent again with the same id, an `unsafe` one is not. The task's link
-callback delivers its result; the sweeper probes the result backend for tasks whose callback was lost (`probe_due`). A
-task that has not ended by its time limit counts as lost: the model is shown that the outcome is unknown, and the
-sweeper revokes the task.
+If the worker crashes between committing the intent and recording that the task was sent, it is unknown whether the task
+was sent. A `pure` or `idempotent` task is then sent again with the same id; an `unsafe` task is not.
 
-Recording a result, parking, ending the session and cancelling each lock the session's row first, so they are
-serialised.
+The task's link callback delivers the result. If the callback is lost, the sweeper reads the result from the result
+backend (`probe_due`). A task that has not ended by its time limit counts as lost: the model is shown that the outcome
+is unknown, and the sweeper revokes the task.
+
+Recording a result, parking a turn, ending the session and cancelling a turn each lock the session's row first, so they
+are serialised.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ RETRY_S = 5.0
 """Seconds after which a task that the broker did not accept is sent again."""
 
 MOST_PROBES = 50
-"""The most tasks that one round of the sweeper probes or revokes."""
+"""The most calls whose tasks one round of the sweeper probes or revokes."""
 
 LEAST_PROBE_S = 5.0
 MOST_PROBE_S = 60.0
-"""Bounds, in seconds, of the pause between two probes of a task. The pause is a quarter of the task's age."""
+"""The pause between two probes of a task is a quarter of the task's age, within these bounds (in seconds)."""
 
 _SEND_S = 5.0
-"""Seconds for sending one task."""
+"""Seconds allowed for sending or probing one task."""
 
 _MAX_PROGRESS = 1_000
 
@@ -70,9 +72,10 @@ class Awaiting(Exception):
 
 
 def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
-    """Send the task of a call whose intent is committed; a timer has no task.
+    """Send the task of a call whose intent is committed. Does nothing for a timer, which has no task.
 
-    Returns a failed result if the broker refused an `unsafe` task. Other refused tasks are sent again later.
+    Returns a failed result if the broker refused an `unsafe` task, otherwise `None`. A refused task that is not
+    `unsafe` is sent again later.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -91,7 +94,7 @@ def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
     call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is Sent.NO and tool.effect is Effect.UNSAFE:
-        # If the call waited, a later worker could not tell that its task was not sent, and would never send it.
+        # The call must not wait: a later worker would assume that the task may have been sent, and never send it.
         return Result(planned.position, "failed", f"Error: {UNSENT}", planned.effect_id)
     if sent is Sent.YES or tool.effect is Effect.UNSAFE:
         note_sent(runtime, effect_id)
@@ -118,10 +121,10 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
     if _is_ending(runtime, hold):
         return Result(position, "unknown", LOST, row.effect_id) if is_task else _ended(row, position)
     if is_task and not row.sent:
-        # Without parts, no task of a list was sent: see `fan_out.begin`.
+        # A call with a list of arguments stores its parts before it sends a task: without parts, no task was sent.
         in_doubt = row.parts is not None or not _is_list(planned)
         if row.effect == Effect.UNSAFE and in_doubt:
-            note_sent(runtime, row.effect_id)  # it may have been sent: its result can still arrive
+            note_sent(runtime, row.effect_id)  # the task may have been sent: its result can still arrive
         elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
             return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
     return None
@@ -143,7 +146,7 @@ def wait(
     turn_id, message_seq = asking
     given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s, "retry_s": RETRY_S}
     with runtime.database.transaction("turns.wait_calls") as transaction:
-        # Results, cancelling a turn and ending a session take this lock too: the reads below see their commits.
+        # `finish`, cancelling a turn and ending a session take the same lock, so the reads below see their commits.
         if not transaction.run(queries.LOCK_HELD, hold.held):
             raise LeaseLost
         records = [_record(result) for result in results if result.effect_id is not None]
@@ -157,12 +160,12 @@ def wait(
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
-    """Record the result of a task, and wake its session if no other call of the turn waits.
+    """Record the result of a task. Wakes the turn's session if no call of the turn waits any more.
 
-    `part` is the number of the ended task, for a call with a list of arguments. A result that arrives after the turn
-    stopped waiting is recorded in the effect's row only.
+    For a call with a list of arguments, `part` is the number of the ended task. A result that arrives after the turn
+    stopped waiting is recorded in the effect's row, but does not enter the transcript.
 
-    Returns False if the call already has a result.
+    Returns False if the call already has a result, or does not exist.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -188,7 +191,7 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
 def _outcome(
     executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
 ) -> tuple[str, str] | None:
-    """The call's status and text after one of its tasks has ended; `None` while other tasks still run."""
+    """The call's status and text after one of its tasks has ended; `None` until all of its tasks have ended."""
     limit = _max_chars(runtime, row.agent, row.tool)
     if row.parts is None:
         return _rendered(ended, limit)
@@ -256,7 +259,7 @@ def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
 
 
 def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int) -> Result:
-    """The result of a call that is due. A task without a result is probed once more."""
+    """The result of a task at its time limit, or of a timer at its time. An unfinished task is probed once more."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
@@ -272,7 +275,7 @@ def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int)
 
 
 def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
-    """The result of a due call with a list of arguments. The next sweep revokes the call's unfinished tasks."""
+    """The result of a timed-out call with a list of arguments. The next sweep revokes the unfinished tasks."""
     parts = fan_out.load(row.parts)
     for number in fan_out.running(parts):
         found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))

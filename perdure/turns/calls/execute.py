@@ -1,7 +1,8 @@
-"""Executing tool calls, each in a thread of its own, within its time limit and under the session's lease.
+"""Executes tool calls, each in a thread of its own, within its time limit and under the session's lease.
 
-The effect class decides what follows when a call's time limit passes or its outcome is unknown: `pure` and `idempotent`
-calls run again with the same effect id. An `unsafe` call is probed; without a probe its outcome stays unknown.
+The tool's effect class decides what happens if a call exceeds its time limit or its outcome is unknown. A `pure` or
+`idempotent` call runs again with the same effect id. An `unsafe` call is probed; if the tool has no probe, the outcome
+stays unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 _MOST_LOGGED = 10_000
-"""Characters of an error's message above which its traceback is not logged."""
+"""If an error's message has more characters, the error's traceback is not logged."""
 
 _MOST_CAUSES = 50
 
@@ -56,7 +57,10 @@ _RECORDING_S = 5.0
 """Extra seconds to record a result that arrived within the time limit."""
 
 TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
-"""Appended to the error of a repeated call, because the model might otherwise call again under a new effect id."""
+"""Appended to the error of a repeated `idempotent` call.
+
+If the model calls the tool again, the new call has a new effect id, so the effect may happen twice.
+"""
 
 
 class NotBegun(Exception):
@@ -102,7 +106,7 @@ class CallThread:
         except NotBegun as error:
             self.outcome = error
         except ToolError as error:
-            # The error's message may quote a user's text.
+            # The error's own message is not logged: it may quote a user's text.
             kind = type(error.__cause__ or error).__name__
             log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(error.__cause__))
             self.outcome = error
@@ -119,7 +123,7 @@ def _set_if(event: threading.Event, *, condition: bool) -> bool:
 
 
 def _loggable_cause(error: BaseException | None) -> BaseException | None:
-    """Return the error if its traceback may be logged; `None` if it, or one of its causes, has a very long message."""
+    """Return `error` if its traceback may be logged; `None` if `error` or one of its causes has a very long message."""
     each = error
     for _ in range(_MOST_CAUSES):
         if each is None:
@@ -165,7 +169,7 @@ class Executor:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
-        """Run calls concurrently. A call whose time limit passes runs at most once more, if its effect class allows it.
+        """Run calls concurrently. A call that exceeds its time limit runs once more if its effect class allows it.
 
         If there are several calls or `record` is true, each result is also recorded in the effect row of its call.
 
@@ -204,7 +208,7 @@ class Executor:
         return results
 
     def decide(self, planned: Planned, effect: Effect) -> Result | None:
-        """The result of a call in doubt, or `None` if it may run again."""
+        """The result of a call whose outcome is unknown; `None` if the call may run again."""
         match effect:
             case Effect.PURE | Effect.IDEMPOTENT:
                 return None
@@ -214,7 +218,7 @@ class Executor:
                 assert_never(effect)
 
     def extend(self, planned: Planned) -> None:
-        """Restart a call's time limit.
+        """Restart a call's time limit, and renew the lease.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -294,7 +298,7 @@ class Executor:
         except queue.Empty:
             finished = None
         if self._hold.lost:
-            for run in waiting:  # their threads keep running, detached from the turn
+            for run in waiting:  # the calls' threads keep running, detached from the turn
                 run.variables.revoke()
                 self._runtime.leaks.add(run.thread)
             raise LeaseLost
@@ -306,7 +310,7 @@ class Executor:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot run")
         if not self._may_begin(planned):
             self.extend(planned)
-        # Never later than the row's `decide_at`, from which the next worker may resolve the call.
+        # `until` is never later than the row's `decide_at`, after which another worker may resolve the call.
         context, until = self._context(planned), self._until(planned)
         arrived = threading.Event()
 
@@ -329,7 +333,7 @@ class Executor:
         return CallThread(planned, work, until, context.working_variables, done, arrived=arrived)
 
     def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
-        """The tool's result, with the agent's hooks before and after.
+        """Run the agent's `before_tool` hooks, the tool, and the `after_tool` hooks; returns the tool's result.
 
         Raises:
             ToolError: the tool failed, or a required hook rejects the call or its result.
@@ -349,7 +353,7 @@ class Executor:
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
         self._call_hooks(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
-        # Checked last, in this thread: after a pause of the process, another worker may run the session.
+        # Checked immediately before the tool runs: if the process was paused, another worker may have the session.
         if not self._may_begin(planned):
             raise NotBegun
         text = guarded.call(
@@ -376,7 +380,10 @@ class Executor:
         return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: CallThread, *, again: bool) -> Result | None:
-        """The result of a call after its time limit; `None` if the call runs once more, which requires `again`."""
+        """The result of a call that exceeded its time limit; `None` if the call runs again.
+
+        `again` tells whether another run is allowed.
+        """
         planned = run.planned
         tool = planned.tool
         if tool is None:

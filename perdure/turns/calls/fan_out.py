@@ -2,9 +2,9 @@
 
 Each task is a part of the call. The call's row holds the status and the result of every part, in the order of the
 arguments. A part is first `waiting`, then `taken` (a process is about to send its task), then `sent`, and at the end
-`done` or `failed`. A part is committed as `taken` before its task is sent. If the process crashes in between, it is
-unknown whether the task was sent. The sweeper sends a `pure` or `idempotent` part again with the same id; an `unsafe`
-part counts as sent. Each result frees a place for the next waiting part.
+`done` or `failed`. A part is committed as `taken` before its task is sent. If the process crashes after this commit, it
+is unknown whether the task was sent. The sweeper sends a `pure` or `idempotent` part again with the same id; an
+`unsafe` part counts as sent. When a part ends, the next waiting part is sent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from perdure.turns.calls import queries
 LOST_PART = "The task of this part has not ended, and this conversation no longer waits for it: its outcome is unknown."
 
 _LEAST_CHARS = 200
-"""The least limit, in characters, for the result of a part, whatever the number of parts."""
+"""The result of a part may have at least this number of characters, whatever the number of parts."""
 
 
 @dataclass(slots=True)
 class Part:
-    """One task of a call. `extra` holds those fields of the stored part that this release does not know."""
+    """One task of a call. `extra` holds stored fields that this release does not know."""
 
     status: str = "waiting"
     result: str | None = None
@@ -57,7 +57,9 @@ def running(parts: Sequence[Part]) -> list[int]:
 
 
 def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
-    """Store the parts of a call whose intent is committed, unless they are stored already, and send the first ones.
+    """Store the parts of a call, unless they are stored already, and send the first parts.
+
+    The call's intent must be committed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -68,9 +70,9 @@ def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
 
 
 def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
-    """Send waiting parts, so that at most `max_parallel` are queued or running.
+    """Send waiting parts until `max_parallel` parts are queued or running.
 
-    With `again`, parts that are `taken` are sent again, unless the tool is `unsafe`.
+    With `again`, parts that are already `taken` are also sent, unless the tool is `unsafe`.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -94,7 +96,7 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
             return
         parts = load(row.parts)
         for number, status in statuses.items():
-            # Unchanged if the task has ended, or if this sending failed but an earlier one may have reached the broker.
+            # Not changed if the task has ended, or if the broker refused it now but may have accepted it earlier.
             if parts[number].status == "taken" and not (status == "waiting" and number in in_doubt):
                 parts[number].status = status
         _store(transaction, effect_id, parts)
@@ -125,9 +127,10 @@ def _send(runtime: Runtime, tool: CeleryTool, row: Row[Any], number: int, argume
 
 
 def end_part(executor: Executor, row: Row[Any], part: int, outcome: tuple[str, str]) -> str | None:
-    """Record the status and the text of a part's outcome, in the row that the caller has locked.
+    """Record the status and the text of a part's outcome. `row` is the result of `locked_call`.
 
-    Returns the result of the call if all of its parts have ended. A part that has ended is not changed.
+    Returns the result of the call if all of its parts have ended, otherwise `None`. A part that had already ended is
+    not changed.
     """
     parts = load(row.parts)
     if not 0 <= part < len(parts) or parts[part].ended:
@@ -143,7 +146,7 @@ def most_chars(limit: int, count: int) -> int:
 
 
 def rendered(parts: Sequence[Part]) -> str:
-    """The result of a call for the model: a JSON list."""
+    """The result of a call, for the model: a JSON list with one entry per part."""
     shown = []
     for part in parts:
         match part.status:
@@ -159,7 +162,7 @@ def rendered(parts: Sequence[Part]) -> str:
 
 
 def locked_call(executor: Executor, effect_id: UUID) -> Row[Any] | None:
-    """Lock the session of a task's call, and return the call's row; `None` if the call has a result."""
+    """Lock the session of a Celery tool's call, and return the call's row; `None` if it already has a result."""
     if not executor.run(queries.LOCK_OF_CALL, {"effect_id": effect_id}):
         return None
     rows = executor.run(queries.READ_CALL, {"effect_id": effect_id})

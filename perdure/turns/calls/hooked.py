@@ -1,7 +1,7 @@
 """The agent's hooks around a call that runs outside the worker.
 
-`before` runs before the task is sent, `after` runs before the result enters the transcript. After a crash, both may run
-again.
+`before` runs before the task is sent. `after` runs before the result enters the transcript. After a crash, a hook may
+run again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.turns.lease.hold import Hold
 
 @dataclass(frozen=True, slots=True)
 class ToolHooks:
-    """The hooks `before_tool` and `after_tool` of the agent of a turn under `hold`."""
+    """Calls the agent's hooks `before_tool` and `after_tool`, for the turn under `hold`."""
 
     runtime: Runtime
     hold: Hold
@@ -31,12 +31,12 @@ class ToolHooks:
     agent: Agent
 
     def before(self, planned: Planned) -> Result | None:
-        """The failed result of a call that a required hook rejects; `None` if the call may begin."""
+        """Call the `before_tool` hooks. Returns a failed result if a required hook rejects the call, else `None`."""
         refused = self._call(self.agent.before_tool, lambda: self._seen(planned))
         return None if refused is None else Result(planned.position, "failed", f"Error: {refused}", planned.effect_id)
 
     def after(self, planned: Planned, result: Result) -> Result:
-        """`result`, or a failed result in its place if a required hook rejects it."""
+        """Call the `after_tool` hooks. Returns `result`, or a failed result if a required hook rejects it."""
         if result.status != "done":
             return result
         refused = self._call(self.agent.after_tool, lambda: ToolCalled(self._seen(planned), result.text))

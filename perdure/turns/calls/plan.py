@@ -19,7 +19,7 @@ from perdure.tools.sources import RunnableTool, Toolset
 from perdure.turns.lease.hold import Hold
 
 MAX_CALLS = 32
-"""Calls of one reply that run; further ones are refused."""
+"""The most calls of one reply that run. Further calls are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Planned:
 
     @property
     def waits_for(self) -> str | None:
-        """`task` or `timer` if the turn waits for the result without a worker; `None` for a call that runs here."""
+        """`task` or `timer` if the turn waits for the result without a worker; `None` if a worker runs the call."""
         match self.tool:
             case CeleryTool():
                 return "task"
@@ -55,7 +55,7 @@ class Planned:
         return self._row("intended", self.timeout_s)
 
     def request(self, expires_s: float) -> dict[str, Any]:
-        """The row of a call that waits until a person has decided about it or about other calls of its reply."""
+        """The row of a call that waits for a person's decision about itself or about another call of the reply."""
         return self._row("asked" if self.needs_approval else "approved", expires_s)
 
     def _row(self, status: str, within_s: float) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
 
 
 def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:
-    """The call's time limit in seconds. For a timer, the seconds until its time.
+    """The call's time limit in seconds. For a timer, the seconds until the timer's time.
 
     Raises:
         ToolError: the timer's time is invalid.

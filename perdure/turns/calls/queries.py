@@ -6,8 +6,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# Records the result of one of several concurrent calls. Not fenced: a result that arrives after the lease was lost may
-# be recorded, but only STEP, which is fenced, adds results to the transcript.
+# Records the result of one of several concurrent calls. Not fenced: a result may be recorded after the lease was lost.
+# Only STEP, which is fenced, adds results to the transcript.
 FINISH_EFFECT = Statement(
     "turns.finish_effect",
     """
@@ -140,7 +140,7 @@ LOCK_OF_TURN = Statement(
     """,
 )
 
-# Call ids are distinct within a turn. In turns of older releases they may repeat: the newest call is returned.
+# Call ids are distinct within a turn. In turns of older releases, ids may repeat; then the newest call is returned.
 FIND_CALL = Statement(
     "turns.find_call",
     """
@@ -155,7 +155,7 @@ FIND_CALL = Statement(
     writes=False,
 )
 
-# Records a decision. The last one makes the session claimable; only then is a row returned.
+# Records a decision. The last decision that the turn waits for makes the session claimable, and returns a row.
 DECIDE = Statement(
     "turns.decide",
     f"""
@@ -174,7 +174,7 @@ DECIDE = Statement(
 
 # --- calls that wait for a task or a time ------------------------------------------------
 
-# Records that a task was, or may have been, sent. The sweeper probes it from now on (see PROBE_DUE).
+# Records that a task was, or may have been, sent. From then on, the sweeper probes the task (see PROBE_DUE).
 NOTE_SENT = Statement(
     "turns.note_sent",
     """
@@ -190,8 +190,8 @@ IS_ENDING = Statement(
     writes=False,
 )
 
-# Records the results of a message's calls while other calls of it still wait. All results enter the transcript later,
-# together.
+# Records the results of a message's calls while other calls of the same message still wait. All results enter the
+# transcript later, together.
 RECORD_RESULTS = Statement(
     "turns.record_results",
     """
@@ -207,8 +207,8 @@ RECORD_RESULTS = Statement(
 )
 
 # Releases the session until the first of its waiting calls is due, or until a task that the broker did not accept is
-# sent again. Counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the session's
-# end or the turn's cancellation is requested.
+# sent again. The wait counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the
+# session's end or the turn's cancellation is requested.
 WAIT_CALLS = Statement(
     "turns.wait_calls",
     f"""
@@ -234,7 +234,7 @@ WAIT_CALLS = Statement(
     """,
 )
 
-# Locks the session of a task's call. Accepting, parking and cancelling take the same lock.
+# Locks the session of a Celery tool's call. Accepting a message and parking or cancelling a turn take the same lock.
 LOCK_OF_CALL = Statement(
     "turns.lock_of_call",
     """
@@ -245,8 +245,8 @@ LOCK_OF_CALL = Statement(
     """,
 )
 
-# The call of a task, unless it has a result. Run after LOCK_OF_CALL, which may wait for the lock: a single statement
-# would read the row as it was before the wait.
+# The row of a Celery tool's call that has no result yet. Run after LOCK_OF_CALL, which may wait for the lock: if one
+# statement did both, it would read the row as it was before the wait.
 READ_CALL = Statement(
     "turns.read_call",
     """
@@ -272,7 +272,7 @@ FINISH_TASK = Statement(
     """,
 )
 
-# Makes the session of a parked turn claimable once none of its calls waits any more. `not_before` becomes the present
+# Makes the session of a parked turn claimable if no call of the turn waits any more. `not_before` becomes the present
 # time, not null, so that the claim does not count as an attempt (see CLAIM).
 RESUME_PARKED = Statement(
     "turns.resume_parked",
@@ -287,9 +287,9 @@ RESUME_PARKED = Statement(
     """,
 )
 
-# Tasks to probe, longest due first, and tasks to revoke, for which no turn waits. The pause until the next probe grows
-# with the task's age. A `probe_at` further ahead than any pause was written while the server's clock was ahead, and
-# counts as past.
+# Takes the calls whose tasks are due, longest due first. If a turn waits for a call, the call's tasks must be probed;
+# otherwise they must be revoked. The pause until the next probe grows with the age of the call. A `probe_at` further
+# ahead than any pause was written while the server's clock was ahead, and counts as past.
 PROBE_DUE = Statement(
     "sweep.probe_due",
     """

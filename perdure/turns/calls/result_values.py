@@ -1,7 +1,7 @@
 """Results of tool calls as values: read from effect rows, and rendered as text for the transcript.
 
-`run.commit_step` commits results to the transcript; if a message has several calls, `execute` and `awaited` first
-record each result in its row.
+`run.commit_step` commits results to the transcript. If a message has several calls, `execute` and `awaited` first
+record each result in the effect row of its call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A call's status (`done`, `failed`, `denied` or `unknown`) and text for the model."""
+    """The result of a call: a status (`done`, `failed`, `denied` or `unknown`), and a text for the model."""
 
     position: int
     status: str
@@ -41,7 +41,7 @@ class Result:
     effect_id: UUID | None = None
 
     def record(self) -> dict[str, Any]:
-        """The values that close the call's effect row. The transcript has the text."""
+        """The values that finish the call's effect row. `result` is `None`, because the transcript holds the text."""
         return {"effect_id": self.effect_id, "status": self.status, "result": None}
 
 
@@ -72,7 +72,7 @@ def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCa
 
 
 def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
-    """The results. If a person edited a call's arguments, the text of that result begins with the new arguments."""
+    """The results. If a person edited a call's arguments, the text of its result begins with the new arguments."""
     noted = []
     for result in results:
         row = rows.get(result.position)
@@ -90,10 +90,10 @@ def is_intended(row: Row[Any] | None) -> bool:
 
 
 def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
-    """The result of a call that does not run, because a person denied it or it was refused."""
+    """The result of a call that does not run, because it was denied or refused."""
     if row is not None and row.status == "denied":
         return recorded_result(planned.position, row)
-    if row is None and planned.refusal is None:  # refused when the reply was planned, so it has no effect row
+    if row is None and planned.refusal is None:  # refused when the reply was first planned: there is no row
         return recorded_result(planned.position, None)
     return replace(refused_result(planned), effect_id=None if row is None else row.effect_id)
 
@@ -104,7 +104,7 @@ def refused_result(planned: Planned) -> Result:
 
 
 def recorded_result(position: int, row: Row[Any] | None) -> Result:
-    """The result that the effect row records."""
+    """The result that the call's effect row records; without a row, a failed result."""
     if row is None:
         return Result(position, *outcome_of(None, None))
     if row.status == "unknown" and row.waits_for == "task":

@@ -1,11 +1,11 @@
 """Runs the tool calls of a message, and resumes them after a crash.
 
-`run.commit_step` commits the calls' intents with the message, and their results later as one step. If a message has
-several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
+`run.commit_step` commits the calls' intents with the message, and later all of their results as one step. If a message
+has several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
 
-After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides
-whether it runs again. Calls that wait for approval have not begun, so they are not in doubt (`approvals`). Calls that
-wait for a task or a time are not in doubt either (`awaited`).
+After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt: it may or may not have taken
+effect. Its effect class decides whether it runs again. Calls that wait for approval have not begun, so they are not in
+doubt (`approvals`). Calls that wait for a task or a time are resumed by `awaited`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from perdure.turns.run.transcript import Entry, result_of
 
 
 class Interrupted(Exception):
-    """The turn must stop; the hold has the reason."""
+    """The turn must stop. The turn's `Hold` records the reason."""
 
 
 class CallRunner:
     """Runs and resumes the tool calls of the turn under `hold`, one message at a time.
 
-    `commit` commits the results of a message's calls, with their entries in the transcript.
+    `commit` commits the transcript entries and the results of a message's calls.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class CallRunner:
     def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
         """Run the calls that the message `asking` requests, and commit their results.
 
-        If `planned` is `None`, the calls are resumed. `intended_at` is the monotonic time at which the statement that
-        committed the planned calls' intents was sent.
+        If `planned` is `None`, the calls are resumed. `intended_at` is the monotonic time at which the intents of
+        `planned` were sent to the database.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -103,7 +103,7 @@ class CallRunner:
         return in_call_order(self._run(refused, runnable))
 
     def _run(self, results: list[Result], begun: Sequence[Planned], *, still_wait: bool = False) -> list[Result]:
-        """Run the calls in `begun`, and add their results to `results`.
+        """Run the calls in `begun`; returns their results together with `results`.
 
         `still_wait` tells whether a call that an earlier worker began still waits for a task or a time.
 
@@ -131,7 +131,7 @@ class CallRunner:
         return awaited.send(self._runtime, self._hold, planned)
 
     def extend(self, planned: Sequence[Planned]) -> None:
-        """Restart the time limits of calls whose intents are committed and that have not begun.
+        """Restart the time limits of calls that have not begun. Their intents are already committed.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -209,9 +209,9 @@ class CallRunner:
         return results, again, still_wait
 
     def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The state of a call for a task or a time: its result, the planned call if its task must be sent, or `None`.
+        """The result of a call for a task or a time, or the planned call if its task must be sent.
 
-        `None` means that there is no result yet.
+        Returns `None` if the call still waits.
         """
         if row.status != "intended":
             return recorded_result(fresh.position, row)

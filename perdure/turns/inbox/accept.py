@@ -1,9 +1,14 @@
-"""Accepting a message: it is accepted when its row is committed.
+"""Accepting messages. A message is accepted when its row is committed.
 
-Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
-one commit. A transaction that locks the session's row is needed if the message needs a decision first (a new or idle
-session, a repeated message, a busy session that must not queue), if a rate limit is set (`rate_limit`), or if the
-message comes from a stored row (`Source`). After the commit a wake-up for a worker is published; it may be lost.
+Accepting is idempotent by `(user_id, channel, message_id)`. In the common case, a message to an existing session is
+accepted by one statement. In these cases, a transaction that locks the session's row is needed:
+
+- The session is new or was idle for too long, or it is busy and `on_busy` is not `enqueue`.
+- The message was accepted before.
+- A rate limit is set (`rate_limit`).
+- The message comes from a stored row (`Source`).
+
+After the commit, a wake-up for a worker is published. If the wake-up is lost, the sweeper publishes another.
 """
 
 from __future__ import annotations
@@ -64,7 +69,7 @@ class Source(Protocol):
     """The stored row that a message comes from. The transaction that accepts the message also updates the row."""
 
     def begin(self, transaction: Transaction) -> None:
-        """Take the row, if necessary. Called first in the accepting transaction.
+        """Reserve the row for this process, if necessary. Called first in the accepting transaction.
 
         Raises:
             SourceTaken: another process is accepting the message.
@@ -99,7 +104,7 @@ def accept(
 
     Raises:
         SourceTaken: another process accepts the message of `source`, or the row of `source` was changed or erased.
-        InvalidRequest, TooLarge: the message itself is refused.
+        InvalidRequest, TooLarge: the message is invalid or too long.
         NotFound: the user has no session `session_id`.
         Conflict: `message_id` was used for another text, or the session is busy or has ended.
         RateLimited: the user has reached a rate limit.
@@ -121,7 +126,7 @@ def check(runtime: AcceptingRuntime, message: Incoming) -> None:
     """Check a message against this installation's settings and agents.
 
     Raises:
-        InvalidRequest, TooLarge: the message is refused.
+        InvalidRequest, TooLarge: the message is invalid or too long.
     """
     check_settings(runtime.settings, message)
     if message.agent is not None:
@@ -132,7 +137,7 @@ def check_settings(settings: Settings, message: Incoming) -> None:
     """Check a message against the settings only, for processes that have not loaded the agents.
 
     Raises:
-        InvalidRequest, TooLarge: the message is refused.
+        InvalidRequest, TooLarge: the message is invalid or too long.
     """
     longest = settings.guard.max_chars
     if len(message.text) > longest:
@@ -163,7 +168,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 def _parameters(
     runtime: AcceptingRuntime, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
 ) -> dict[str, Any]:
-    # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
+    # The id is created before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = turn_id or new_id(runtime.clock)
     reply_to = target or (message.reply_to.model_dump(exclude_none=True) if message.reply_to else None)
     return {
@@ -235,8 +240,8 @@ def _accept_under_lock(
     runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
 ) -> _Commit:
     rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
-    # Look for an earlier message only after the session is locked: the same message, or the session's first one, may be
-    # accepted concurrently.
+    # Look for an earlier copy of the message only after the session is locked: another process may be accepting the
+    # same message, or opening the session.
     targets = transaction.run(sessions.LOCK_TARGET, parameters)
     earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
     ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
@@ -304,11 +309,11 @@ def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Co
 
 
 def _interrupt(runtime: AcceptingRuntime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
-    """Raise the session's fence and settle its unsettled turns as cancelled; returns the deliveries of these turns.
+    """Raise the session's fence, and settle its unsettled turns as cancelled. Returns the ids of the turns' deliveries.
 
     The number of statements does not depend on the number of queued turns.
     """
-    # Imported only here, since few messages interrupt and `perdure send` starts faster without these modules.
+    # Imported only when needed: few messages interrupt, and `perdure send` starts faster without these modules.
     from perdure.database.fencing import Fence  # noqa: PLC0415
     from perdure.turns.cancel import settle_begun  # noqa: PLC0415
     from perdure.turns.run.settle import CANCELLED, Tenure  # noqa: PLC0415

@@ -1,9 +1,9 @@
-"""Fires users' schedules: a due slot becomes an ordinary message of the schedule's user.
+"""Fires users' schedules: at each slot (due time), a schedule sends an ordinary message in its user's name.
 
-The sweeper of every worker calls this. The transaction that accepts the message also advances the schedule. So a slot
-never becomes two messages, even if a worker crashes, and a schedule that is concurrently removed, paused or erased
-sends no message. If slots were missed while no worker ran, only the newest one fires. No schedule fires during quiet
-hours; a schedule that had slots during the quiet hours fires once when they end.
+Every worker's sweeper calls `fire_due`. The transaction that accepts the message also advances the schedule. So a slot
+never becomes two messages, even if a worker crashes. A schedule that is concurrently removed, paused or erased sends no
+message. If slots were missed while no worker ran, only the newest slot fires. No schedule fires during quiet hours. A
+schedule with slots in the quiet hours fires once, when the quiet hours end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AGAIN_S = 300.0
 
 
 def fire_due(runtime: Runtime, most: int = MOST_AT_ONCE) -> int:
-    """Fire due schedules in batches of `most`, for about `LONGEST_S` seconds; returns the number processed.
+    """Fire due schedules in batches of `most`, for about `LONGEST_S` seconds; returns the number of schedules.
 
     Raises:
         Unavailable: the database cannot be reached; a schedule that was taken is due again when its lease expires.
@@ -63,7 +63,7 @@ def _fire_one(runtime: Runtime, row: Row[Any]) -> None:
         log.info("schedule %s was paused, removed or erased while it fired", row.schedule_id)
     except (RateLimited, Unavailable) as refused:
         log.info("schedule %s is postponed: %s", row.schedule_id, loggable(refused))
-        _postpone(runtime, row, getattr(refused, "retry_after_s", None) or _SHORT_S)  # raises without the database
+        _postpone(runtime, row, getattr(refused, "retry_after_s", None) or _SHORT_S)  # raises if PostgreSQL is down
     except Exception:  # one schedule must not hold up the others
         log.exception("schedule %s cannot be fired; retry in %d s", row.schedule_id, _AGAIN_S)
         _postpone(runtime, row, _AGAIN_S, INTERNAL_ERROR)
@@ -96,7 +96,7 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A schedule's row as the source of the message for `slot`. The schedule is due again at `following`."""
+    """A schedule's row, as the `Source` of the message for `slot`. The schedule is due again at `following`."""
 
     row: Row[Any]
     following: datetime | None

@@ -60,7 +60,7 @@ _ONE_OF_THEM: list[JsonValue] = [
     {"required": ["url"], "properties": {"url": _TEXT, "task": _ABSENT, "queue": _ABSENT}},
     {"required": ["task"], "properties": {"url": _ABSENT, "task": _TEXT}},
 ]
-"""`ReplyTo._one_or_the_other` as JSON Schema."""
+"""The rule of `ReplyTo._one_or_the_other`, as JSON Schema."""
 
 
 class ReplyTo(BaseModel):
@@ -148,7 +148,7 @@ class Incoming(BaseModel):
 
 
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
-    """Parse another program's message for a user of `tenant`; the result's `user_id` is the user key.
+    """Parse a message that another program sent for a user of `tenant`. The result's `user_id` includes the tenant.
 
     Raises:
         InvalidRequest: `given` is not a message; the error names the field and the reason.
@@ -160,7 +160,7 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", t
 
 
 def stored_incoming(key: str, fields: Mapping[str, Any]) -> Incoming:
-    """Parse the message of a stored row. `fields` lacks the user; `key` is the user's key.
+    """Parse the message of a stored row. `fields` does not contain the user; `key` is the user's key.
 
     Raises:
         InvalidRequest: this release does not accept the fields.

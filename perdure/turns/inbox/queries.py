@@ -1,4 +1,4 @@
-"""The statements that accept a message. ENQUEUE is one statement and one commit."""
+"""The statements that accept a message. In the common case, only ENQUEUE runs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
-# Whether a wake-up for the session was published recently. The sweeper repeats it if necessary; another one would only
-# lengthen the queue. `least(wakes, 2)`: after many wake-ups without a claim, a message wakes the session earlier than
-# the sweeper.
+# Whether a wake-up for the session was published recently. If so, the next message publishes no wake-up: a second one
+# would only lengthen the queue. The sweeper replaces a lost wake-up. `least(wakes, 2)` bounds the time that counts as
+# recent. So after many wake-ups without a claim, a message wakes the session earlier than the sweeper does.
 _WOKEN = """
     (s.woken_at <= perdure_now()
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
 """.strip()
 
-# Accepts a message into an existing session. If this installation no longer has the session's agent, the default one
-# is used. Returns no row if the message needs a decision first: the session does not exist, has ended or was idle for
-# too long; it is busy and `on_busy` is not `enqueue`; or the message was accepted before.
+# Accepts a message into an existing session. If this installation no longer has the session's agent, the default agent
+# is used. Returns no row if the message needs a decision first: the session does not exist, has ended, was idle for too
+# long, or is busy while `on_busy` is not `enqueue`; or the message was accepted before.
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
@@ -87,8 +87,8 @@ FIND_ACCEPTED = Statement(
     writes=False,
 )
 
-# Adds a message to the newest turn of a locked session, if that turn has not begun, has the same agent, channel and
-# receiver, and its messages together stay within `max_chars` characters.
+# Adds a message to the newest turn of a locked session. The turn must not have begun, and must have the message's
+# agent, channel and receiver. Its messages together may have at most `max_chars` characters. Otherwise returns no row.
 MERGE = Statement(
     "turns.merge",
     f"""
@@ -123,7 +123,7 @@ MERGE = Statement(
     """,
 )
 
-# Serialises the transactions that accept messages of this user.
+# Serialises the transactions that accept messages of one user.
 QUEUE_UP = Statement(
     "turns.queue_up",
     """
@@ -133,9 +133,9 @@ QUEUE_UP = Statement(
     """,
 )
 
-# Seconds until all sliding windows have room: until the oldest counted message leaves each. A timestamp more than 10 s
-# in the future was written while the clock was ahead, and is not counted; within 10 s, transactions merely committed
-# out of order.
+# Seconds until both sliding windows (minute and hour) have room. A full window has room when its `most`-th newest
+# message leaves it. A timestamp more than 10 s in the future was written while the clock was ahead, and is not counted.
+# A timestamp less than 10 s in the future is counted: transactions may commit out of order.
 FULL_FOR = Statement(
     "turns.full_for",
     """
@@ -152,7 +152,8 @@ FULL_FOR = Statement(
     writes=False,
 )
 
-# Raises the fence of a locked session, so that its runner can write nothing; the caller settles its turns.
+# Raises the fence of a locked session, so that the worker that runs it can write nothing more. The caller settles the
+# session's turns.
 SEIZE = Statement(
     "turns.seize",
     f"""
@@ -163,8 +164,8 @@ SEIZE = Statement(
     """,
 )
 
-# The turn of a session that has begun and is not settled. Turns run one at a time in the order of `seq`, so it is
-# the oldest unsettled one.
+# A session's turn that has begun and is not settled, if any. Turns run one at a time in the order of `seq`, so only the
+# oldest unsettled turn can have begun.
 BEGUN = Statement(
     "turns.begun",
     """
@@ -177,7 +178,7 @@ BEGUN = Statement(
     writes=False,
 )
 
-# The queued turns with a receiver, in a locked session.
+# In a locked session, the queued turns whose reply has a receiver.
 OWING = Statement(
     "turns.owing",
     """

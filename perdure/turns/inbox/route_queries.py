@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# The users with due messages, ordered by their oldest one.
+# The users of the oldest due messages, ordered by each user's oldest due message.
 DUE_USERS = Statement(
     "unrouted.due_users",
     """
@@ -17,7 +17,7 @@ DUE_USERS = Statement(
     writes=False,
 )
 
-# A user's messages in order. A message that is not due blocks the later ones.
+# A user's unrouted messages in order of insertion. A message that is not due blocks the later ones.
 OF_USER = Statement(
     "unrouted.of_user",
     """
@@ -27,7 +27,7 @@ OF_USER = Statement(
     writes=False,
 )
 
-# The key does not name the schema, because workers of the previous release lock it without the name.
+# The lock's key does not contain the schema's name: workers of the previous release lock the same key.
 LOCK_USER = Statement(
     "unrouted.lock_user",
     """
@@ -48,7 +48,7 @@ JOINED = Statement(
     """,
 )
 
-# Refuses a message, and writes the delivery to its receiver, if it has one. Such a delivery has no turn.
+# Refuses a message. If the message has a receiver, also writes a delivery, whose `turn_id` has no row in `turns`.
 REFUSED = Statement(
     "unrouted.refused",
     """
@@ -64,7 +64,7 @@ REFUSED = Statement(
     """,
 )
 
-# Postpones a message; a locked row is skipped.
+# Postpones a message, unless its row is locked.
 POSTPONED = Statement(
     "unrouted.postponed",
     """

@@ -37,7 +37,7 @@ _LONGEST_S = 10.0
 _SHORTEST_WAIT_S = 1.0
 _FIRST_PAUSE_S = 5.0
 _MOST_ATTEMPTS = 8
-"""Unexpected errors after which a message is refused, so that it does not block its user's later messages forever."""
+"""After this number of unexpected errors, a message is refused, so that it no longer blocks its user's messages."""
 
 
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
@@ -70,7 +70,8 @@ def route_user(runtime: Runtime, user: str) -> None:
     Raises:
         Unavailable: the database cannot be reached.
     """
-    # Read again after the last row: the wake-up of a message that was committed since may have met this process's lock.
+    # Read again after the last row: a process that was woken for a newer message may have skipped it because of the
+    # lock that this process held.
     while rows := runtime.database.run(queries.OF_USER, {"user_id": user, "most": _MOST_OF_USER}):
         for row in rows:
             if not row.due:
@@ -80,7 +81,7 @@ def route_user(runtime: Runtime, user: str) -> None:
                     return
             except _RoutedElsewhere:
                 return
-            except SourceTaken:  # another process routed it, or it was erased with its user
+            except SourceTaken:  # another process routed the message, or it was erased with its user
                 break
 
 
@@ -118,7 +119,7 @@ class _RoutedElsewhere(SourceTaken):
 
 @dataclass(frozen=True, slots=True)
 class _Unrouted:
-    """A row of `unrouted` as the source of a message."""
+    """A row of `unrouted`, as the `Source` of a message."""
 
     user: str
     turn_id: UUID
@@ -144,13 +145,13 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
     """
     turn_id = row.turn_id
     try:
-        # Fields from a newer release in the application are ignored.
+        # Unknown fields are ignored: the application may use a newer release.
         known = {name: value for name, value in row.message.items() if name in Incoming.model_fields}
         message = stored_incoming(user, known)
         accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id))
     except SourceTaken:
         raise
-    except Unavailable as error:  # then the next statement raises too, or another transaction locks the session
+    except Unavailable as error:  # either the database is down and the next statement raises, or the session is locked
         log.info("message %s of an application waits: %s", turn_id, loggable(error))
         runtime.database.run(queries.POSTPONED, {"turn_id": turn_id, "seconds": _FIRST_PAUSE_S, "charged": 0})
         return False
@@ -189,9 +190,9 @@ def _refuse(runtime: Runtime, row: Row[Any], error: PerdureError) -> None:
 
 
 def _reply_to(message: dict[str, Any]) -> str | None:
-    """The receiver of the reply to a message, as JSON; `None` if there is none that this release can read."""
+    """The receiver of the reply to a message, as JSON; `None` if it is missing or invalid."""
     try:
         reply_to = ReplyTo.model_validate(message["reply_to"])
-    except (ValidationError, KeyError, TypeError):  # a role that may insert can write anything
+    except (ValidationError, KeyError, TypeError):  # a database role with INSERT can write any JSON
         return None
     return as_json(reply_to.model_dump(exclude_none=True))

@@ -1,4 +1,4 @@
-"""Claiming a session: the claim raises the fence, and every later commit of the turn is conditional on it."""
+"""Claiming a session. The claim raises the session's fence; every later commit of the turn requires this fence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.snapshots.store import Version
 from perdure.turns.lease import queries
 
 ISOLATE_FROM_CLAIM = 2
-"""Claims of a turn after which only a dedicated process may claim it."""
+"""After this number of claims of a turn, only a dedicated process may claim it."""
 
 _NO_LIMIT = 2**31 - 1
 
@@ -43,8 +43,8 @@ class TurnRef:
     cancel_requested_at: datetime | None
     before: Before = Before()
     held: str | None = None
-    """The held verdict as JSON: committed, but the turn is settled only once the snapshot is saved. None: the turn has
-    not ended."""
+    """The outcome, as JSON, of a turn that has ended and is settled once its snapshot is saved. None: the turn has not
+    ended."""
     started_at: datetime | None = None
     language: str | None = None
     """The language in the message's metadata."""
@@ -52,11 +52,14 @@ class TurnRef:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A session's state between its turns: its tick, its working variables, and the version of its valid snapshot.
+    """A session's state between its turns.
 
-    `variables` is JSON, as of the tick `variables_tick`. If there are no variables, both are None. If the claim could
-    not see the row of the variables yet, only `variables` is None. `wakes` is the number of wake-ups since the last
-    claim.
+    Attributes:
+        tick: The number of the session's committed steps.
+        variables_tick: The tick at which the working variables were last changed. None: there are no variables.
+        variables: The working variables, as JSON. None: there are no variables, or the claim did not see their row yet.
+        saved: The version of the session's valid snapshot.
+        wakes: The number of wake-ups since the last claim.
     """
 
     tick: int = 0
@@ -82,7 +85,7 @@ class Claimed:
 
     @property
     def token(self) -> int:
-        """The fence's token; a later claim has a higher one."""
+        """The fence's token. A later claim has a higher token."""
         return self.fence.token
 
 
