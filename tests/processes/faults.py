@@ -1,9 +1,9 @@
 """Fault injection, shared by a test and its workers: faults at exact places, and a journal that survives a crash.
 
-A place is a commit boundary of the engine (`Database.observe`: before the commit is sent, after
-it is known) or a point within a tool. The test arms a fault for the n-th time that a process passes a
-place. The first such process claims the fault by renaming a file, and sends itself the signal. Notes
-and effects are whole lines appended to files, outside of any transaction, so that a SIGKILL loses none.
+A place is a commit boundary of the engine (`Database.observe`: before the commit is sent, after its outcome is known)
+or a point within a tool. The test arms a fault for the n-th pass of a place; the passes of all processes count. The
+process that makes the n-th pass claims the fault by renaming a file, and sends itself the signal. Notes and effects
+are whole lines appended to files, outside of any transaction, so that a SIGKILL loses none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ _SLOWEST_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The `nth` time that a process passes `name`: `before` its commit, `after` it, or `within` a tool."""
+    """The `nth` pass of `name` by any process: `before` its commit, `after` it, or `within` a tool."""
 
     moment: str
     name: str
@@ -83,13 +82,11 @@ class Faults:
         self._journal = directory / "journal"
         self._effects = directory / "effects"
         self._released = directory / "released"
-        self._lock = threading.Lock()
-        self._passed: Counter[str] = Counter()
 
     # --- the test's side -----------------------------------------------------------------
 
     def arm(self, place: Place, number: signal.Signals = signal.SIGKILL) -> None:
-        """Arm a fault: the process that passes `place` for the `nth` time sends itself the signal `number`."""
+        """Arm a fault: the process that makes the `nth` pass of `place` sends itself the signal `number`."""
         self._fired.unlink(missing_ok=True)
         fault = {**asdict(place), "signal": int(number), "id": time.monotonic_ns()}
         _write(self._armed, fault)
@@ -139,9 +136,13 @@ class Faults:
             self._fire(fault)
 
     def _count(self, fault: dict[str, Any]) -> int:
-        with self._lock:
-            self._passed[fault["id"]] += 1
-            return self._passed[fault["id"]]
+        """Count a pass of an armed fault's place, over all processes since the fault was armed."""
+        descriptor = os.open(self.directory / f"passes-{fault['id']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, b".")
+            return os.lseek(descriptor, 0, os.SEEK_CUR)  # behind the own byte, whatever others append
+        finally:
+            os.close(descriptor)
 
     def _fire(self, fault: dict[str, Any]) -> None:
         try:
