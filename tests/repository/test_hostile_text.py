@@ -189,7 +189,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     ),
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
-    "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long("x", (given.encode(errors="replace"),) * 2),
+    "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long((given.encode(errors="replace"),) * 2),
     "perdure.network.egress.check": lambda given: [
         suppressing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
         for url in (given, f"http://{given}/", f"http://a.internal/perdure/{given}")

@@ -184,6 +184,12 @@ def test_an_answer_too_long_to_read_fails_only_its_own_call(rig: Rig, local: Mcp
     assert rig.tool(local, "add").call({"a": 1, "b": 2}, context()) == "3"
 
 
+def test_a_notification_too_long_to_read_is_skipped(rig: Rig, local: McpServer) -> None:
+    """An oversized notification neither fails a call nor ends the connection."""
+    assert rig.tool(local, "report").call({"megabytes": 9}, context()) == "reported"
+    assert rig.tool(local, "add").call({"a": 1, "b": 2}, context()) == "3"
+
+
 def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: McpServer) -> None:
     """A result longer than the limit is cut with a notice, because it would fill the model's context."""
     text = rig.tool(local, "big").call({"megabytes": 1}, context())
@@ -415,7 +421,7 @@ def test_a_servers_requests_are_answered_one_by_one() -> None:
 )
 def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, found: int | None) -> None:
     """The id of an oversized answer is found at its beginning or end, and never inside its text."""
-    refusal = _too_long("s", (head, tail))
+    refusal = _too_long((head, tail))
 
     assert (None if refusal is None else getattr(refusal.message, "id", None)) == found
 

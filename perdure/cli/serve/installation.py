@@ -31,13 +31,25 @@ _SERVERS_STOP_S = 90
 _MARGIN_S = 5
 
 
-def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
-    """Start the servers for which no URL is set.
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers of the installation.
 
-    Returns the environment for the other processes, and a process for each server that restarts it when it dies.
+    Attributes:
+        environment: The environment for the other processes.
+        keepers: A process for each embedded server, which restarts the server when it dies.
+        started: The names of the servers that this process has started. Embedded servers that already ran are missing.
     """
+
+    environment: Mapping[str, str]
+    keepers: list[Process]
+    started: frozenset[str]
+
+
+def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> Servers:
+    """Start the servers for which no URL is set."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PERDURE_DATA_DIR": str(data_dir)}
-    keepers = []
+    keepers, started = [], set()
     for name, url, start in (
         ("postgres", settings.database_url, postgres.start),
         ("redis", settings.redis_url, redis.start),
@@ -52,7 +64,9 @@ def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple
         stack.callback(_stop, name, server)
         environment[variable] = server.url
         keepers.append(_keeper(name, directory))
-    return environment, keepers
+        if server.owned:
+            started.add(name)
+    return Servers(environment, keepers, frozenset(started))
 
 
 def _keeper(name: str, directory: Path) -> Process:

@@ -47,6 +47,8 @@ def up(
     settings.require_keys_for(host)
     Keys(settings, SystemClock())  # an unreadable key file fails here, before the gateway starts
     check(settings)
+    settings.signing_key()
+    settings.webhook_keys()
     logs.configure()
     require_free(host, port, "--port")
     if not no_flower:
@@ -55,20 +57,21 @@ def up(
     data_dir = settings.data_dir.resolve()
     status = 0
     with _interruptible(), ExitStack() as stack:
-        environment, keepers = start_servers(settings, data_dir, stack)
-        # An embedded server has normally just started, so any lease in its database is that of an ended process.
-        embedded = settings.database_url is None
-        migrate(migration_address(settings, environment), schema=settings.database_schema, although_leased=embedded)
+        servers = start_servers(settings, data_dir, stack)
+        environment = servers.environment
+        migrate(
+            migration_address(settings, environment),
+            schema=settings.database_schema,
+            although_leased="postgres" in servers.started,  # any lease in its database is that of an ended process
+        )
         require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if the schema is newer and incompatible
-        settings.signing_key()
-        settings.webhook_keys()
         pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
-        processes = [*keepers, *processes_of(settings, environment, host, port, None if no_flower else flower_port)]
+        programs = processes_of(settings, environment, host, port, None if no_flower else flower_port)
         redis_url = environment["PERDURE_REDIS_URL"]
         broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
         on_ready = partial(welcome, data_dir, host, port, pages, (broker_url, redis_url))
         try:
-            status = supervisor.run(processes, on_ready=on_ready)
+            status = supervisor.run([*servers.keepers, *programs], on_ready=on_ready)
         finally:
             _ignore_signals()
     raise typer.Exit(status)

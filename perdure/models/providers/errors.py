@@ -1,7 +1,7 @@
 """Maps a provider's failures to the errors of perdure.
 
     failure                                        error              transient
-    429, or a rate limit error in mid-stream       RateLimited        yes
+    429, or a code of a rate limit                 RateLimited        yes
     408, 5xx, 529, an error in mid-stream          ProviderError      yes
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes

@@ -16,7 +16,7 @@ def as_string(value: object) -> str:
 
 def as_count(value: object) -> int:
     """`value` if it is a non-negative integer that fits PostgreSQL's type `integer`, else 0."""
-    return value if isinstance(value, int) and 0 <= value < 2**31 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else 0
 
 
 def as_object(value: object) -> Mapping[str, Any]:

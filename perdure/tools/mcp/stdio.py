@@ -42,6 +42,8 @@ _ID = compiled(
     r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
     r'|,\s*"id":\s*(\d+)\s*(?:,\s*"jsonrpc":\s*"2\.0"\s*)?\}\s*$'
 )
+# A notification or a request of the server. Servers write the method before the parameters.
+_METHOD = compiled(r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?(?:"id":\s*(?:\d+|"[^"]*")\s*,\s*)?"method":')
 
 
 @asynccontextmanager
@@ -120,14 +122,21 @@ async def _read(name: str, process: Process, incoming: MemoryObjectSendStream[It
 
 
 async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | None:
-    """The next valid message; skips malformed lines. None at EOF, or after an overlong answer whose call is unknown."""
+    """The next valid message; `None` at EOF, or after an overlong answer whose call is unknown.
+
+    Skips malformed lines and overlong notifications.
+    """
     while True:
         try:
             line = await stdout.readuntil()
         except asyncio.IncompleteReadError:
             return None
         except asyncio.LimitOverrunError:
-            return _too_long(name, await _skip(stdout))
+            edges = await _skip(stdout)
+            log.warning("the MCP server %s sent a message of over %d bytes, not read", name, MAX_MESSAGE_BYTES)
+            if _METHOD.match(edges[0].decode("latin-1")):
+                continue
+            return _too_long(edges)
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
@@ -150,9 +159,8 @@ async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
             return head, tail
 
 
-def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
-    """An error response for the call whose answer was too long; None if the answer's id is not found."""
-    log.warning("the MCP server %s sent a message of more than %d bytes, which was not read", name, MAX_MESSAGE_BYTES)
+def _too_long(edges: tuple[bytes, bytes]) -> SessionMessage | None:
+    """An error response for the call whose answer was too long; `None` if the answer's id is not found."""
     found = next((match for edge in edges if (match := _ID.search(edge.decode("latin-1")))), None)
     if found is None:
         return None
