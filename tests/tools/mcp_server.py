@@ -6,7 +6,6 @@ Some of its tools fail on purpose.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -91,19 +90,6 @@ async def hang(mark: str) -> str:
 def big(megabytes: int) -> str:
     """Answer with a lot."""
     return "x" * (megabytes * 1_000_000)
-
-
-@server.tool(structured_output=False)
-def report(megabytes: int) -> str:
-    """Send a long notification to stdout, then answer."""
-    notification = {
-        "jsonrpc": "2.0",
-        "method": "notifications/message",
-        "params": {"data": "x" * (megabytes * 1_000_000)},
-    }
-    sys.stdout.write(f"{json.dumps(notification)}\n")
-    sys.stdout.flush()
-    return "reported"
 
 
 @server.tool(structured_output=False)
